@@ -1,0 +1,3 @@
+//! The block layer: requests, nodes, drivers.
+
+pub mod options;

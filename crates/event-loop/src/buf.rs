@@ -1,0 +1,278 @@
+//! Memory of an I/O operation, and who keeps it alive (contract E8).
+//!
+//! An operation reads from or writes to a list of segments that somebody owns: a guest's memory, a
+//! bounce buffer, a `Vec`. [`IoBufs`] carries both, so that whoever holds it may hand it to the
+//! kernel: while an operation is in flight its `IoBufs` live in the loop's slot, and they come back
+//! with the completion.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::rc::Rc;
+
+/// The memory of one I/O operation: a scatter-gather list and the owner that keeps it mapped.
+///
+/// The list keeps its capacity when it is cleared, so a preallocated request slot that gets its
+/// `IoBufs` back with every completion allocates nothing in steady state.
+#[derive(Default)]
+pub struct IoBufs {
+    iov: Vec<libc::iovec>,
+    len: usize,
+    owner: Option<Rc<dyn Any>>,
+}
+
+impl IoBufs {
+    /// No memory at all, as flush and discard have it. Does not allocate.
+    pub const fn new() -> Self {
+        IoBufs { iov: Vec::new(), len: 0, owner: None }
+    }
+
+    /// An empty list with room for `segments` segments.
+    pub fn with_capacity(segments: usize) -> Self {
+        IoBufs { iov: Vec::with_capacity(segments), len: 0, owner: None }
+    }
+
+    /// Forgets segments and owner, keeps the list's capacity.
+    pub fn clear(&mut self) {
+        self.iov.clear();
+        self.len = 0;
+        self.owner = None;
+    }
+
+    /// Names the owner of all segments pushed from here on.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, when there are segments already: they may be somebody else's.
+    pub fn set_owner(&mut self, owner: Rc<dyn Any>) {
+        debug_assert!(self.iov.is_empty(), "an owner is named before its segments");
+        self.owner = Some(owner);
+    }
+
+    /// Appends a segment, merging it with the last one where the two are adjacent.
+    ///
+    /// # Safety
+    ///
+    /// `base..base + len` must stay mapped, readable and (if the operation writes to memory)
+    /// writable for as long as the owner lives, and no Rust reference to that memory may exist
+    /// while the `IoBufs` does, unless the memory is only read through both.
+    pub unsafe fn push(&mut self, base: *mut u8, len: usize) {
+        if len == 0 {
+            return;
+        }
+        self.len += len;
+        if let Some(last) = self.iov.last_mut()
+            && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base
+        {
+            last.iov_len += len;
+            return;
+        }
+        self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+    }
+
+    /// Bytes in all segments together.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The segments, as system calls take them.
+    pub fn iovecs(&self) -> &[libc::iovec] {
+        &self.iov
+    }
+
+    /// Whether every segment's address and length is a multiple of `align`, a power of two (bytes),
+    /// as `O_DIRECT` wants it (open(2)).
+    pub fn is_aligned(&self, align: usize) -> bool {
+        debug_assert!(align.is_power_of_two());
+        let bits = self.iov.iter().fold(0, |bits, v| bits | v.iov_base as usize | v.iov_len);
+        bits & (align - 1) == 0
+    }
+
+    /// Drops the first `n` bytes of the list: what a short transfer has done already.
+    /// More than [`len`](Self::len) empties it.
+    pub fn advance(&mut self, n: usize) {
+        let mut left = n.min(self.len);
+        self.len -= left;
+        let mut whole = 0;
+        for v in &mut self.iov {
+            if left >= v.iov_len {
+                left -= v.iov_len;
+                whole += 1;
+            } else {
+                v.iov_base = v.iov_base.cast::<u8>().wrapping_add(left).cast();
+                v.iov_len -= left;
+                break;
+            }
+        }
+        self.iov.drain(..whole);
+    }
+
+    /// Copies the list's bytes from `offset` on out to `dst`; returns how many there were.
+    pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> usize {
+        let mut done = 0;
+        self.for_each(offset, dst.len(), |base, len| {
+            // SAFETY: `for_each` stays inside a segment, which is mapped as `push` was promised;
+            // `dst[done..]` has at least `len` bytes left, and nobody holds a reference into the
+            // segment, so the two do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(base, dst[done..].as_mut_ptr(), len) };
+            done += len;
+        });
+        done
+    }
+
+    /// Copies `src` over the list's bytes from `offset` on; returns how many bytes fitted.
+    pub fn copy_in(&mut self, offset: usize, src: &[u8]) -> usize {
+        let mut done = 0;
+        self.for_each(offset, src.len(), |base, len| {
+            // SAFETY: as in `copy_out`, the other way round; the segment is writable, as `push`
+            // was promised for operations that write to memory.
+            unsafe { std::ptr::copy_nonoverlapping(src[done..].as_ptr(), base, len) };
+            done += len;
+        });
+        done
+    }
+
+    /// Writes `len` zeroes from `offset` on, as reads past the end of an image give them.
+    pub fn zero(&mut self, offset: usize, len: usize) {
+        self.for_each(offset, len, |base, len| {
+            // SAFETY: `for_each` stays inside a writable, mapped segment.
+            unsafe { std::ptr::write_bytes(base, 0, len) };
+        });
+    }
+
+    /// Whether all bytes are zero: what `detect-zeroes` asks of a write.
+    pub fn is_zero(&self) -> bool {
+        let mut zero = true;
+        self.for_each(0, self.len, |base, len| {
+            let mut chunk = [0; 512];
+            let mut at = 0;
+            while zero && at < len {
+                let n = chunk.len().min(len - at);
+                // SAFETY: `at + n <= len`, inside the segment; `chunk` is ours alone. The guest may
+                // change the bytes meanwhile, hence the copy before they are looked at.
+                unsafe { std::ptr::copy_nonoverlapping(base.add(at), chunk.as_mut_ptr(), n) };
+                zero = chunk[..n].iter().all(|&b| b == 0);
+                at += n;
+            }
+        });
+        zero
+    }
+
+    /// Calls `f` with each piece of the byte range `offset..offset + len`, cut to what is there.
+    fn for_each(&self, mut offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize)) {
+        let mut left = len.min(self.len.saturating_sub(offset));
+        for v in &self.iov {
+            if left == 0 {
+                return;
+            }
+            if offset >= v.iov_len {
+                offset -= v.iov_len;
+                continue;
+            }
+            let n = left.min(v.iov_len - offset);
+            f(v.iov_base.cast::<u8>().wrapping_add(offset), n);
+            left -= n;
+            offset = 0;
+        }
+    }
+}
+
+impl fmt::Debug for IoBufs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoBufs({} bytes in {} segments)", self.len, self.iov.len())
+    }
+}
+
+/// A buffer of our own with the alignment `O_DIRECT` wants, zeroed at first.
+///
+/// While its [`IoBufs`] exist the memory belongs to the operation; [`IoBufs::copy_out`] and
+/// [`IoBufs::copy_in`] reach its bytes.
+pub struct AlignedBuf {
+    base: *mut u8,
+    layout: std::alloc::Layout,
+}
+
+impl AlignedBuf {
+    /// `IoBufs` over `len` fresh zeroed bytes aligned to `align`, a power of two.
+    /// `None` when the memory cannot be had or `align` is no power of two.
+    pub fn io_bufs(len: usize, align: usize) -> Option<IoBufs> {
+        if len == 0 {
+            return Some(IoBufs::new());
+        }
+        let layout = std::alloc::Layout::from_size_align(len, align).ok()?;
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        if base.is_null() {
+            return None;
+        }
+        let mut bufs = IoBufs::with_capacity(1);
+        bufs.set_owner(Rc::new(AlignedBuf { base, layout }));
+        // SAFETY: the allocation is `len` bytes, lives as long as the owner, and no reference to it
+        // is ever made.
+        unsafe { bufs.push(base, len) };
+        Some(bufs)
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `io_bufs` with this very layout, freed once.
+        unsafe { std::alloc::dealloc(self.base, self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two_segments() -> (Rc<[u8; 64]>, IoBufs) {
+        let memory = Rc::new([0u8; 64]);
+        let base = memory.as_ptr().cast_mut();
+        let mut bufs = IoBufs::with_capacity(2);
+        bufs.set_owner(memory.clone());
+        // SAFETY: inside the array, which the owner keeps; the test looks at it through `bufs`.
+        unsafe {
+            bufs.push(base, 8);
+            bufs.push(base.wrapping_add(32), 8);
+        }
+        (memory, bufs)
+    }
+
+    #[test]
+    fn adjacent_segments_are_one() {
+        let (memory, mut bufs) = two_segments();
+        // SAFETY: as above.
+        unsafe { bufs.push(memory.as_ptr().cast_mut().wrapping_add(40), 4) };
+        assert_eq!((bufs.iovecs().len(), bufs.len()), (2, 20));
+    }
+
+    #[test]
+    fn advance_over_a_segment_boundary() {
+        let (memory, mut bufs) = two_segments();
+        bufs.advance(10);
+        assert_eq!(bufs.len(), 6);
+        assert_eq!(bufs.iovecs()[0].iov_base as usize, memory.as_ptr() as usize + 34);
+        bufs.advance(100);
+        assert!(bufs.is_empty() && bufs.iovecs().is_empty());
+    }
+
+    #[test]
+    fn owned_memory_copies_and_zeroes() {
+        let mut bufs = AlignedBuf::io_bufs(4096, 4096).unwrap();
+        assert!(bufs.is_aligned(4096) && bufs.is_zero());
+        assert_eq!(bufs.copy_in(4094, &[1, 2, 3]), 2);
+        assert!(!bufs.is_zero());
+        let mut out = [9; 4];
+        assert_eq!(bufs.copy_out(4093, &mut out), 3);
+        assert_eq!(out, [0, 1, 2, 9]);
+        bufs.zero(4095, 100);
+        assert_eq!(bufs.copy_out(4093, &mut out), 3);
+        assert_eq!(out, [0, 1, 0, 9]);
+    }
+}

@@ -1,0 +1,2 @@
+//! ringmill
+fn main() {}

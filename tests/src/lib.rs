@@ -1,0 +1,1 @@
+//! Real guests, real clients.
