@@ -50,6 +50,11 @@ impl IoBufs {
         self.owner = Some(owner);
     }
 
+    /// The owner of the segments, if one was named.
+    pub fn owner(&self) -> Option<&Rc<dyn Any>> {
+        self.owner.as_ref()
+    }
+
     /// Appends a segment, merging it with the last one where the two are adjacent.
     ///
     /// # Safety

@@ -1,1 +1,29 @@
-//! Placeholder.
+//! A guest's memory, as a vhost-user front end hands it over: regions, translation, access.
+//!
+//! The control plane maps each region it gets ([`Region::map`]) and keeps the set in a
+//! [`GuestMemory`], immutable and shared by `Arc`; adding or removing a region makes a new set.
+//! Each I/O thread looks at the set through a [`MemoryView`] of its own, which caches the region of
+//! the last hit, so that translating an address is a subtraction and a comparison. A mapping lives
+//! until its last user drops: a set, a view, a ring, an operation in flight
+//! ([`IoBufs`](event_loop::IoBufs) own their view).
+//!
+//! The guest may write its memory at any time. So no Rust reference to it is ever made; it is
+//! copied with volatile accesses, or handed to the kernel as segments. What was read once is never
+//! read again to be trusted more.
+//!
+//! A front end that shrinks a file it has handed over makes accesses fault (SIGBUS), as with every
+//! vhost-user back end; [`Region::map`] refuses regions that reach past the file's end to start
+//! with.
+
+mod access;
+mod error;
+mod memory;
+mod region;
+#[cfg(feature = "test-util")]
+pub mod test_util;
+mod view;
+
+pub use error::{AccessError, Error};
+pub use memory::{GuestMemory, RingArea};
+pub use region::{MappedRegion, Region};
+pub use view::MemoryView;

@@ -1,0 +1,58 @@
+//! Copies between our memory and the guest's, which changes under us.
+//!
+//! Volatile accesses: each byte is read, or written, exactly once and never re-read by a compiler
+//! that thinks it knows the value. Meant for headers and tables, tens of bytes; data goes by
+//! segments to the kernel.
+
+#![allow(unsafe_code)]
+
+/// A word at any address: volatile accesses through it need no alignment.
+#[repr(C, packed)]
+#[derive(Clone, Copy)]
+struct Unaligned(u64);
+
+const WORD: usize = size_of::<Unaligned>();
+
+/// Copies from guest memory.
+///
+/// # Safety
+///
+/// `src` must be valid for reads of `dst.len()` bytes, and not overlap `dst`.
+pub(crate) unsafe fn copy_from(src: *const u8, dst: &mut [u8]) {
+    let mut at = 0;
+    let mut words = dst.chunks_exact_mut(WORD);
+    for word in &mut words {
+        // SAFETY: `at + WORD <= dst.len()`, so the read is inside what the caller vouches for;
+        // `Unaligned` has alignment 1.
+        let value = unsafe { src.add(at).cast::<Unaligned>().read_volatile() };
+        word.copy_from_slice(&{ value.0 }.to_ne_bytes());
+        at += WORD;
+    }
+    for byte in words.into_remainder() {
+        // SAFETY: `at < dst.len()`.
+        *byte = unsafe { src.add(at).read_volatile() };
+        at += 1;
+    }
+}
+
+/// Copies to guest memory.
+///
+/// # Safety
+///
+/// `dst` must be valid for writes of `src.len()` bytes, and not overlap `src`.
+pub(crate) unsafe fn copy_to(src: &[u8], dst: *mut u8) {
+    let mut at = 0;
+    let (words, rest) = src.as_chunks::<WORD>();
+    for word in words {
+        let value = Unaligned(u64::from_ne_bytes(*word));
+        // SAFETY: `at + WORD <= src.len()`, so the write is inside what the caller vouches for;
+        // `Unaligned` has alignment 1.
+        unsafe { dst.add(at).cast::<Unaligned>().write_volatile(value) };
+        at += WORD;
+    }
+    for &byte in rest {
+        // SAFETY: `at < src.len()`.
+        unsafe { dst.add(at).write_volatile(byte) };
+        at += 1;
+    }
+}

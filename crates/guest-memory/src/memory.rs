@@ -1,0 +1,170 @@
+//! The set of regions that are a guest's memory.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::region::MappedRegion;
+
+/// A guest's memory: regions that do not overlap. Immutable; a change makes a new set that shares
+/// the mappings.
+#[derive(Debug, Clone, Default)]
+pub struct GuestMemory {
+    /// Sorted by guest address.
+    regions: Vec<Arc<MappedRegion>>,
+}
+
+impl GuestMemory {
+    /// No memory at all.
+    pub const fn new() -> Self {
+        GuestMemory { regions: Vec::new() }
+    }
+
+    /// The set of these regions (SET_MEM_TABLE).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Overlap`] when two of them share guest addresses or user addresses.
+    pub fn from_regions(
+        regions: impl IntoIterator<Item = Arc<MappedRegion>>,
+    ) -> Result<Self, Error> {
+        let mut regions: Vec<_> = regions.into_iter().collect();
+        regions.sort_by_key(|r| r.user_addr());
+        no_overlap(&regions, "user", MappedRegion::user_addr)?;
+        regions.sort_by_key(|r| r.guest_addr());
+        no_overlap(&regions, "guest", MappedRegion::guest_addr)?;
+        Ok(GuestMemory { regions })
+    }
+
+    /// This set and one region more (ADD_MEM_REG).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Overlap`] when the region shares addresses with one that is there.
+    pub fn with_region(&self, region: Arc<MappedRegion>) -> Result<Self, Error> {
+        Self::from_regions(self.regions.iter().cloned().chain([region]))
+    }
+
+    /// This set without the region of exactly these addresses and this size (REM_MEM_REG, which
+    /// names a region by all three).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchRegion`].
+    pub fn without_region(
+        &self,
+        guest_addr: u64,
+        user_addr: u64,
+        size: u64,
+    ) -> Result<Self, Error> {
+        let is_it = |r: &Arc<MappedRegion>| {
+            (r.guest_addr(), r.user_addr(), r.size()) == (guest_addr, user_addr, size)
+        };
+        let at = self
+            .regions
+            .iter()
+            .position(is_it)
+            .ok_or(Error::NoSuchRegion { guest_addr, user_addr, size })?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(GuestMemory { regions })
+    }
+
+    /// The regions, in the order of their guest addresses.
+    pub fn regions(&self) -> &[Arc<MappedRegion>] {
+        &self.regions
+    }
+
+    /// The region that guest address `addr` lies in.
+    pub fn region_at(&self, addr: u64) -> Option<&Arc<MappedRegion>> {
+        let after = self.regions.partition_point(|r| r.guest_addr() <= addr);
+        let region = self.regions.get(after.checked_sub(1)?)?;
+        (addr - region.guest_addr() < region.size()).then_some(region)
+    }
+
+    /// The guest address of what the front end has at `user_addr`, when all `len` bytes from there
+    /// on lie in one region.
+    pub fn user_to_guest(&self, user_addr: u64, len: u64) -> Option<u64> {
+        let (region, offset) = self.user_range(user_addr, len)?;
+        Some(region.guest_addr() + offset)
+    }
+
+    /// The memory of a ring: `len` bytes from the front end's address `user_addr` on
+    /// (SET_VRING_ADDR gives such addresses), aligned to `align` bytes, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RingOutside`] when they are not inside one region, [`Error::RingMisaligned`].
+    pub fn ring_area(&self, user_addr: u64, len: u64, align: u64) -> Result<RingArea, Error> {
+        let outside = Error::RingOutside { user_addr, len };
+        let Some((region, offset)) = self.user_range(user_addr, len) else { return Err(outside) };
+        let Ok(len) = usize::try_from(len) else { return Err(outside) };
+        // SAFETY: `user_range` found `offset + len <= region.size()`.
+        let base = unsafe { region.host().add(offset as usize) };
+        // What the atomics need is our own alignment; the front end's is what the guest asked for.
+        if !(base.as_ptr() as u64 | user_addr).is_multiple_of(align) {
+            return Err(Error::RingMisaligned { user_addr, align });
+        }
+        Ok(RingArea { base, len, region: Arc::clone(region) })
+    }
+
+    /// The region with all of these user addresses, and their offset in it.
+    fn user_range(&self, user_addr: u64, len: u64) -> Option<(&Arc<MappedRegion>, u64)> {
+        self.regions.iter().find_map(|r| {
+            let offset = user_addr.checked_sub(r.user_addr())?;
+            let fits = offset < r.size() && len <= r.size() - offset;
+            fits.then_some((r, offset))
+        })
+    }
+}
+
+/// Refuses neighbours, in a list sorted by `start`, that share addresses.
+fn no_overlap(
+    sorted: &[Arc<MappedRegion>],
+    what: &'static str,
+    start: fn(&MappedRegion) -> u64,
+) -> Result<(), Error> {
+    for pair in sorted.windows(2) {
+        if let [a, b] = pair
+            && start(b) - start(a) < a.size()
+        {
+            return Err(Error::Overlap { first: a.guest_addr(), second: b.guest_addr(), what });
+        }
+    }
+    Ok(())
+}
+
+/// A piece of guest memory that holds a ring: checked once, mapped as long as it lives.
+#[derive(Debug, Clone)]
+pub struct RingArea {
+    base: NonNull<u8>,
+    len: usize,
+    region: Arc<MappedRegion>,
+}
+
+impl RingArea {
+    /// The first byte, aligned as was asked for. Valid for reads and writes of
+    /// [`len`](Self::len) bytes as long as this value or a clone of it lives; by atomic or volatile
+    /// access only, since the guest writes there too.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The guest address of the first byte.
+    pub fn guest_addr(&self) -> u64 {
+        let offset = self.base.as_ptr() as usize - self.region.host().as_ptr() as usize;
+        self.region.guest_addr() + offset as u64
+    }
+}

@@ -1,0 +1,162 @@
+//! One region: what the front end describes, and its mapping.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use crate::error::Error;
+
+/// A memory region as the front end describes it (vhost-user, "Memory region description").
+/// All numbers are bytes.
+#[derive(Debug)]
+pub struct Region {
+    /// Where the guest sees it.
+    pub guest_addr: u64,
+    /// How long it is.
+    pub size: u64,
+    /// Where the front end has it mapped; ring addresses are given in this address space.
+    pub user_addr: u64,
+    /// Where it begins in the file. Need not be a multiple of the page size.
+    pub mmap_offset: u64,
+    /// The file: a memfd, a file on tmpfs or hugetlbfs, or a device. Closed once it is mapped.
+    pub fd: OwnedFd,
+}
+
+/// A region mapped into our address space, readable and writable; unmapped on drop.
+pub struct MappedRegion {
+    guest_addr: u64,
+    size: u64,
+    user_addr: u64,
+    /// The region's first byte: inside the mapping, which begins at a page boundary.
+    host: NonNull<u8>,
+    mapping: NonNull<libc::c_void>,
+    mapping_len: usize,
+}
+
+// SAFETY: the mapping belongs to the value alone, and munmap may be called from any thread.
+unsafe impl Send for MappedRegion {}
+// SAFETY: the methods that take `&self` hand out addresses and numbers; the memory itself is
+// reached by volatile and atomic accesses only, as the guest writes it at the same time anyhow.
+unsafe impl Sync for MappedRegion {}
+
+impl Region {
+    /// Maps the region, shared with the front end and left out of core dumps.
+    ///
+    /// # Errors
+    ///
+    /// When it is empty, its addresses overflow, it reaches past the end of its file, or the kernel
+    /// refuses: the error says which.
+    pub fn map(self) -> Result<MappedRegion, Error> {
+        let Region { guest_addr, size, user_addr, mmap_offset, ref fd } = self;
+        if size == 0 {
+            return Err(Error::Empty { guest_addr });
+        }
+        let overflow = |what| Error::Overflow { guest_addr, size, what };
+        let os = |call, source| Error::Os { guest_addr, size, call, source };
+        guest_addr.checked_add(size).ok_or_else(|| overflow("guest address"))?;
+        user_addr.checked_add(size).ok_or_else(|| overflow("user address"))?;
+        let end = mmap_offset.checked_add(size).ok_or_else(|| overflow("file offset"))?;
+
+        let stat = nix::sys::stat::fstat(fd).map_err(|e| os("fstat", e.into()))?;
+        let file_size = u64::try_from(stat.st_size).unwrap_or(0);
+        // Only regular files have a size to compare with, memfds and hugetlbfs files among them.
+        if stat.st_mode & libc::S_IFMT == libc::S_IFREG && end > file_size {
+            return Err(Error::BeyondFile { guest_addr, end, file_size });
+        }
+
+        // mmap wants an offset, and munmap a length, in units of the file's pages.
+        let page = page_size(fd).map_err(|e| os("fstatfs", e))?;
+        let lead = mmap_offset % page;
+        let mapping_len = (lead + size)
+            .checked_next_multiple_of(page)
+            .filter(|&len| isize::try_from(len).is_ok())
+            .and_then(|len| usize::try_from(len).ok())
+            .ok_or_else(|| overflow("mapping"))?;
+        let offset = libc::off_t::try_from(mmap_offset - lead)
+            .map_err(|_| overflow("file offset"))?;
+
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let mapping = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapping_len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                fd.as_raw_fd(),
+                offset,
+            )
+        };
+        if mapping == libc::MAP_FAILED {
+            return Err(os("mmap", io::Error::last_os_error()));
+        }
+        let mapping = NonNull::new(mapping)
+            .ok_or_else(|| os("mmap", io::Error::from(io::ErrorKind::InvalidData)))?;
+        // A guest's memory is neither ours to put into a core file nor small. Not worth failing for.
+        // SAFETY: the range is the mapping just made; the advice does not change its contents.
+        unsafe { libc::madvise(mapping.as_ptr(), mapping_len, libc::MADV_DONTDUMP) };
+
+        // SAFETY: `lead < page <= mapping_len`.
+        let host = unsafe { mapping.cast::<u8>().add(lead as usize) };
+        Ok(MappedRegion { guest_addr, size, user_addr, host, mapping, mapping_len })
+    }
+}
+
+/// The page size of the file's mappings: the huge page size on hugetlbfs, else the system's.
+fn page_size(fd: &OwnedFd) -> io::Result<u64> {
+    let mut stat = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `stat` is a place for the kernel to fill in.
+    if unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fstatfs succeeded, so it filled in the whole struct.
+    let stat = unsafe { stat.assume_init() };
+    // SAFETY: no pointers involved.
+    let system = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let huge = (stat.f_type == libc::HUGETLBFS_MAGIC).then_some(stat.f_bsize);
+    let page = u64::try_from(huge.unwrap_or(system)).unwrap_or(0);
+    Ok(if page.is_power_of_two() { page } else { 4096 })
+}
+
+impl MappedRegion {
+    /// Where the guest sees it.
+    pub fn guest_addr(&self) -> u64 {
+        self.guest_addr
+    }
+
+    /// Where the front end has it.
+    pub fn user_addr(&self) -> u64 {
+        self.user_addr
+    }
+
+    /// How long it is, in bytes; not 0.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its first byte in our address space; valid for [`size`](Self::size) bytes while it lives.
+    pub fn host(&self) -> NonNull<u8> {
+        self.host
+    }
+}
+
+impl Drop for MappedRegion {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `Region::map` with this length, unmapped once; whoever uses an address
+        // of it holds the region.
+        unsafe { libc::munmap(self.mapping.as_ptr(), self.mapping_len) };
+    }
+}
+
+impl fmt::Debug for MappedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "MappedRegion(guest {:#x}, user {:#x}, {:#x} bytes)",
+            self.guest_addr, self.user_addr, self.size
+        )
+    }
+}

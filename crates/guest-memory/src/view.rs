@@ -1,0 +1,202 @@
+//! An I/O thread's view of a guest's memory.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::IoBufs;
+
+use crate::access;
+use crate::error::AccessError;
+use crate::memory::GuestMemory;
+
+/// One thread's view of a [`GuestMemory`], kept in an `Rc`: translation that remembers where it
+/// last hit, copies, and segments for the kernel. Addresses are guest-physical, lengths bytes.
+///
+/// Ranges may run from one region into the next where both touch. An error leaves a copy or a list
+/// half done.
+pub struct MemoryView {
+    memory: Arc<GuestMemory>,
+    last: Cell<Hit>,
+}
+
+/// The region of the last hit, copied out so that the next hit follows no pointer.
+#[derive(Clone, Copy)]
+struct Hit {
+    guest_addr: u64,
+    size: u64,
+    host: *mut u8,
+}
+
+impl MemoryView {
+    /// A view of `memory`.
+    pub fn new(memory: Arc<GuestMemory>) -> Rc<Self> {
+        let nowhere = Hit { guest_addr: 0, size: 0, host: std::ptr::null_mut() };
+        Rc::new(MemoryView { memory, last: Cell::new(nowhere) })
+    }
+
+    /// The memory looked at.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Appends `addr..addr + len` to `bufs` as segments. An empty list becomes owned by this view,
+    /// which keeps the memory mapped while the operation is in flight. Allocates only when the list
+    /// grows beyond its capacity.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when part of the range is not memory; `bufs` may then hold a part of it.
+    ///
+    /// # Panics
+    ///
+    /// When `bufs` holds segments of another owner.
+    pub fn push_iovecs(
+        self: &Rc<Self>,
+        addr: u64,
+        len: usize,
+        bufs: &mut IoBufs,
+    ) -> Result<(), AccessError> {
+        if bufs.is_empty() {
+            bufs.set_owner(Rc::clone(self) as Rc<dyn Any>);
+        } else {
+            let owned = bufs.owner().is_some_and(|o| std::ptr::addr_eq(Rc::as_ptr(o), Rc::as_ptr(self)));
+            assert!(owned, "segments of two owners in one list");
+        }
+        self.pieces(addr, len, |host, len| {
+            // SAFETY: `pieces` gives addresses inside a region of `self.memory`, mapped readable and
+            // writable; the list's owner is `self`, which keeps it. No reference to guest memory is
+            // made anywhere.
+            unsafe { bufs.push(host, len) };
+        })
+    }
+
+    /// Copies guest memory from `addr` on to `dst`.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when part of the range is not memory.
+    #[inline]
+    pub fn read_bytes(&self, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        let mut rest = &mut *dst;
+        self.pieces(addr, rest.len(), |host, len| {
+            let (piece, tail) = std::mem::take(&mut rest).split_at_mut(len);
+            // SAFETY: `pieces` gives `len` mapped bytes of guest memory, which is never part of a
+            // Rust object such as `dst`.
+            unsafe { access::copy_from(host, piece) };
+            rest = tail;
+        })
+    }
+
+    /// Copies `src` to guest memory from `addr` on.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when part of the range is not memory.
+    #[inline]
+    pub fn write_bytes(&self, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        let mut rest = src;
+        self.pieces(addr, rest.len(), |host, len| {
+            let (piece, tail) = rest.split_at(len);
+            // SAFETY: as in `read_bytes`, the other way round.
+            unsafe { access::copy_to(piece, host) };
+            rest = tail;
+        })
+    }
+
+    /// Reads `N` bytes at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_bytes`](Self::read_bytes); so for all that read.
+    #[inline]
+    pub fn read_array<const N: usize>(&self, addr: u64) -> Result<[u8; N], AccessError> {
+        let mut bytes = [0; N];
+        self.read_bytes(addr, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads the byte at `addr`.
+    #[inline]
+    pub fn read_u8(&self, addr: u64) -> Result<u8, AccessError> {
+        self.read_array(addr).map(u8::from_le_bytes)
+    }
+
+    /// Reads a little-endian word of 16 bits; any alignment, like all that follow.
+    #[inline]
+    pub fn read_u16(&self, addr: u64) -> Result<u16, AccessError> {
+        self.read_array(addr).map(u16::from_le_bytes)
+    }
+
+    /// Reads a little-endian word of 32 bits.
+    #[inline]
+    pub fn read_u32(&self, addr: u64) -> Result<u32, AccessError> {
+        self.read_array(addr).map(u32::from_le_bytes)
+    }
+
+    /// Reads a little-endian word of 64 bits.
+    #[inline]
+    pub fn read_u64(&self, addr: u64) -> Result<u64, AccessError> {
+        self.read_array(addr).map(u64::from_le_bytes)
+    }
+
+    /// Writes the byte at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when it is not memory.
+    #[inline]
+    pub fn write_u8(&self, addr: u64, value: u8) -> Result<(), AccessError> {
+        self.write_bytes(addr, &[value])
+    }
+
+    /// Calls `f` with each piece of the range, in order: a host address and how many bytes are
+    /// mapped there one after the other, at least 1.
+    #[inline]
+    fn pieces(
+        &self,
+        mut addr: u64,
+        mut len: usize,
+        mut f: impl FnMut(*mut u8, usize),
+    ) -> Result<(), AccessError> {
+        while len > 0 {
+            let mut hit = self.last.get();
+            let mut offset = addr.wrapping_sub(hit.guest_addr);
+            if offset >= hit.size {
+                hit = self.miss(addr, len)?;
+                offset = addr - hit.guest_addr;
+            }
+            let there = usize::try_from(hit.size - offset).unwrap_or(usize::MAX);
+            let n = len.min(there);
+            f(hit.host.wrapping_add(offset as usize), n);
+            len -= n;
+            // A region's end fits 64 bits (`Region::map`), so this does not wrap.
+            addr += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Finds the region of `addr` and remembers it.
+    #[cold]
+    fn miss(&self, addr: u64, len: usize) -> Result<Hit, AccessError> {
+        let Some(region) = self.memory.region_at(addr) else {
+            return Err(AccessError { addr, len: len as u64 });
+        };
+        let hit = Hit {
+            guest_addr: region.guest_addr(),
+            size: region.size(),
+            host: region.host().as_ptr(),
+        };
+        self.last.set(hit);
+        Ok(hit)
+    }
+}
+
+impl std::fmt::Debug for MemoryView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("MemoryView").field(&self.memory).finish()
+    }
+}
