@@ -62,11 +62,11 @@ impl GuestMemory {
         let is_it = |r: &Arc<MappedRegion>| {
             (r.guest_addr(), r.user_addr(), r.size()) == (guest_addr, user_addr, size)
         };
-        let at = self
-            .regions
-            .iter()
-            .position(is_it)
-            .ok_or(Error::NoSuchRegion { guest_addr, user_addr, size })?;
+        let at = self.regions.iter().position(is_it).ok_or(Error::NoSuchRegion {
+            guest_addr,
+            user_addr,
+            size,
+        })?;
         let mut regions = self.regions.clone();
         regions.remove(at);
         Ok(GuestMemory { regions })
@@ -89,6 +89,14 @@ impl GuestMemory {
     pub fn user_to_guest(&self, user_addr: u64, len: u64) -> Option<u64> {
         let (region, offset) = self.user_range(user_addr, len)?;
         Some(region.guest_addr() + offset)
+    }
+
+    /// Where the front end has the guest's `addr`, when all `len` bytes from there on lie in one
+    /// region.
+    pub fn guest_to_user(&self, addr: u64, len: u64) -> Option<u64> {
+        let region = self.region_at(addr)?;
+        let offset = addr - region.guest_addr();
+        (len <= region.size() - offset).then(|| region.user_addr() + offset)
     }
 
     /// The memory of a ring: `len` bytes from the front end's address `user_addr` on

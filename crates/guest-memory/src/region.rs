@@ -76,8 +76,8 @@ impl Region {
             .filter(|&len| isize::try_from(len).is_ok())
             .and_then(|len| usize::try_from(len).ok())
             .ok_or_else(|| overflow("mapping"))?;
-        let offset = libc::off_t::try_from(mmap_offset - lead)
-            .map_err(|_| overflow("file offset"))?;
+        let offset =
+            libc::off_t::try_from(mmap_offset - lead).map_err(|_| overflow("file offset"))?;
 
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let mapping = unsafe {

@@ -22,7 +22,8 @@ pub const USER_BASE: u64 = 0x7000_0000_0000;
 /// [`Error::Os`] when the memfd cannot be had.
 pub fn memfd_region(guest_addr: u64, size: u64) -> Result<Region, Error> {
     let os = |call| move |e: nix::Error| Error::Os { guest_addr, size, call, source: e.into() };
-    let fd: OwnedFd = memfd_create(c"guest-memory", MFdFlags::MFD_CLOEXEC).map_err(os("memfd_create"))?;
+    let fd: OwnedFd =
+        memfd_create(c"guest-memory", MFdFlags::MFD_CLOEXEC).map_err(os("memfd_create"))?;
     nix::unistd::ftruncate(&fd, size.cast_signed()).map_err(os("ftruncate"))?;
     Ok(Region { guest_addr, size, user_addr: USER_BASE + guest_addr, mmap_offset: 0, fd })
 }

@@ -63,7 +63,8 @@ impl MemoryView {
         if bufs.is_empty() {
             bufs.set_owner(Rc::clone(self) as Rc<dyn Any>);
         } else {
-            let owned = bufs.owner().is_some_and(|o| std::ptr::addr_eq(Rc::as_ptr(o), Rc::as_ptr(self)));
+            let owned =
+                bufs.owner().is_some_and(|o| std::ptr::addr_eq(Rc::as_ptr(o), Rc::as_ptr(self)));
             assert!(owned, "segments of two owners in one list");
         }
         self.pieces(addr, len, |host, len| {

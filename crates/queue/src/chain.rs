@@ -1,0 +1,176 @@
+//! A descriptor chain, read from the driver's tables and checked (virtio 1.3, 2.7.4 and 2.7.5).
+
+use guest_memory::MemoryView;
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+
+use crate::error::QueueError;
+use crate::ring::{Descriptor, Rings};
+use crate::segments::{Segment, Segments};
+
+/// Most buffers a chain may have, whatever the queue's size.
+///
+/// The specification allows as many as the queue has descriptors. Linux goes by `seg_max` when it
+/// has indirect tables and may well make a longer chain on a small queue, which every device
+/// accepts; this bound is what other devices in the field have, and what one preadv2(2) takes.
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// A descriptor chain: first the buffers that the device reads, then those that it writes.
+///
+/// Made once and filled again and again by [`Queue::pop`](crate::Queue::pop), which allocates
+/// nothing.
+#[derive(Debug)]
+pub struct Chain {
+    head: u16,
+    segments: Vec<Segment>,
+    /// How many of the segments are readable.
+    readable: usize,
+    readable_len: u32,
+    writable_len: u32,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Chain {
+    /// An empty chain with room for the longest one, 16 KiB.
+    pub fn new() -> Self {
+        Chain {
+            head: 0,
+            segments: Vec::with_capacity(MAX_SEGMENTS),
+            readable: 0,
+            readable_len: 0,
+            writable_len: 0,
+        }
+    }
+
+    /// The first descriptor, by which [`Queue::add_used`](crate::Queue::add_used) gives it back.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// The buffers that the driver wrote and the device reads.
+    #[inline]
+    pub fn readable(&self) -> Segments<'_> {
+        Segments::new(self.segments.get(..self.readable).unwrap_or_default(), self.readable_len)
+    }
+
+    /// The buffers that the device writes.
+    #[inline]
+    pub fn writable(&self) -> Segments<'_> {
+        Segments::new(self.segments.get(self.readable..).unwrap_or_default(), self.writable_len)
+    }
+
+    /// Bytes in the readable buffers.
+    pub fn readable_len(&self) -> u32 {
+        self.readable_len
+    }
+
+    /// Bytes in the writable buffers.
+    pub fn writable_len(&self) -> u32 {
+        self.writable_len
+    }
+
+    /// Forgets everything.
+    fn reset(&mut self, head: u16) {
+        self.head = head;
+        self.segments.clear();
+        self.readable = 0;
+        self.readable_len = 0;
+        self.writable_len = 0;
+    }
+
+    /// Reads the chain that begins at descriptor `head` of the queue's table.
+    pub(crate) fn read(
+        &mut self,
+        rings: &Rings,
+        memory: &MemoryView,
+        indirect: bool,
+        head: u16,
+    ) -> Result<(), QueueError> {
+        self.reset(head);
+        let size = rings.size();
+        let mut index = head;
+        // A chain visits no descriptor twice, so one longer than the table is a loop.
+        for _ in 0..size {
+            if index >= size {
+                return Err(QueueError::Index { index, table: size });
+            }
+            let desc = rings.descriptor(index);
+            if desc.has(VRING_DESC_F_INDIRECT) {
+                if !indirect || desc.has(VRING_DESC_F_NEXT) {
+                    return Err(QueueError::Indirect { head });
+                }
+                return self.read_indirect(desc, memory);
+            }
+            self.push(desc)?;
+            if !desc.has(VRING_DESC_F_NEXT) {
+                return Ok(());
+            }
+            index = desc.next;
+        }
+        Err(QueueError::TooLong { head })
+    }
+
+    /// Reads on in the indirect table that `table` describes (2.7.5.3).
+    fn read_indirect(&mut self, table: Descriptor, memory: &MemoryView) -> Result<(), QueueError> {
+        let head = self.head;
+        let entry = Descriptor::SIZE as u32;
+        let size = match u16::try_from(table.len / entry) {
+            Ok(size) if size > 0 && table.len.is_multiple_of(entry) => size,
+            _ => return Err(QueueError::IndirectLength { head, len: table.len }),
+        };
+        if table.addr.checked_add(u64::from(table.len)).is_none() {
+            return Err(QueueError::Buffer { addr: table.addr, len: table.len });
+        }
+        let mut index = 0;
+        for _ in 0..size {
+            if index >= size {
+                return Err(QueueError::Index { index, table: size });
+            }
+            let addr = table.addr + u64::from(index) * u64::from(entry);
+            let bytes = memory
+                .read_array(addr)
+                .map_err(|source| QueueError::IndirectAccess { head, source })?;
+            let desc = Descriptor::from_bytes(bytes);
+            if desc.has(VRING_DESC_F_INDIRECT) {
+                return Err(QueueError::Indirect { head });
+            }
+            self.push(desc)?;
+            if !desc.has(VRING_DESC_F_NEXT) {
+                return Ok(());
+            }
+            index = desc.next;
+        }
+        Err(QueueError::TooLong { head })
+    }
+
+    /// Checks a buffer and appends it.
+    #[inline]
+    fn push(&mut self, desc: Descriptor) -> Result<(), QueueError> {
+        let head = self.head;
+        let Descriptor { addr, len, .. } = desc;
+        if len == 0 || addr.checked_add(u64::from(len)).is_none() {
+            return Err(QueueError::Buffer { addr, len });
+        }
+        let total = u64::from(self.readable_len) + u64::from(self.writable_len) + u64::from(len);
+        if total > u64::from(u32::MAX) {
+            return Err(QueueError::TooManyBytes { head });
+        }
+        if self.segments.len() >= MAX_SEGMENTS {
+            return Err(QueueError::TooLong { head });
+        }
+        if desc.has(VRING_DESC_F_WRITE) {
+            self.writable_len += len;
+        } else if self.writable_len > 0 {
+            return Err(QueueError::ReadableAfterWritable { head });
+        } else {
+            self.readable_len += len;
+            self.readable += 1;
+        }
+        self.segments.push(Segment { addr, len });
+        Ok(())
+    }
+}

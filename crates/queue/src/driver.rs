@@ -1,0 +1,247 @@
+//! The driver's side of a split queue: for tests and load generators.
+
+use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
+
+use guest_memory::{AccessError, MemoryView};
+use virtio_bindings::virtio_ring::{
+    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
+    VRING_USED_F_NO_NOTIFY,
+};
+
+use crate::error::QueueError;
+use crate::queue::QueueConfig;
+use crate::ring::{Descriptor, Rings};
+use crate::segments::Segment;
+use crate::used::event_passed;
+
+/// A chain that the device gave back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    /// The chain's first descriptor.
+    pub head: u16,
+    /// Bytes the device says it wrote.
+    pub written: u32,
+}
+
+/// The driver's side of a queue. Trusts the device.
+#[derive(Debug)]
+pub struct Driver {
+    memory: Rc<MemoryView>,
+    config: QueueConfig,
+    rings: Rings,
+    /// Free descriptors.
+    free: Vec<u16>,
+    /// For each descriptor of a chain that is on its way, the next one.
+    next: Vec<Option<u16>>,
+    avail_idx: u16,
+    /// The available index when the device was last considered for a kick.
+    published: u16,
+    used_idx: u16,
+}
+
+impl Driver {
+    /// A multiple of what a queue's rings are aligned to here, more than virtio asks for.
+    const ALIGN: u64 = 64;
+
+    /// Bytes of guest memory that the rings of a queue of `size` entries take.
+    pub fn rings_len(size: u16) -> u64 {
+        let [_, _, end] = Self::offsets(size);
+        end + Rings::used_len(size.into()) as u64
+    }
+
+    /// Offsets of the descriptor table, the available ring and the used ring.
+    fn offsets(size: u16) -> [u64; 3] {
+        let avail = Rings::desc_len(size.into()) as u64;
+        let used = (avail + Rings::avail_len(size.into()) as u64).next_multiple_of(Self::ALIGN);
+        [0, avail.next_multiple_of(2), used]
+    }
+
+    /// A driver with its rings at guest address `base`, a multiple of 64, [`rings_len`] bytes, which
+    /// it zeroes. INDIRECT_DESC is on; a test that wants it off changes its copy of the
+    /// [`config`](Self::config).
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::new`](crate::Queue::new).
+    ///
+    /// [`rings_len`]: Self::rings_len
+    pub fn new(
+        memory: &Rc<MemoryView>,
+        base: u64,
+        size: u16,
+        event_idx: bool,
+    ) -> Result<Self, QueueError> {
+        if !size.is_power_of_two() {
+            return Err(QueueError::Size(size));
+        }
+        let len = Self::rings_len(size);
+        let outside = guest_memory::Error::RingOutside { user_addr: base, len };
+        let user = memory.memory().guest_to_user(base, len).ok_or(QueueError::Ring(outside))?;
+        let [desc, avail, used] = Self::offsets(size).map(|offset| user + offset);
+        let config =
+            QueueConfig { size, desc, avail, used, event_idx, indirect: true, next_avail: 0 };
+        let rings = Rings::new(&config, memory.memory())?;
+        let zeroes = vec![0; len as usize];
+        let mapped = memory.write_bytes(base, &zeroes);
+        debug_assert!(mapped.is_ok(), "guest_to_user found all of it");
+        Ok(Driver {
+            memory: Rc::clone(memory),
+            config,
+            rings,
+            free: (0..size).rev().collect(),
+            next: vec![None; size.into()],
+            avail_idx: 0,
+            published: 0,
+            used_idx: 0,
+        })
+    }
+
+    /// Makes the rings' indices begin at `index` instead of 0; before the device is set up.
+    #[must_use]
+    pub fn starting_at(mut self, index: u16) -> Self {
+        self.config.next_avail = index;
+        (self.avail_idx, self.published, self.used_idx) = (index, index, index);
+        self.rings.set_avail_idx(index);
+        self.rings.set_used_idx(index);
+        self.rings.set_used_event(index);
+        self
+    }
+
+    /// How the device is to set the queue up.
+    pub fn config(&self) -> QueueConfig {
+        self.config
+    }
+
+    /// Descriptors that are free.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Adds a chain of these buffers to the available ring, not yet [published](Self::publish).
+    /// Returns its head; `None` when there are no buffers or too few free descriptors.
+    pub fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> Option<u16> {
+        let count = readable.len() + writable.len();
+        let at = self.free.len().checked_sub(count)?;
+        let last = count.checked_sub(1)?;
+        for (i, mut desc) in descriptors(readable, writable).enumerate() {
+            let index = self.free[at + last - i];
+            let next = (i < last).then(|| self.free[at + last - i - 1]);
+            desc.next = next.unwrap_or(0);
+            self.rings.set_descriptor(index, desc);
+            self.next[usize::from(index)] = next;
+        }
+        let head = self.free[at + last];
+        self.free.truncate(at);
+        self.offer(head);
+        Some(head)
+    }
+
+    /// The same by an indirect table, written to guest address `table`: 16 bytes for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when the table is not in memory.
+    pub fn add_indirect(
+        &mut self,
+        table: u64,
+        readable: &[Segment],
+        writable: &[Segment],
+    ) -> Result<Option<u16>, AccessError> {
+        let mut addr = table;
+        for (i, mut desc) in descriptors(readable, writable).enumerate() {
+            desc.next = i as u16 + 1;
+            self.memory.write_bytes(addr, &desc.to_bytes())?;
+            addr += Descriptor::SIZE as u64;
+        }
+        let Some(head) = self.free.pop() else { return Ok(None) };
+        let len = (addr - table) as u32;
+        let flags = VRING_DESC_F_INDIRECT as u16;
+        self.rings.set_descriptor(head, Descriptor { addr: table, len, flags, next: 0 });
+        self.next[usize::from(head)] = None;
+        self.offer(head);
+        Ok(Some(head))
+    }
+
+    /// Writes a descriptor as it is, for tests of what a driver must not do.
+    pub fn set_descriptor(&mut self, index: u16, desc: Descriptor) {
+        self.rings.set_descriptor(index, desc);
+    }
+
+    /// Puts a head into the available ring as it is, not yet published.
+    pub fn offer(&mut self, head: u16) {
+        self.rings.set_avail_entry(self.avail_idx, head);
+        self.avail_idx = self.avail_idx.wrapping_add(1);
+    }
+
+    /// Moves the available index without anything offered, not yet published.
+    pub fn skip(&mut self, entries: u16) {
+        self.avail_idx = self.avail_idx.wrapping_add(entries);
+    }
+
+    /// Shows the device what was added; `true` when it wants a kick.
+    pub fn publish(&mut self) -> bool {
+        let (new, old) = (self.avail_idx, std::mem::replace(&mut self.published, self.avail_idx));
+        self.rings.set_avail_idx(new);
+        fence(Ordering::SeqCst);
+        if self.config.event_idx {
+            event_passed(self.rings.avail_event(), new, old)
+        } else {
+            u32::from(self.rings.used_flags()) & VRING_USED_F_NO_NOTIFY == 0
+        }
+    }
+
+    /// The next chain that the device gave back, if any. Its descriptors are free again.
+    ///
+    /// # Panics
+    ///
+    /// When the device gives back something that is no chain.
+    pub fn reap(&mut self) -> Option<Used> {
+        if self.rings.used_idx() == self.used_idx {
+            return None;
+        }
+        let (id, written) = self.rings.used_entry(self.used_idx);
+        self.used_idx = self.used_idx.wrapping_add(1);
+        let head = u16::try_from(id).expect("a head is a descriptor's number");
+        let mut index = Some(head);
+        while let Some(i) = index {
+            self.free.push(i);
+            index = self.next[usize::from(i)].take();
+        }
+        Some(Used { head, written })
+    }
+
+    /// Asks the device for a signal at the next chain given back; `true` when there is one already.
+    pub fn enable_signals(&mut self) -> bool {
+        if self.config.event_idx {
+            self.rings.set_used_event(self.used_idx);
+        } else {
+            self.rings.set_avail_flags(0);
+        }
+        fence(Ordering::SeqCst);
+        self.rings.used_idx() != self.used_idx
+    }
+
+    /// Asks the device not to signal.
+    pub fn suppress_signals(&mut self) {
+        if self.config.event_idx {
+            self.rings.set_used_event(self.used_idx.wrapping_sub(1));
+        } else {
+            self.rings.set_avail_flags(VRING_AVAIL_F_NO_INTERRUPT as u16);
+        }
+    }
+}
+
+/// The descriptors of a chain of these buffers, `next` left open.
+fn descriptors<'a>(
+    readable: &'a [Segment],
+    writable: &'a [Segment],
+) -> impl Iterator<Item = Descriptor> + 'a {
+    let count = readable.len() + writable.len();
+    let all =
+        readable.iter().map(|s| (s, 0)).chain(writable.iter().map(|s| (s, VRING_DESC_F_WRITE)));
+    all.enumerate().map(move |(i, (s, direction))| {
+        let next = if i + 1 < count { VRING_DESC_F_NEXT } else { 0 };
+        Descriptor { addr: s.addr, len: s.len, flags: (direction | next) as u16, next: 0 }
+    })
+}

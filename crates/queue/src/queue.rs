@@ -1,0 +1,232 @@
+//! A split virtqueue: the two halves, the rings and the memory they work on.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use guest_memory::MemoryView;
+
+use crate::avail::AvailHalf;
+use crate::chain::Chain;
+use crate::error::QueueError;
+use crate::ring::Rings;
+use crate::used::UsedHalf;
+
+/// How a queue is set up. The addresses are the front end's, as SET_VRING_ADDR gives them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Entries: a power of two from 1 to 32768.
+    pub size: u16,
+    /// Address of the descriptor table, a multiple of 16.
+    pub desc: u64,
+    /// Address of the available ring, a multiple of 2.
+    pub avail: u64,
+    /// Address of the used ring, a multiple of 4.
+    pub used: u64,
+    /// VIRTIO_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// VIRTIO_F_INDIRECT_DESC was negotiated.
+    pub indirect: bool,
+    /// The entry of the available ring to begin with (SET_VRING_BASE).
+    pub next_avail: u16,
+}
+
+/// A split virtqueue, the device's side. See the [crate's description](crate).
+///
+/// At no time are there more chains popped and not yet given back than the queue has entries:
+/// [`pop`](Self::pop) refuses them. A device may so preallocate [`size`](Self::size) requests.
+///
+/// Processing, in a loop that sleeps until the driver kicks:
+///
+/// ```
+/// # use queue::{Chain, Queue, QueueError};
+/// # fn process(queue: &Queue, chain: &mut Chain) -> Result<(), QueueError> {
+/// queue.suppress_kicks();
+/// loop {
+///     while queue.pop(chain)? { /* ... */ }
+///     if !queue.enable_kicks() {
+///         break Ok(());
+///     }
+///     queue.suppress_kicks();
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Queue {
+    config: QueueConfig,
+    state: RefCell<Mapped>,
+    avail: AvailHalf,
+    used: UsedHalf,
+    in_flight: Cell<u16>,
+    broken: Cell<bool>,
+}
+
+/// What changes when the guest's memory does.
+#[derive(Debug)]
+struct Mapped {
+    memory: Rc<MemoryView>,
+    rings: Rings,
+}
+
+impl Mapped {
+    fn new(memory: Rc<MemoryView>, config: &QueueConfig) -> Result<Self, QueueError> {
+        let rings = Rings::new(config, memory.memory())?;
+        Ok(Mapped { memory, rings })
+    }
+}
+
+impl Queue {
+    /// Sets the queue up, kicks enabled. It goes on in the used ring where that ring's index is,
+    /// so that a queue that served before can be resumed. There may be work already.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::Size`], or [`QueueError::Ring`] when a ring is misaligned or not in memory.
+    pub fn new(memory: Rc<MemoryView>, config: QueueConfig) -> Result<Self, QueueError> {
+        let mapped = Mapped::new(memory, &config)?;
+        let rings = &mapped.rings;
+        // A device that served before may have left its kicks suppressed.
+        rings.set_used_flags(0);
+        let avail = AvailHalf::new(config.next_avail, config.event_idx);
+        avail.enable_kicks(rings);
+        let used = UsedHalf::new(rings.used_idx(), config.event_idx);
+        Ok(Queue {
+            config,
+            state: RefCell::new(mapped),
+            avail,
+            used,
+            in_flight: Cell::new(0),
+            broken: Cell::new(false),
+        })
+    }
+
+    /// Goes on with the rings and buffers found in `memory` (memory was plugged or unplugged).
+    /// Chains popped before keep the memory that they were translated with.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::Ring`] when a ring is not in `memory`; the queue then is broken, and still has
+    /// its old memory.
+    pub fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
+        match Mapped::new(memory, &self.config) {
+            Ok(mapped) => {
+                *self.state.borrow_mut() = mapped;
+                Ok(())
+            }
+            Err(error) => {
+                self.mark_broken();
+                Err(error)
+            }
+        }
+    }
+
+    /// The memory that the buffers of chains popped now are in.
+    pub fn memory(&self) -> Rc<MemoryView> {
+        Rc::clone(&self.state.borrow().memory)
+    }
+
+    /// How the queue was set up.
+    pub fn config(&self) -> &QueueConfig {
+        &self.config
+    }
+
+    /// How many entries it has.
+    pub fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    /// Whether there is a chain to pop: one look at the available index, for a busy-polling loop.
+    /// A broken queue has none.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        !self.broken.get() && self.avail.has_work(&self.state.borrow().rings)
+    }
+
+    /// Takes the next chain; `false` when the driver offers none. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the driver breaks the rules: the error says which. The queue then is broken: it pops no
+    /// more, but gives back what was popped before.
+    #[inline]
+    pub fn pop(&self, chain: &mut Chain) -> Result<bool, QueueError> {
+        if self.broken.get() {
+            return Err(QueueError::Broken);
+        }
+        let popped = self.try_pop(chain);
+        if popped.is_err() {
+            self.mark_broken();
+        }
+        popped
+    }
+
+    #[inline]
+    fn try_pop(&self, chain: &mut Chain) -> Result<bool, QueueError> {
+        let mapped = self.state.borrow();
+        let Some(head) = self.avail.pop(&mapped.rings)? else { return Ok(false) };
+        let in_flight = self.in_flight.get();
+        if in_flight >= self.config.size {
+            return Err(QueueError::TooManyInFlight);
+        }
+        chain.read(&mapped.rings, &mapped.memory, self.config.indirect, head)?;
+        self.in_flight.set(in_flight + 1);
+        Ok(true)
+    }
+
+    /// Gives back the chain popped as `head`, of which the device wrote `written` bytes. The driver
+    /// sees it when it is [published](Self::publish).
+    #[inline]
+    pub fn add_used(&self, head: u16, written: u32) {
+        debug_assert!(self.in_flight.get() > 0, "a chain is given back once");
+        self.in_flight.set(self.in_flight.get().saturating_sub(1));
+        self.used.add(&self.state.borrow().rings, head, written);
+    }
+
+    /// Shows the driver all chains given back since the last time; `true` when it wants a signal
+    /// for them. Once per batch.
+    #[inline]
+    #[must_use = "the driver waits for the signal"]
+    pub fn publish(&self) -> bool {
+        self.used.publish(&self.state.borrow().rings)
+    }
+
+    /// Asks the driver not to kick, as long as the queue is polled. It may still do so.
+    #[inline]
+    pub fn suppress_kicks(&self) {
+        self.avail.suppress_kicks(&self.state.borrow().rings);
+    }
+
+    /// Asks the driver to kick when it offers the next chain: to be called each time before waiting
+    /// for a kick, since with EVENT_IDX the request is for one kick. `true` when chains were offered
+    /// before the driver could see it, for which no kick may come: pop them, then call this again.
+    #[inline]
+    #[must_use = "no kick may come for what is there already"]
+    pub fn enable_kicks(&self) -> bool {
+        self.avail.enable_kicks(&self.state.borrow().rings) && !self.broken.get()
+    }
+
+    /// The entry of the available ring to pop next (GET_VRING_BASE).
+    pub fn next_avail(&self) -> u16 {
+        self.avail.next()
+    }
+
+    /// The used index that the driver sees.
+    pub fn used_idx(&self) -> u16 {
+        self.used.published()
+    }
+
+    /// How many chains were popped and not given back yet; at most [`size`](Self::size).
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight.get()
+    }
+
+    /// Whether the queue pops no more, because its driver broke the rules.
+    pub fn is_broken(&self) -> bool {
+        self.broken.get()
+    }
+
+    /// Breaks the queue: a device does so when a request is malformed in a way that leaves no room
+    /// for a status.
+    pub fn mark_broken(&self) {
+        self.broken.set(true);
+    }
+}

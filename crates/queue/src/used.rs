@@ -1,0 +1,68 @@
+//! The used half of a queue: what the device gives back, and whether the driver wants a signal.
+
+use std::cell::Cell;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+
+use crate::ring::Rings;
+
+/// Where the device is in the used ring.
+#[derive(Debug)]
+pub(crate) struct UsedHalf {
+    /// The entry to write next.
+    next: Cell<u16>,
+    /// The used index that the driver sees.
+    published: Cell<u16>,
+    /// The used index when the driver was last considered for a signal; `None` before the first
+    /// time, when it gets one in any case.
+    considered: Cell<Option<u16>>,
+    event_idx: bool,
+}
+
+impl UsedHalf {
+    pub(crate) fn new(next: u16, event_idx: bool) -> Self {
+        UsedHalf {
+            next: Cell::new(next),
+            published: Cell::new(next),
+            considered: Cell::new(None),
+            event_idx,
+        }
+    }
+
+    pub(crate) fn published(&self) -> u16 {
+        self.published.get()
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, rings: &Rings, head: u16, written: u32) {
+        let next = self.next.get();
+        rings.set_used_entry(next, head, written);
+        self.next.set(next.wrapping_add(1));
+    }
+
+    #[inline]
+    pub(crate) fn publish(&self, rings: &Rings) -> bool {
+        let new = self.next.get();
+        if new == self.published.replace(new) {
+            return false;
+        }
+        rings.set_used_idx(new);
+        // The driver says where it wants a signal, then looks at the used index; we write the
+        // index, then look where. With a full fence on both sides at least one sees the other.
+        fence(Ordering::SeqCst);
+        if !self.event_idx {
+            return u32::from(rings.avail_flags()) & VRING_AVAIL_F_NO_INTERRUPT == 0;
+        }
+        match self.considered.replace(Some(new)) {
+            Some(old) => event_passed(rings.used_event(), new, old),
+            None => true,
+        }
+    }
+}
+
+/// Whether an index that went from `old` to `new` passed entry `event` (2.7.7.1 and 2.7.10).
+#[inline]
+pub(crate) fn event_passed(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
