@@ -1,0 +1,103 @@
+//! A thread's view: copies and segments, checked against a plain array.
+
+use std::rc::Rc;
+
+use event_loop::{AlignedBuf, IoBufs};
+use guest_memory::test_util::memfd_memory;
+use guest_memory::{AccessError, MemoryView};
+use proptest::prelude::*;
+
+const PAGE: u64 = 4096;
+/// Two neighbours, a hole, a third.
+const REGIONS: [(u64, u64); 3] = [(PAGE, PAGE), (2 * PAGE, PAGE), (4 * PAGE, PAGE)];
+const END: u64 = 6 * PAGE;
+
+fn view() -> Rc<MemoryView> {
+    MemoryView::new(memfd_memory(&REGIONS).unwrap())
+}
+
+/// Whether the byte at `addr` is memory.
+fn is_memory(addr: u64) -> bool {
+    REGIONS.iter().any(|&(start, size)| (start..start + size).contains(&addr))
+}
+
+#[test]
+fn typed_reads_are_little_endian_at_any_alignment() {
+    let view = view();
+    let addr = 2 * PAGE - 3;
+    view.write_bytes(addr, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    assert_eq!(view.read_u8(addr + 7), Ok(8));
+    assert_eq!(view.read_u16(addr + 2), Ok(0x0403));
+    assert_eq!(view.read_u32(addr + 1), Ok(0x0504_0302));
+    assert_eq!(view.read_u64(addr), Ok(0x0807_0605_0403_0201));
+    view.write_u8(addr, 9).unwrap();
+    assert_eq!(view.read_u8(addr), Ok(9));
+}
+
+#[test]
+fn error_names_what_is_not_memory() {
+    let view = view();
+    let error = view.read_bytes(3 * PAGE - 8, &mut [0; 16]);
+    assert_eq!(error, Err(AccessError { addr: 3 * PAGE, len: 8 }));
+    assert_eq!(view.write_u8(0, 1), Err(AccessError { addr: 0, len: 1 }));
+    let error = view.read_u64(u64::MAX - 3);
+    assert_eq!(error, Err(AccessError { addr: u64::MAX - 3, len: 8 }));
+    assert_eq!(view.read_bytes(0, &mut []), Ok(()), "nothing is everywhere");
+}
+
+#[test]
+fn segments_span_regions_and_own_their_view() {
+    let view = view();
+    let mut bufs = IoBufs::with_capacity(4);
+    view.push_iovecs(2 * PAGE - 10, 20, &mut bufs).unwrap();
+    view.push_iovecs(4 * PAGE, 5, &mut bufs).unwrap();
+    assert_eq!(bufs.len(), 25);
+    assert!((2..=3).contains(&bufs.iovecs().len()), "neighbours may be neighbours here, too");
+    assert_eq!(Rc::strong_count(&view), 2, "one owner for all");
+
+    bufs.copy_in(8, b"span");
+    assert_eq!(&view.read_array::<4>(2 * PAGE - 2).unwrap(), b"span");
+    bufs.clear();
+    assert_eq!(Rc::strong_count(&view), 1);
+}
+
+#[test]
+#[should_panic(expected = "two owners")]
+fn segments_of_two_owners_do_not_mix() {
+    let mut bufs = AlignedBuf::io_bufs(16, 16).unwrap();
+    let _ = view().push_iovecs(PAGE, 1, &mut bufs);
+}
+
+proptest! {
+    #[test]
+    fn copies_like_an_array(
+        writes in prop::collection::vec((0..END, prop::collection::vec(any::<u8>(), 0..300)), 1..20),
+        reads in prop::collection::vec((0..END, 0..600usize), 1..20),
+    ) {
+        let view = view();
+        let mut model = vec![0; END as usize + 1024];
+        for (addr, data) in &writes {
+            let range = *addr..*addr + data.len() as u64;
+            let ok = range.clone().all(is_memory);
+            prop_assert_eq!(view.write_bytes(*addr, data).is_ok(), ok);
+            // A failed write has written what comes before the hole.
+            for (at, byte) in range.zip(data).take_while(|&(at, _)| is_memory(at)) {
+                model[at as usize] = *byte;
+            }
+        }
+        for &(addr, len) in &reads {
+            let ok = (addr..addr + len as u64).all(is_memory);
+            let mut copy = vec![0; len];
+            prop_assert_eq!(view.read_bytes(addr, &mut copy).is_ok(), ok);
+            let mut bufs = IoBufs::new();
+            prop_assert_eq!(view.push_iovecs(addr, len, &mut bufs).is_ok(), ok);
+            if ok {
+                let expected = &model[addr as usize..addr as usize + len];
+                prop_assert_eq!(&copy, expected);
+                let mut copy = vec![0; len];
+                prop_assert_eq!(bufs.copy_out(0, &mut copy), len);
+                prop_assert_eq!(&copy, expected);
+            }
+        }
+    }
+}
