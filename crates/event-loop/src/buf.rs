@@ -169,6 +169,44 @@ impl IoBufs {
         zero
     }
 
+    /// Makes this list a part of `whole`: its bytes from `offset` on, at most `len` of them and in at
+    /// most `max_segments` segments. Both then share the memory and its owner. Returns how many
+    /// bytes it is. Keeps the list's capacity.
+    pub fn set_part(
+        &mut self,
+        whole: &IoBufs,
+        offset: usize,
+        len: usize,
+        max_segments: usize,
+    ) -> usize {
+        self.clear();
+        self.owner.clone_from(&whole.owner);
+        whole.for_each(offset, len, |base, len| {
+            if self.iov.len() < max_segments {
+                self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+                self.len += len;
+            }
+        });
+        self.len
+    }
+
+    /// Copies `len` bytes of this list from `offset` on over `dst`'s from `dst_offset` on; returns
+    /// how many there were in both.
+    pub fn copy_to(&self, offset: usize, dst: &mut IoBufs, dst_offset: usize, len: usize) -> usize {
+        let mut done = 0;
+        self.for_each(offset, len, |src, len| {
+            let at = done;
+            dst.for_each(dst_offset + at, len, |base, len| {
+                // SAFETY: `for_each` stays inside segments, mapped and (in `dst`) writable as `push`
+                // was promised; `src + (done - at)` has `len` bytes left, since `dst` was asked for
+                // no more than the segment's. A guest may have both lists share bytes, hence `copy`.
+                unsafe { std::ptr::copy(src.add(done - at), base, len) };
+                done += len;
+            });
+        });
+        done
+    }
+
     /// Calls `f` with each piece of the byte range `offset..offset + len`, cut to what is there.
     fn for_each(&self, mut offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize)) {
         let mut left = len.min(self.len.saturating_sub(offset));
@@ -265,6 +303,33 @@ mod tests {
         assert_eq!(bufs.iovecs()[0].iov_base as usize, memory.as_ptr() as usize + 34);
         bufs.advance(100);
         assert!(bufs.is_empty() && bufs.iovecs().is_empty());
+    }
+
+    #[test]
+    fn a_part_shares_memory_and_is_cut_to_what_there_is() {
+        let (memory, bufs) = two_segments();
+        let mut part = IoBufs::new();
+        assert_eq!(part.set_part(&bufs, 6, 100, 10), 10);
+        assert_eq!(part.iovecs()[0].iov_base as usize, memory.as_ptr() as usize + 6);
+        assert_eq!((part.iovecs().len(), part.len()), (2, 10));
+        assert_eq!(part.set_part(&bufs, 6, 100, 1), 2);
+        assert_eq!(part.set_part(&bufs, 8, 3, 10), 3);
+        assert_eq!(part.iovecs()[0].iov_base as usize, memory.as_ptr() as usize + 32);
+        assert_eq!(part.set_part(&bufs, 16, 3, 10), 0);
+    }
+
+    #[test]
+    fn copies_between_lists_with_different_segments() {
+        let (_memory, mut bufs) = two_segments();
+        let mut source = AlignedBuf::io_bufs(64, 64).unwrap();
+        source.copy_in(0, &std::array::from_fn::<u8, 64, _>(|i| i as u8));
+        assert_eq!(source.copy_to(10, &mut bufs, 4, 100), 12);
+        let mut out = [0; 16];
+        bufs.copy_out(0, &mut out);
+        assert_eq!(out, [0, 0, 0, 0, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]);
+        assert_eq!(bufs.copy_to(4, &mut source, 60, 8), 4);
+        source.copy_out(60, &mut out[..4]);
+        assert_eq!(out[..4], [10, 11, 12, 13]);
     }
 
     #[test]

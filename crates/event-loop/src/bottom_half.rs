@@ -1,0 +1,57 @@
+//! Bottom halves: callbacks scheduled onto a loop from any thread.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::event_loop::EventLoop;
+use crate::handle::{LoopHandle, Message};
+
+/// Whether a bottom half is scheduled and has not begun to run.
+#[derive(Default)]
+pub(crate) struct Flag(AtomicBool);
+
+/// A callback of a loop, for any thread to schedule. Scheduling it again before it has begun to run
+/// changes nothing; scheduling it from then on makes it run once more.
+#[derive(Clone)]
+pub struct BottomHalf {
+    id: u64,
+    flag: Arc<Flag>,
+    handle: LoopHandle,
+}
+
+impl BottomHalf {
+    /// Makes the loop run the callback soon.
+    pub fn schedule(&self) {
+        if !self.flag.0.swap(true, Ordering::AcqRel) {
+            // A loop that is gone runs nothing.
+            let _ = self.handle.send(Message::BottomHalf(self.id, self.flag.clone()));
+        }
+    }
+}
+
+impl EventLoop {
+    /// A bottom half that runs `call`. The loop keeps `call` until
+    /// [`delete_bottom_half`](Self::delete_bottom_half), or until it stops.
+    pub fn bottom_half(&self, call: impl Fn() + 'static) -> BottomHalf {
+        let id = self.0.next_bottom_half.get();
+        self.0.next_bottom_half.set(id + 1);
+        self.0.bottom_halves.borrow_mut().insert(id, Rc::new(call));
+        BottomHalf { id, flag: Arc::default(), handle: self.handle() }
+    }
+
+    /// Drops a bottom half's callback; it does not run again, though it be scheduled.
+    pub fn delete_bottom_half(&self, bottom_half: &BottomHalf) {
+        let call = self.0.bottom_halves.borrow_mut().remove(&bottom_half.id);
+        drop(call);
+    }
+
+    pub(crate) fn run_bottom_half(&self, id: u64, flag: &Flag) {
+        // Before it runs, so that scheduling it meanwhile counts.
+        flag.0.store(false, Ordering::Release);
+        let call = self.0.bottom_halves.borrow().get(&id).cloned();
+        if let Some(call) = call {
+            call();
+        }
+    }
+}

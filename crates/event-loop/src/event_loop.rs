@@ -1,0 +1,421 @@
+//! The loop's parts and what callers ask of it. How it turns is in [`crate::iteration`].
+
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use crate::blocking::BlockingOp;
+use crate::buf::IoBufs;
+use crate::clock::{Clock, MonotonicClock};
+use crate::deferred::{Deferred, DeferredCall};
+use crate::handle::{LoopHandle, Message, Shared};
+use crate::handlers::{Entry, Handler, HandlerId, Handlers, Trigger};
+use crate::op::{Engine, FileInner, IoOp, IoTarget, LoopFile};
+use crate::polling::Poller;
+use crate::polling::policy::PollParams;
+use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
+use crate::ring::{Completion, Ring, RingOp, Wait};
+use crate::slots::{InFlight, SlotId, Slots, UserData};
+use crate::stats::LoopStats;
+use crate::task::Tasks;
+use crate::thread_pool::{Job, ThreadPool};
+use crate::timers::{TimerId, Timers};
+
+/// Completions taken from the ring at once, and thus per iteration (contract E11).
+const REAP_BATCH: usize = 256;
+
+/// How to create a loop.
+#[derive(Debug, Clone)]
+pub struct LoopConfig {
+    /// Shows in logs and thread names.
+    pub name: String,
+    /// io_uring with which flags, or epoll.
+    pub ring: RingChoice,
+    /// Operations queued between two system calls before some must wait for the next one.
+    pub entries: u32,
+    /// Adaptive polling.
+    pub poll: PollParams,
+}
+
+impl Default for LoopConfig {
+    fn default() -> Self {
+        LoopConfig {
+            name: "event-loop".into(),
+            ring: RingChoice::default(),
+            entries: 256,
+            poll: PollParams::default(),
+        }
+    }
+}
+
+/// One thread's event loop.
+///
+/// A handle to it: clones share the loop. It never leaves its thread; other threads use a
+/// [`LoopHandle`].
+#[derive(Clone)]
+pub struct EventLoop(pub(crate) Rc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) ring: RefCell<Box<dyn Ring>>,
+    chosen: Chosen,
+    does_file_io: bool,
+    clock: Box<dyn Clock>,
+    /// The time of this iteration, once somebody has asked for it.
+    now: Cell<Option<u64>>,
+    pub(crate) slots: RefCell<Slots>,
+    /// Operations that found the submission queue full, in order (contract E7).
+    pub(crate) backlog: RefCell<VecDeque<(RingOp, u64)>>,
+    pub(crate) handlers: RefCell<Handlers>,
+    pub(crate) timers: RefCell<Timers>,
+    pub(crate) deferred: Deferred,
+    pub(crate) tasks: Tasks,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) poller: Poller,
+    pool: RefCell<Option<ThreadPool>>,
+    /// Operations with the thread pool.
+    pub(crate) with_pool: Cell<usize>,
+    /// Lists reused between iterations.
+    pub(crate) polled: RefCell<Vec<(SlotId, Rc<Entry>)>>,
+    pub(crate) reaped: RefCell<Vec<Completion>>,
+    pub(crate) messages: RefCell<Vec<Message>>,
+    /// By id, which is never used again: a message on its way must not run somebody else's.
+    pub(crate) bottom_halves: RefCell<HashMap<u64, Rc<dyn Fn()>>>,
+    pub(crate) next_bottom_half: Cell<u64>,
+    pub(crate) stopping: Cell<bool>,
+}
+
+impl EventLoop {
+    /// Creates a loop on the calling thread, which is the only one that will enter its ring.
+    ///
+    /// # Errors
+    ///
+    /// Names the system call and its errno. Where io_uring is not to be had the loop runs on epoll,
+    /// which is no error: see [`EventLoop::ring`].
+    pub fn new(config: LoopConfig) -> Result<Self, SetupError> {
+        let (ring, chosen) = setup::set_up(config.ring, config.entries)?;
+        Self::with_ring(config, ring, chosen, Box::new(MonotonicClock::new()))
+    }
+
+    /// Creates a loop over a ring and a clock of the caller's: a simulation.
+    pub fn with_ring(
+        config: LoopConfig,
+        ring: Box<dyn Ring>,
+        chosen: Chosen,
+        clock: Box<dyn Clock>,
+    ) -> Result<Self, SetupError> {
+        let shared =
+            Shared::new(&config.name).map_err(|error| SetupError { call: "eventfd", error })?;
+        let keep_sources = chosen.flags.is_none();
+        let event_loop = EventLoop(Rc::new(Inner {
+            does_file_io: ring.does_file_io(),
+            ring: RefCell::new(ring),
+            chosen,
+            clock,
+            now: Cell::new(None),
+            slots: RefCell::new(Slots::with_capacity(config.entries)),
+            backlog: RefCell::new(VecDeque::with_capacity(config.entries as usize)),
+            handlers: RefCell::default(),
+            timers: RefCell::default(),
+            deferred: Deferred::default(),
+            tasks: Tasks::default(),
+            shared: Arc::new(shared),
+            poller: Poller::new(config.poll, keep_sources),
+            pool: RefCell::new(None),
+            with_pool: Cell::new(0),
+            polled: RefCell::default(),
+            reaped: RefCell::new(Vec::with_capacity(REAP_BATCH)),
+            messages: RefCell::default(),
+            bottom_halves: RefCell::default(),
+            next_bottom_half: Cell::new(0),
+            stopping: Cell::new(false),
+        }));
+        event_loop.arm_wake();
+        Ok(event_loop)
+    }
+
+    /// The way in from other threads.
+    pub fn handle(&self) -> LoopHandle {
+        LoopHandle::new(self.0.shared.clone())
+    }
+
+    /// What this loop runs on, and why not on more.
+    pub fn ring(&self) -> &Chosen {
+        &self.0.chosen
+    }
+
+    /// Whether file I/O can go through a ring, [`Engine::Uring`].
+    pub fn has_io_uring(&self) -> bool {
+        self.0.does_file_io
+    }
+
+    /// What the loop has done so far.
+    pub fn stats(&self) -> &LoopStats {
+        &self.0.shared.stats
+    }
+
+    /// Monotonic time, nanoseconds, the same throughout one iteration.
+    pub fn now_ns(&self) -> u64 {
+        self.0.now.get().unwrap_or_else(|| {
+            let now = self.0.clock.now_ns();
+            self.0.now.set(Some(now));
+            now
+        })
+    }
+
+    /// Monotonic time, nanoseconds, read now.
+    pub(crate) fn fresh_now_ns(&self) -> u64 {
+        self.0.now.set(None);
+        self.now_ns()
+    }
+
+    pub(crate) fn forget_now(&self) {
+        self.0.now.set(None);
+    }
+
+    // ---- operations ----------------------------------------------------------------------------
+
+    /// Makes an open file usable on this loop: registered with the ring, where it has room.
+    pub fn register_file(&self, fd: Arc<OwnedFd>) -> LoopFile {
+        let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
+        let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
+        LoopFile(Rc::new(FileInner { fd, fixed }))
+    }
+
+    /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
+    ///
+    /// Submitted with the loop's next system call. The loop keeps file and memory until the
+    /// completion, whatever the caller drops (contract E8).
+    pub fn submit(
+        &self,
+        file: &LoopFile,
+        op: IoOp,
+        engine: Engine,
+        bufs: IoBufs,
+        target: &Rc<dyn IoTarget>,
+        token: u32,
+    ) {
+        let mut in_flight =
+            InFlight { op, engine, file: file.clone(), bufs, target: target.clone(), token };
+        let ring_op = match engine {
+            Engine::Uring if self.0.does_file_io => in_flight.ring_op(),
+            _ => None,
+        };
+        if ring_op.is_none() {
+            in_flight.engine = Engine::Threads;
+        }
+        let id = self.0.slots.borrow_mut().insert(in_flight);
+        match ring_op {
+            Some(op) => self.push(op, UserData::Op(id)),
+            None => self.submit_to_pool(id),
+        }
+    }
+
+    /// Queues a ring operation; where the queue is full, for later.
+    pub(crate) fn push(&self, op: RingOp, user_data: UserData) {
+        self.stats().submitted.add(1);
+        let user_data = user_data.pack();
+        let mut backlog = self.0.backlog.borrow_mut();
+        // SAFETY: what `op` points to is owned by its slot (`slots.rs`), or by its handler's entry,
+        // until the completion was reaped.
+        if !backlog.is_empty() || !unsafe { self.0.ring.borrow_mut().push(&op, user_data) } {
+            backlog.push_back((op, user_data));
+        }
+    }
+
+    /// Moves operations that found the queue full into it, oldest first.
+    pub(crate) fn refill(&self) {
+        let mut backlog = self.0.backlog.borrow_mut();
+        let mut ring = self.0.ring.borrow_mut();
+        while let Some((op, user_data)) = backlog.front() {
+            // SAFETY: as in `push`: still in its slot, since it has not been completed.
+            if !unsafe { ring.push(op, *user_data) } {
+                return;
+            }
+            backlog.pop_front();
+        }
+    }
+
+    fn submit_to_pool(&self, id: SlotId) {
+        let slots = self.0.slots.borrow();
+        let Some(in_flight) = slots.get(id) else { return };
+        let job = Job { op: BlockingOp::new(in_flight), user_data: UserData::Op(id).pack() };
+        drop(slots);
+        self.stats().submitted.add(1);
+        self.0.with_pool.set(self.0.with_pool.get() + 1);
+        let mut pool = self.0.pool.borrow_mut();
+        let pool = pool.get_or_insert_with(|| {
+            let handle = self.handle();
+            ThreadPool::new(&self.0.shared.name, move |user_data, result| {
+                handle.send_pool_result(user_data, result);
+            })
+        });
+        if let Err((job, error)) = pool.submit(job) {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            self.handle().send_pool_result(job.user_data, -errno);
+        }
+    }
+
+    /// Operations that were submitted and whose completion has not come, armed polls included.
+    pub fn in_flight(&self) -> u64 {
+        self.stats().submitted.get() - self.stats().completed.get()
+    }
+
+    // ---- timers, handlers, deferred calls ------------------------------------------------------
+
+    /// Completes under `token`, with result 0 and no memory, when [`now_ns`](Self::now_ns) has
+    /// reached `deadline_ns`; never before the next iteration.
+    pub fn submit_timer(&self, deadline_ns: u64, target: &Rc<dyn IoTarget>, token: u32) -> TimerId {
+        self.0.timers.borrow_mut().add(deadline_ns, target.clone(), token)
+    }
+
+    /// Calls `call` once, at `deadline_ns`.
+    pub fn add_timer(&self, deadline_ns: u64, call: impl FnOnce() + 'static) -> TimerId {
+        struct Once<F>(Cell<Option<F>>);
+        impl<F: FnOnce()> IoTarget for Once<F> {
+            fn complete(&self, _token: u32, _result: i32, _bufs: IoBufs) {
+                if let Some(call) = self.0.take() {
+                    call();
+                }
+            }
+        }
+        let target: Rc<dyn IoTarget> = Rc::new(Once(Cell::new(Some(call))));
+        self.submit_timer(deadline_ns, &target, 0)
+    }
+
+    /// Cancels a timer. `false`: it has run.
+    pub fn cancel_timer(&self, id: TimerId) -> bool {
+        let target = self.0.timers.borrow_mut().cancel(id);
+        target.is_some()
+    }
+
+    /// Watches a descriptor for `events` (`POLL*` bits). Its file stays open at least as long.
+    ///
+    /// A descriptor that cannot be polled shows as `POLLERR`.
+    pub fn add_handler(
+        &self,
+        fd: Arc<OwnedFd>,
+        events: u32,
+        trigger: Trigger,
+        handler: Rc<dyn Handler>,
+    ) -> HandlerId {
+        self.0.handlers.borrow_mut().add(fd, events, trigger, handler)
+    }
+
+    /// Watches a descriptor no more. The handler is not called again, not even for what has
+    /// fired already; its memory goes as soon as a call of it that is under way returns.
+    pub fn remove_handler(&self, id: HandlerId) {
+        let removed = self.0.handlers.borrow_mut().remove(id);
+        if let Some((entry, armed)) = removed {
+            if entry.source.in_set.get() && self.0.poller.is_polling() {
+                entry.handler.poll_end();
+            }
+            if armed {
+                let poll = UserData::Poll(id.0).pack();
+                self.push(RingOp::PollRemove { user_data: poll }, UserData::Ignored);
+            }
+        }
+    }
+
+    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. All callbacks
+    /// of an iteration run in one section.
+    pub fn defer(&self, call: &Rc<dyn DeferredCall>) {
+        self.0.deferred.defer(call);
+    }
+
+    /// Runs `body` as a section.
+    pub fn section<R>(&self, body: impl FnOnce() -> R) -> R {
+        self.0.deferred.enter();
+        let result = body();
+        self.0.deferred.leave();
+        result
+    }
+
+    /// Sets the polling parameters, from the next iteration on.
+    pub fn set_poll_params(&self, params: PollParams) {
+        self.0.poller.set_params(params);
+    }
+
+    /// A descriptor that becomes readable when the loop has something to do, for a foreign loop.
+    pub fn pollable_fd(&self) -> Option<BorrowedFd<'_>> {
+        let raw = self.0.ring.borrow().pollable_fd()?;
+        // SAFETY: the ring's descriptor is open for as long as the ring, which `self` keeps.
+        Some(unsafe { BorrowedFd::borrow_raw(raw) })
+    }
+
+    fn arm_wake(&self) {
+        let fd = self.0.shared.wake_fd().as_fd().as_raw_fd();
+        let op = RingOp::PollAdd { fd, events: libc::POLLIN as u32, multishot: true };
+        self.push(op, UserData::Wake);
+    }
+
+    pub(crate) fn rearm_wake(&self) {
+        self.arm_wake();
+    }
+
+    pub(crate) fn close_pool(&self) {
+        let pool = self.0.pool.take();
+        drop(pool);
+    }
+}
+
+/// A file's place in the ring's table; given back when dropped.
+pub(crate) struct FixedFile {
+    index: u32,
+    inner: Weak<Inner>,
+}
+
+impl FixedFile {
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+impl Drop for FixedFile {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade()
+            && let Ok(mut ring) = inner.ring.try_borrow_mut()
+        {
+            ring.unregister_file(self.index);
+        }
+    }
+}
+
+impl Drop for Inner {
+    /// Memory in slots may still be written to: it is freed once its operations are done, or, if
+    /// the ring fails, never (contract E8).
+    fn drop(&mut self) {
+        drop(self.pool.take());
+        let slots = self.slots.get_mut();
+        let ring = self.ring.get_mut();
+        let mut reaped = Vec::with_capacity(REAP_BATCH);
+        for id in slots.ids() {
+            // Pool threads have been joined above; what they did is done.
+            if slots.get(id).is_some_and(|op| op.engine == Engine::Threads) {
+                drop(slots.remove(id));
+            }
+        }
+        while slots.in_flight() > 0 {
+            while let Some((op, user_data)) = self.backlog.get_mut().front() {
+                // SAFETY: what `op` points to is in its slot still.
+                if !unsafe { ring.push(op, *user_data) } {
+                    break;
+                }
+                self.backlog.get_mut().pop_front();
+            }
+            if ring.enter(Wait::Forever).is_err() {
+                std::mem::forget(std::mem::replace(slots, Slots::with_capacity(0)));
+                return;
+            }
+            ring.reap(&mut reaped);
+            for completion in reaped.drain(..) {
+                if let UserData::Op(id) = UserData::unpack(completion.user_data) {
+                    drop(slots.remove(id));
+                }
+            }
+        }
+    }
+}

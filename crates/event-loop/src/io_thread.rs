@@ -1,0 +1,135 @@
+//! I/O threads: a named thread that runs a loop (contract E4).
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::event_loop::{EventLoop, LoopConfig};
+use crate::handle::LoopHandle;
+use crate::ring::setup::{Chosen, SetupError};
+
+/// How to start an I/O thread.
+#[derive(Debug, Clone, Default)]
+pub struct IoThreadConfig {
+    /// The loop; its name is the thread's.
+    pub event_loop: LoopConfig,
+    /// CPUs the thread may run on; empty means as its creator.
+    pub cpus: Vec<usize>,
+}
+
+/// A thread that runs an event loop. Dropping it stops and joins it.
+pub struct IoThread {
+    handle: LoopHandle,
+    ring: Chosen,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+/// An I/O thread could not be started. No thread is left behind.
+#[derive(Debug)]
+pub enum SpawnError {
+    /// The thread itself, by clone(2).
+    Thread(io::Error),
+    /// Its CPU affinity, by sched_setaffinity(2).
+    Affinity(io::Error),
+    /// Its loop.
+    Loop(SetupError),
+}
+
+impl fmt::Display for SpawnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SpawnError::Thread(error) => write!(f, "clone failed: {error}"),
+            SpawnError::Affinity(error) => write!(f, "sched_setaffinity failed: {error}"),
+            SpawnError::Loop(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SpawnError {}
+
+impl IoThread {
+    /// Starts a thread and waits until its loop stands.
+    ///
+    /// # Errors
+    ///
+    /// The loop is created on the thread itself, as io_uring's SINGLE_ISSUER wants it; failure
+    /// comes back here, with the name of the call and the errno, and the thread is gone.
+    pub fn spawn(config: IoThreadConfig) -> Result<IoThread, SpawnError> {
+        let (born, birth) = mpsc::sync_channel(1);
+        let name: String = config.event_loop.name.chars().take(15).collect();
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || {
+                let event_loop = match Self::create(config) {
+                    Ok(event_loop) => event_loop,
+                    Err(error) => {
+                        let _ = born.send(Err(error));
+                        return Ok(());
+                    }
+                };
+                if born.send(Ok((event_loop.handle(), event_loop.ring().clone()))).is_err() {
+                    return Ok(());
+                }
+                drop(born);
+                event_loop.run()
+            })
+            .map_err(SpawnError::Thread)?;
+        let died = || SpawnError::Thread(io::Error::other("the thread died at its birth"));
+        match birth.recv().unwrap_or_else(|_| Err(died())) {
+            Ok((handle, ring)) => Ok(IoThread { handle, ring, thread: Some(thread) }),
+            Err(error) => {
+                let _ = thread.join();
+                Err(error)
+            }
+        }
+    }
+
+    fn create(config: IoThreadConfig) -> Result<EventLoop, SpawnError> {
+        if !config.cpus.is_empty() {
+            let mut set = CpuSet::new();
+            for cpu in config.cpus {
+                set.set(cpu).map_err(|errno| SpawnError::Affinity(errno.into()))?;
+            }
+            sched_setaffinity(Pid::from_raw(0), &set)
+                .map_err(|errno| SpawnError::Affinity(errno.into()))?;
+        }
+        EventLoop::new(config.event_loop).map_err(SpawnError::Loop)
+    }
+
+    /// The way into its loop.
+    pub fn handle(&self) -> &LoopHandle {
+        &self.handle
+    }
+
+    /// What its loop runs on, and why not on more.
+    pub fn ring(&self) -> &Chosen {
+        &self.ring
+    }
+
+    /// Stops the loop and joins the thread.
+    ///
+    /// # Errors
+    ///
+    /// What the loop ended with.
+    pub fn stop(mut self) -> io::Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        self.handle.stop();
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the I/O thread panicked")))
+    }
+}
+
+impl Drop for IoThread {
+    fn drop(&mut self) {
+        if let Err(error) = self.join() {
+            log::error!("I/O thread {}: {error}", self.handle.name());
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! One value from one thread to a task on another: the answer to what a loop was asked.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+
+use crate::handle::LoopGone;
+
+struct State<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+    sender_gone: bool,
+}
+
+/// The end that sends, from any thread.
+pub struct Sender<T>(Arc<Mutex<State<T>>>);
+
+/// The end that waits; a future.
+pub struct Receiver<T>(Arc<Mutex<State<T>>>);
+
+/// A pair of ends.
+pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
+    let state = Arc::new(Mutex::new(State { value: None, waker: None, sender_gone: false }));
+    (Sender(state.clone()), Receiver(state))
+}
+
+fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+    state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl<T> Sender<T> {
+    /// Sends the value and wakes the receiver.
+    pub fn send(self, value: T) {
+        lock(&self.0).value = Some(value);
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        let waker = {
+            let mut state = lock(&self.0);
+            state.sender_gone = true;
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Future for Receiver<T> {
+    /// `Err`: the sender is gone without a word, as when its loop has stopped.
+    type Output = Result<T, LoopGone>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = lock(&self.0);
+        if let Some(value) = state.value.take() {
+            return Poll::Ready(Ok(value));
+        }
+        if state.sender_gone {
+            return Poll::Ready(Err(LoopGone));
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}

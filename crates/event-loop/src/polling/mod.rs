@@ -1,0 +1,224 @@
+//! Busy polling before sleep: the polling set, and the [policy](policy) applied to it.
+
+pub mod policy;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::event_loop::EventLoop;
+use crate::handlers::{Entry, Source};
+use crate::polling::policy::PollParams;
+use crate::polling::policy::PollWindow;
+use crate::ring::Ready;
+use crate::slots::SlotId;
+
+/// A source that has had no event for this long leaves the polling set.
+const IDLE_NS: u64 = 7_000_000_000;
+
+/// A loop's polling state.
+pub(crate) struct Poller {
+    params: Cell<PollParams>,
+    window: Cell<PollWindow>,
+    /// When the wait for the next events began; kept over iterations that bring none.
+    wait_began: Cell<Option<u64>>,
+    /// The sources in the set have been told that they are polled.
+    polling: Cell<bool>,
+    /// The last poll found nothing: sleep, do not poll again.
+    gave_up: Cell<bool>,
+    /// The completion ring and the inbox are sources too.
+    pub(crate) ring: Source,
+    pub(crate) inbox: Source,
+    /// On epoll, sources stay in the set: out of it they would starve behind polled ones.
+    keep_sources: bool,
+}
+
+impl Poller {
+    pub(crate) fn new(params: PollParams, keep_sources: bool) -> Self {
+        Poller {
+            params: Cell::new(params),
+            window: Cell::default(),
+            wait_began: Cell::new(None),
+            polling: Cell::new(false),
+            gave_up: Cell::new(false),
+            ring: Source::default(),
+            inbox: Source::default(),
+            keep_sources,
+        }
+    }
+
+    pub(crate) fn set_params(&self, params: PollParams) {
+        self.params.set(params);
+        self.window.set(PollWindow { ns: self.window.get().ns.min(params.max_ns) });
+    }
+
+    pub(crate) fn is_polling(&self) -> bool {
+        self.polling.get()
+    }
+
+    /// Whether this iteration's events are to be accounted for.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.wait_began.get().is_some()
+    }
+
+    fn is_on(&self) -> bool {
+        self.params.get().max_ns > 0
+    }
+
+    /// Whether the next step is to poll rather than to sleep.
+    pub(crate) fn wants_to_poll(&self) -> bool {
+        self.is_on() && self.window.get().ns > 0 && !self.gave_up.get()
+    }
+}
+
+impl EventLoop {
+    /// The wait for the next events begins.
+    pub(crate) fn poll_wait_begins(&self) {
+        let poller = &self.0.poller;
+        if poller.is_on() && poller.wait_began.get().is_none() {
+            poller.wait_began.set(Some(self.fresh_now_ns()));
+        }
+    }
+
+    /// Busy-polls for the window, at most until `deadline`. `true`: something was found, and what it
+    /// is stands in the ready list, the ring or the inbox.
+    pub(crate) fn poll_for_window(&self, deadline: Option<u64>) -> bool {
+        let poller = &self.0.poller;
+        let sources = self.polled_entries();
+        if !poller.polling.replace(true) {
+            sources.iter().for_each(|(_, entry)| entry.handler.poll_begin());
+        }
+        let end = self.now_ns().saturating_add(poller.window.get().ns);
+        let end = deadline.map_or(end, |deadline| end.min(deadline));
+        let found = loop {
+            let mut found = self.ask(&sources);
+            found |= self.0.ring.borrow_mut().ready() != Ready::Nothing;
+            found |= self.0.shared.inbox.has_messages();
+            if found {
+                break true;
+            }
+            if self.fresh_now_ns() >= end {
+                break false;
+            }
+            std::hint::spin_loop();
+        };
+        self.recycle(sources);
+        let stats = self.stats();
+        if found {
+            stats.poll_hits.add(1);
+        } else {
+            stats.poll_misses.add(1);
+            poller.gave_up.set(true);
+        }
+        found
+    }
+
+    /// Leaves polling mode before a sleep: tells each source and asks each once more. `true`: an
+    /// event had raced, do not sleep.
+    pub(crate) fn poll_end(&self) -> bool {
+        if !self.0.poller.polling.replace(false) {
+            return false;
+        }
+        let sources = self.polled_entries();
+        sources.iter().for_each(|(_, entry)| entry.handler.poll_end());
+        let raced = self.ask(&sources);
+        self.recycle(sources);
+        raced
+    }
+
+    /// Asks each source; lists those with an event as ready.
+    fn ask(&self, sources: &[(SlotId, Rc<Entry>)]) -> bool {
+        let mut found = false;
+        for (id, entry) in sources {
+            if entry.handler.poll() {
+                self.0.handlers.borrow_mut().list_ready(*id);
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// The polling set, as a list that lives through changes of it.
+    fn polled_entries(&self) -> Vec<(SlotId, Rc<Entry>)> {
+        let mut list = self.0.polled.take();
+        let handlers = self.0.handlers.borrow();
+        list.extend(
+            handlers.polling.iter().filter_map(|id| Some((*id, handlers.get(*id)?.clone()))),
+        );
+        list
+    }
+
+    fn recycle(&self, mut list: Vec<(SlotId, Rc<Entry>)>) {
+        list.clear();
+        self.0.polled.replace(list);
+    }
+
+    /// A handler has had an event: it joins the polling set if it can be polled.
+    pub(crate) fn poll_join(&self, id: SlotId, entry: &Entry) {
+        entry.source.had_event.set(true);
+        let poller = &self.0.poller;
+        if !poller.is_on() || entry.source.in_set.get() || !entry.handler.can_poll() {
+            return;
+        }
+        entry.source.in_set.set(true);
+        self.0.handlers.borrow_mut().polling.push(id);
+        if poller.polling.get() {
+            entry.handler.poll_begin();
+        }
+    }
+
+    /// The end of an iteration that began with `poll_wait_begins`: adapts the window to it.
+    /// Iterations without events go on waiting.
+    pub(crate) fn poll_adapt(&self, events_at: u64, had_events: bool) {
+        let poller = &self.0.poller;
+        let Some(began) = poller.wait_began.get() else { return };
+        if !had_events {
+            return;
+        }
+        poller.wait_began.set(None);
+        poller.gave_up.set(false);
+        let params = poller.params.get();
+        let interval = events_at.saturating_sub(began);
+        let mut best = None;
+        let mut account = |source: &Source| {
+            let had_event = source.had_event.replace(false);
+            let mut estimate = source.interval.get();
+            estimate.update(&params, interval, had_event);
+            source.interval.set(estimate);
+            if had_event {
+                source.last_event_ns.set(events_at);
+                best = best.max(Some(estimate.ns));
+            }
+            events_at.saturating_sub(source.last_event_ns.get()) >= IDLE_NS
+        };
+        account(&poller.ring);
+        account(&poller.inbox);
+        let mut handlers = self.0.handlers.borrow_mut();
+        let mut left = Vec::new();
+        let mut set = std::mem::take(&mut handlers.polling);
+        set.retain(|id| {
+            let Some(entry) = handlers.get(*id) else { return false };
+            let idle = account(&entry.source) && !poller.keep_sources;
+            if idle {
+                entry.source.in_set.set(false);
+                left.push(entry.clone());
+            }
+            !idle
+        });
+        handlers.polling = set;
+        drop(handlers);
+        if poller.polling.get() {
+            // Out of the set its events come by the descriptor again; one that raced is found by
+            // its `ready`, which looks before it waits.
+            for entry in left {
+                entry.handler.poll_end();
+                entry.handler.ready(0);
+            }
+        }
+        if let Some(best) = best {
+            let mut window = poller.window.get();
+            window.adjust(&params, best);
+            poller.window.set(window);
+            self.stats().poll_window_ns.set(window.ns);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A file descriptor that tasks wait on.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use crate::event_loop::EventLoop;
+use crate::handlers::{Handler, HandlerId, Progress, Trigger};
+
+/// A descriptor watched for its life, for one task to wait on.
+///
+/// Try the system call first; when it says `EAGAIN`, wait and try again.
+pub struct Readiness {
+    event_loop: EventLoop,
+    fd: Arc<OwnedFd>,
+    handler: HandlerId,
+    state: Rc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    fired: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Handler for State {
+    fn ready(&self, _events: u32) -> Progress {
+        self.fired.set(true);
+        if let Some(waker) = self.waker.borrow_mut().take() {
+            waker.wake();
+        }
+        Progress::Done
+    }
+}
+
+impl Readiness {
+    /// Watches a non-blocking descriptor for `events` (`POLL*` bits).
+    pub fn new(event_loop: &EventLoop, fd: Arc<OwnedFd>, events: u32) -> Self {
+        let state = Rc::new(State::default());
+        let handler = event_loop.add_handler(fd.clone(), events, Trigger::Edge, state.clone());
+        Readiness { event_loop: event_loop.clone(), fd, handler, state }
+    }
+
+    /// Waits until the descriptor has become ready anew since the last wait.
+    pub fn wait(&self) -> impl Future<Output = ()> + '_ {
+        std::future::poll_fn(|cx| {
+            if self.state.fired.replace(false) {
+                Poll::Ready(())
+            } else {
+                *self.state.waker.borrow_mut() = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+    }
+}
+
+impl AsFd for Readiness {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Readiness {
+    fn drop(&mut self) {
+        self.event_loop.remove_handler(self.handler);
+    }
+}

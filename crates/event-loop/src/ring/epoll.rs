@@ -1,0 +1,158 @@
+//! What is left where there is no io_uring: epoll for descriptors; the thread pool does the I/O.
+
+#![allow(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::ring::{Completion, Ready, Ring, RingOp, Wait};
+
+/// Events taken by one epoll_pwait2(2).
+const BATCH: usize = 128;
+
+/// epoll in the shape of a ring that only polls.
+pub(crate) struct EpollRing {
+    epoll: OwnedFd,
+    /// Polls that are armed.
+    armed: HashMap<u64, Armed>,
+    completions: VecDeque<Completion>,
+}
+
+struct Armed {
+    fd: RawFd,
+    multishot: bool,
+}
+
+impl EpollRing {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: epoll_create1(2) takes no memory; the descriptor it returns is ours alone.
+        let epoll = unsafe {
+            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        Ok(EpollRing { epoll, armed: HashMap::new(), completions: VecDeque::new() })
+    }
+
+    fn control(&self, call: i32, fd: RawFd, events: u32, user_data: u64) -> Result<(), i32> {
+        let mut event = libc::epoll_event { events, u64: user_data };
+        // SAFETY: epoll_ctl(2) reads `event`, which lives across the call.
+        match unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), call, fd, &mut event) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+
+    fn complete(&mut self, user_data: u64, result: i32, more: bool) {
+        self.completions.push_back(Completion { user_data, result, more });
+    }
+
+    /// Takes a poll out of the set.
+    fn disarm(&mut self, user_data: u64) -> bool {
+        let Some(Armed { fd, .. }) = self.armed.remove(&user_data) else { return false };
+        // Fails only where the descriptor is closed already, and then it is out of the set.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, user_data);
+        true
+    }
+}
+
+impl Ring for EpollRing {
+    unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
+        match *op {
+            RingOp::PollAdd { fd, events, multishot } => {
+                // Edge triggered, as a multishot poll is; the low bits are the same in both calls.
+                let mode = if multishot { libc::EPOLLET } else { libc::EPOLLONESHOT } as u32;
+                match self.control(libc::EPOLL_CTL_ADD, fd, events | mode, user_data) {
+                    Ok(()) => {
+                        self.armed.insert(user_data, Armed { fd, multishot });
+                    }
+                    Err(errno) => self.complete(user_data, -errno, false),
+                }
+            }
+            RingOp::PollRemove { user_data: poll } | RingOp::Cancel { user_data: poll } => {
+                if self.disarm(poll) {
+                    self.complete(poll, -libc::ECANCELED, false);
+                    self.complete(user_data, 0, false);
+                } else {
+                    self.complete(user_data, -libc::ENOENT, false);
+                }
+            }
+            // The loop sends file I/O to its thread pool, as `does_file_io` tells it.
+            _ => self.complete(user_data, -libc::EOPNOTSUPP, false),
+        }
+        true
+    }
+
+    fn queued(&mut self) -> u32 {
+        0
+    }
+
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        let wait = if self.completions.is_empty() { wait } else { Wait::No };
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        let timeout = match wait {
+            Wait::No => Some(0),
+            Wait::For(ns) => Some(ns),
+            Wait::Forever => None,
+        };
+        let timespec = libc::timespec {
+            tv_sec: timeout.unwrap_or(0).div_euclid(1_000_000_000).cast_signed(),
+            tv_nsec: timeout.unwrap_or(0).rem_euclid(1_000_000_000).cast_signed(),
+        };
+        let timespec = if timeout.is_some() { &raw const timespec } else { std::ptr::null() };
+        // SAFETY: epoll_pwait2(2) writes at most `BATCH` events to `events`, reads `timespec`,
+        // which lives across the call, and takes no signal mask.
+        let count = unsafe {
+            libc::epoll_pwait2(
+                self.epoll.as_raw_fd(),
+                events.as_mut_ptr(),
+                BATCH as i32,
+                timespec,
+                std::ptr::null(),
+            )
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(()),
+                _ => Err(error),
+            };
+        };
+        for event in events.iter().take(count) {
+            let (user_data, mask) = (event.u64, event.events);
+            let Some(armed) = self.armed.get(&user_data) else { continue };
+            let multishot = armed.multishot;
+            if !multishot {
+                self.disarm(user_data);
+            }
+            self.complete(user_data, mask.cast_signed(), multishot);
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self) -> Ready {
+        if self.completions.is_empty() { Ready::Nothing } else { Ready::Completions }
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        let room = (into.capacity() - into.len()).min(self.completions.len());
+        into.extend(self.completions.drain(..room));
+    }
+
+    fn pollable_fd(&self) -> Option<RawFd> {
+        Some(self.epoll.as_raw_fd())
+    }
+
+    fn does_file_io(&self) -> bool {
+        false
+    }
+
+    fn register_file(&mut self, _fd: RawFd) -> Option<u32> {
+        None
+    }
+
+    fn unregister_file(&mut self, _index: u32) {}
+}

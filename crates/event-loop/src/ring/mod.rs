@@ -1,0 +1,166 @@
+//! The narrow trait between the loop and whatever carries out its operations.
+//!
+//! [`uring`] is the real thing, [`epoll`] what is left where there is no io_uring, [`sim`] a ring
+//! of memory files with virtual time and seeded faults. The loop above is the same for all three.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod epoll;
+pub mod setup;
+// #[cfg(any(test, feature = "sim"))]
+// pub mod sim;
+pub(crate) mod uring;
+
+use std::io;
+use std::os::fd::RawFd;
+
+/// An operation as a ring takes it: raw descriptors and pointers, which the loop's slots keep alive.
+#[derive(Debug, Clone, Copy)]
+pub enum RingOp {
+    /// One segment read or written at an offset.
+    Rw {
+        /// The file.
+        file: RingFile,
+        /// Memory to memory, or memory to file.
+        write: bool,
+        /// The segment.
+        segment: libc::iovec,
+        /// First byte in the file.
+        offset: u64,
+        /// `RWF_*`.
+        rw_flags: i32,
+    },
+    /// Several segments read or written at an offset.
+    RwVectored {
+        /// The file.
+        file: RingFile,
+        /// Memory to memory, or memory to file.
+        write: bool,
+        /// The first segment's description.
+        segments: *const libc::iovec,
+        /// Number of segments, at most 1024 (`UIO_MAXIOV`).
+        count: u32,
+        /// First byte in the file.
+        offset: u64,
+        /// `RWF_*`.
+        rw_flags: i32,
+    },
+    /// fsync(2) or fdatasync(2).
+    Fsync {
+        /// The file.
+        file: RingFile,
+        /// fdatasync.
+        data_only: bool,
+    },
+    /// fallocate(2).
+    Fallocate {
+        /// The file.
+        file: RingFile,
+        /// `FALLOC_FL_*`.
+        mode: i32,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Tell when `fd` becomes ready: once, or (multishot) each time it becomes ready anew.
+    PollAdd {
+        /// The descriptor.
+        fd: RawFd,
+        /// `POLL*` bits wanted.
+        events: u32,
+        /// Stay armed.
+        multishot: bool,
+    },
+    /// Stop a poll: it completes with `-ECANCELED`.
+    PollRemove {
+        /// The poll's.
+        user_data: u64,
+    },
+    /// Try to cancel an operation: it completes with `-ECANCELED` if that came in time.
+    Cancel {
+        /// The operation's.
+        user_data: u64,
+    },
+}
+
+/// A file as the ring knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingFile {
+    /// By descriptor.
+    Fd(RawFd),
+    /// By index in the ring's table of registered files.
+    Fixed(u32),
+}
+
+/// A completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// As given with the operation.
+    pub user_data: u64,
+    /// A count or mask, or a negated errno.
+    pub result: i32,
+    /// More completions of the same (multishot) operation follow.
+    pub more: bool,
+}
+
+/// How long a call of [`Ring::enter`] may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Submit, collect what is there, do not wait.
+    No,
+    /// Wait for a completion, at most this many nanoseconds.
+    For(u64),
+    /// Wait for a completion.
+    Forever,
+}
+
+/// What carries out a loop's operations. Not `Send`: one thread enters a ring (contract E3).
+pub trait Ring {
+    /// Queues an operation for the next [`enter`](Ring::enter). `false` when there is no room: enter
+    /// and try again.
+    ///
+    /// # Safety
+    ///
+    /// Descriptors and memory that `op` names (the segments' descriptions included) stay valid until
+    /// its last completion was taken by [`reap`](Ring::reap), and no Rust reference to memory that
+    /// is written to exists meanwhile.
+    unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool;
+
+    /// Operations queued and not yet taken over by [`enter`](Ring::enter).
+    fn queued(&mut self) -> u32;
+
+    /// Submits what is queued and, in the same system call, waits. Interrupted waits and full
+    /// completion queues are no errors: the loop comes again.
+    fn enter(&mut self, wait: Wait) -> io::Result<()>;
+
+    /// Whether there are completions to [`reap`](Ring::reap), or an [`enter`](Ring::enter) without
+    /// waiting would bring some: flagged task work, an overflown completion queue. No system call.
+    fn ready(&mut self) -> Ready;
+
+    /// Appends completions to `into`, oldest first, as far as its capacity goes.
+    fn reap(&mut self, into: &mut Vec<Completion>);
+
+    /// A descriptor that polls as readable when there are completions, if there is one.
+    fn pollable_fd(&self) -> Option<RawFd>;
+
+    /// Whether this ring does file I/O; where not, the thread pool does.
+    fn does_file_io(&self) -> bool;
+
+    /// Registers a file, where the ring has room in its table.
+    fn register_file(&mut self, fd: RawFd) -> Option<u32>;
+
+    /// Gives a registered file's place back. Operations in flight keep the file.
+    fn unregister_file(&mut self, index: u32);
+}
+
+/// See [`Ring::ready`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Nothing to be had without waiting.
+    Nothing,
+    /// Completions are in the queue.
+    Completions,
+    /// Something comes with the next [`Ring::enter`], without waiting.
+    NeedsEnter,
+}

@@ -1,0 +1,233 @@
+//! Which ring a loop gets: the ladder of set-up flags (contract E5).
+//!
+//! The best set is tried first. `EINVAL` (a kernel that does not know a flag) steps down, to a plain
+//! ring in the end; `ENOSYS`, `EPERM` and `EACCES` (old kernel, sysctl, seccomp) step down to epoll.
+
+use std::fmt;
+use std::io;
+
+use crate::ring::Ring;
+use crate::ring::epoll::EpollRing;
+use crate::ring::uring::UringRing;
+
+/// When completions' task work runs: io_uring_setup(2).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TaskRun {
+    /// At any interrupt of the thread: the kernel's default.
+    Interrupt,
+    /// `IORING_SETUP_COOP_TASKRUN`: at the thread's next system call.
+    Coop,
+    /// `IORING_SETUP_DEFER_TASKRUN`: when the thread asks the ring for completions.
+    #[default]
+    Defer,
+}
+
+/// A set of io_uring set-up flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingFlags {
+    /// `IORING_SETUP_SINGLE_ISSUER`.
+    pub single_issuer: bool,
+    /// `IORING_SETUP_COOP_TASKRUN` or `_DEFER_TASKRUN`, with `_TASKRUN_FLAG`.
+    pub task_run: TaskRun,
+    /// `IORING_SETUP_NO_SQARRAY`.
+    pub no_sqarray: bool,
+    /// `IORING_SETUP_SUBMIT_ALL`.
+    pub submit_all: bool,
+}
+
+impl RingFlags {
+    /// No flag at all.
+    pub const PLAIN: RingFlags = RingFlags {
+        single_issuer: false,
+        task_run: TaskRun::Interrupt,
+        no_sqarray: false,
+        submit_all: false,
+    };
+
+    /// Everything that helps.
+    pub const BEST: RingFlags = RingFlags {
+        single_issuer: true,
+        task_run: TaskRun::Defer,
+        no_sqarray: true,
+        submit_all: true,
+    };
+
+    /// The next lower rung, dropping what came last to the kernel: NO_SQARRAY (6.6), then
+    /// SINGLE_ISSUER and DEFER_TASKRUN (6.0, 6.1), COOP_TASKRUN (5.19), SUBMIT_ALL (5.18).
+    fn step_down(self) -> Option<RingFlags> {
+        let mut next = self;
+        if self.no_sqarray {
+            next.no_sqarray = false;
+        } else if self.task_run == TaskRun::Defer {
+            next.task_run = TaskRun::Coop;
+        } else if self.single_issuer {
+            next.single_issuer = false;
+        } else if self.task_run == TaskRun::Coop {
+            next.task_run = TaskRun::Interrupt;
+        } else if self.submit_all {
+            next.submit_all = false;
+        } else {
+            return None;
+        }
+        Some(next)
+    }
+}
+
+impl fmt::Display for RingFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (self.single_issuer, "SINGLE_ISSUER"),
+            (self.task_run == TaskRun::Coop, "COOP_TASKRUN"),
+            (self.task_run == TaskRun::Defer, "DEFER_TASKRUN"),
+            (self.task_run != TaskRun::Interrupt, "TASKRUN_FLAG"),
+            (self.no_sqarray, "NO_SQARRAY"),
+            (self.submit_all, "SUBMIT_ALL"),
+        ];
+        let mut any = false;
+        for (_, name) in names.iter().filter(|(set, _)| *set) {
+            write!(f, "{}{name}", if any { " " } else { "" })?;
+            any = true;
+        }
+        if any { Ok(()) } else { f.write_str("no flags") }
+    }
+}
+
+/// Where on the ladder to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingChoice {
+    /// io_uring with these flags or fewer, else epoll.
+    Ladder(RingFlags),
+    /// io_uring with exactly these flags, or an error: for measuring.
+    Exactly(RingFlags),
+    /// epoll and the thread pool.
+    Epoll,
+}
+
+impl Default for RingChoice {
+    fn default() -> Self {
+        RingChoice::Ladder(RingFlags::BEST)
+    }
+}
+
+/// What a loop runs on, and why not on more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// The flags in force; `None` means epoll.
+    pub flags: Option<RingFlags>,
+    /// Each rung that was refused, best first, with the errno it was refused with.
+    pub refused: Vec<(RingFlags, i32)>,
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.flags {
+            Some(flags) => write!(f, "io_uring with {flags}")?,
+            None => f.write_str("epoll and a thread pool")?,
+        }
+        if let Some((flags, errno)) = self.refused.last() {
+            let why = io::Error::from_raw_os_error(*errno);
+            write!(f, " (io_uring with {flags} was refused: {why})")?;
+        }
+        Ok(())
+    }
+}
+
+/// A loop could not be created.
+#[derive(Debug)]
+pub struct SetupError {
+    /// The system call that failed.
+    pub call: &'static str,
+    /// Why.
+    pub error: io::Error,
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "event loop: {} failed: {}", self.call, self.error)
+    }
+}
+
+impl std::error::Error for SetupError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Creates the ring: must be called on the thread that will use it.
+pub(crate) fn set_up(
+    choice: RingChoice,
+    entries: u32,
+) -> Result<(Box<dyn Ring>, Chosen), SetupError> {
+    climb_down(choice, |flags| UringRing::new(flags, entries).map(|r| Box::new(r) as Box<dyn Ring>))
+}
+
+/// The ladder itself, over any way to create a ring.
+fn climb_down(
+    choice: RingChoice,
+    mut create: impl FnMut(RingFlags) -> io::Result<Box<dyn Ring>>,
+) -> Result<(Box<dyn Ring>, Chosen), SetupError> {
+    let mut refused = Vec::new();
+    let mut rung = match choice {
+        RingChoice::Ladder(flags) | RingChoice::Exactly(flags) => Some(flags),
+        RingChoice::Epoll => None,
+    };
+    while let Some(flags) = rung {
+        let error = match create(flags) {
+            Ok(ring) => return Ok((ring, Chosen { flags: Some(flags), refused })),
+            Err(error) => error,
+        };
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        refused.push((flags, errno));
+        if matches!(choice, RingChoice::Exactly(_)) {
+            return Err(SetupError { call: "io_uring_setup", error });
+        }
+        rung = match errno {
+            libc::EINVAL => flags.step_down(),
+            libc::ENOSYS | libc::EPERM | libc::EACCES => None,
+            _ => return Err(SetupError { call: "io_uring_setup", error }),
+        };
+    }
+    let ring = EpollRing::new().map_err(|error| SetupError { call: "epoll_create1", error })?;
+    Ok((Box::new(ring), Chosen { flags: None, refused }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusing(errno: i32, accept: impl Fn(RingFlags) -> bool) -> Result<Chosen, SetupError> {
+        climb_down(RingChoice::default(), |flags| {
+            if accept(flags) {
+                EpollRing::new().map(|ring| Box::new(ring) as Box<dyn Ring>)
+            } else {
+                Err(io::Error::from_raw_os_error(errno))
+            }
+        })
+        .map(|(_, chosen)| chosen)
+    }
+
+    #[test]
+    fn e5_ladder_steps_down_on_einval_to_a_plain_ring() {
+        let coop = refusing(libc::EINVAL, |f| f.task_run != TaskRun::Defer).unwrap();
+        assert_eq!(coop.flags.unwrap().task_run, TaskRun::Coop);
+        let plain = refusing(libc::EINVAL, |f| f == RingFlags::PLAIN).unwrap();
+        assert_eq!(plain.flags, Some(RingFlags::PLAIN));
+        assert!(plain.refused.len() >= 4, "{:?}", plain.refused);
+    }
+
+    #[test]
+    fn e5_ladder_ends_in_epoll_where_io_uring_is_denied() {
+        for errno in [libc::ENOSYS, libc::EPERM, libc::EACCES] {
+            let chosen = refusing(errno, |_| false).unwrap();
+            assert_eq!((chosen.flags, chosen.refused.len()), (None, 1));
+            assert!(chosen.to_string().contains("epoll"), "{chosen}");
+        }
+    }
+
+    #[test]
+    fn e5_other_errors_are_reported_not_hidden() {
+        let error = refusing(libc::ENOMEM, |_| false).unwrap_err();
+        assert_eq!(error.error.raw_os_error(), Some(libc::ENOMEM));
+        assert!(error.to_string().contains("io_uring_setup"), "{error}");
+    }
+}

@@ -1,0 +1,231 @@
+//! The real ring.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::ring::setup::{RingFlags, TaskRun};
+use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
+
+/// Places in the table of registered files. Sparse: an unused place costs 8 bytes in the kernel.
+const FILE_TABLE: u32 = 1024;
+
+/// `IORING_ENTER_*` of io_uring_enter(2).
+const ENTER_GETEVENTS: u32 = 1 << 0;
+const ENTER_EXT_ARG: u32 = 1 << 3;
+const ENTER_NO_IOWAIT: u32 = 1 << 7;
+
+/// An io_uring that one thread uses.
+pub(crate) struct UringRing {
+    ring: IoUring,
+    /// Free places in the table of registered files, last one first; empty where registering failed.
+    free_files: Vec<u32>,
+    /// `IORING_ENTER_NO_IOWAIT` where the kernel has it: an idle loop must not look like one that
+    /// waits for a disk.
+    wait_flags: u32,
+}
+
+impl UringRing {
+    /// Creates a ring with room for `entries` queued operations and eight times as many
+    /// completions: what is in flight may far exceed what is queued between two calls.
+    pub(crate) fn new(flags: RingFlags, entries: u32) -> io::Result<Self> {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(entries.saturating_mul(8));
+        if flags.single_issuer {
+            builder.setup_single_issuer();
+        }
+        match flags.task_run {
+            TaskRun::Interrupt => {}
+            TaskRun::Coop => {
+                builder.setup_coop_taskrun().setup_taskrun_flag();
+            }
+            TaskRun::Defer => {
+                builder.setup_defer_taskrun().setup_taskrun_flag();
+            }
+        }
+        if flags.no_sqarray {
+            builder.setup_no_sqarray();
+        }
+        if flags.submit_all {
+            builder.setup_submit_all();
+        }
+        let ring = builder.build(entries)?;
+        let params = ring.params();
+        if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
+            // Before 5.11: no time-outs on the waiting call, completions that get lost.
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        let wait_flags = if params.is_feature_no_iowait() { ENTER_NO_IOWAIT } else { 0 };
+        let free_files = match ring.submitter().register_files_sparse(FILE_TABLE) {
+            Ok(()) => (0..FILE_TABLE).rev().collect(),
+            Err(_) => Vec::new(),
+        };
+        Ok(UringRing { ring, free_files, wait_flags })
+    }
+}
+
+/// Builds the entry for an operation on a file that goes by descriptor or by index.
+macro_rules! with_file {
+    ($file:expr, |$target:ident| $entry:expr) => {
+        match $file {
+            RingFile::Fd(fd) => {
+                let $target = types::Fd(fd);
+                $entry
+            }
+            RingFile::Fixed(index) => {
+                let $target = types::Fixed(index);
+                $entry
+            }
+        }
+    };
+}
+
+fn entry(op: &RingOp) -> squeue::Entry {
+    match *op {
+        RingOp::Rw { file, write, segment, offset, rw_flags } => {
+            let base = segment.iov_base.cast::<u8>();
+            // A segment is part of a request that was checked against `MAX_IO`: it fits.
+            let len = u32::try_from(segment.iov_len).unwrap_or(u32::MAX);
+            if write {
+                with_file!(file, |fd| opcode::Write::new(fd, base, len)
+                    .offset(offset)
+                    .rw_flags(rw_flags)
+                    .build())
+            } else {
+                with_file!(file, |fd| opcode::Read::new(fd, base, len)
+                    .offset(offset)
+                    .rw_flags(rw_flags)
+                    .build())
+            }
+        }
+        RingOp::RwVectored { file, write, segments, count, offset, rw_flags } => {
+            if write {
+                with_file!(file, |fd| opcode::Writev::new(fd, segments, count)
+                    .offset(offset)
+                    .rw_flags(rw_flags)
+                    .build())
+            } else {
+                with_file!(file, |fd| opcode::Readv::new(fd, segments, count)
+                    .offset(offset)
+                    .rw_flags(rw_flags)
+                    .build())
+            }
+        }
+        RingOp::Fsync { file, data_only } => {
+            let flags =
+                if data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
+            with_file!(file, |fd| opcode::Fsync::new(fd).flags(flags).build())
+        }
+        RingOp::Fallocate { file, mode, offset, len } => {
+            with_file!(file, |fd| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build())
+        }
+        RingOp::PollAdd { fd, events, multishot } => {
+            opcode::PollAdd::new(types::Fd(fd), events).multi(multishot).build()
+        }
+        RingOp::PollRemove { user_data } => opcode::PollRemove::new(user_data).build(),
+        RingOp::Cancel { user_data } => opcode::AsyncCancel::new(user_data).build(),
+    }
+}
+
+impl Ring for UringRing {
+    unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
+        let entry = entry(op).user_data(user_data);
+        // SAFETY: the caller keeps descriptors and memory valid until the completion, as the
+        // trait's contract says.
+        unsafe { self.ring.submission().push(&entry) }.is_ok()
+    }
+
+    fn queued(&mut self) -> u32 {
+        self.ring.submission().len() as u32
+    }
+
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        let to_submit = self.queued();
+        // GETEVENTS always: it runs deferred task work and flushes an overflown completion queue.
+        let (mut flags, min_complete) = match wait {
+            Wait::No => (ENTER_GETEVENTS, 0),
+            Wait::For(_) | Wait::Forever => (ENTER_GETEVENTS | self.wait_flags, 1),
+        };
+        let timespec = match wait {
+            Wait::For(ns) => types::Timespec::from(std::time::Duration::from_nanos(ns)),
+            Wait::No | Wait::Forever => types::Timespec::new(),
+        };
+        let args = types::SubmitArgs::new().timespec(&timespec);
+        let (arg, size) = match wait {
+            Wait::For(_) => {
+                flags |= ENTER_EXT_ARG;
+                (&raw const args as *const libc::c_void, size_of_val(&args))
+            }
+            Wait::No | Wait::Forever => (std::ptr::null(), 0),
+        };
+        // SAFETY: the arguments are those of io_uring_enter(2): with EXT_ARG a pointer to, and the
+        // size of, `io_uring_getevents_arg` (which `SubmitArgs` is), else none. The queue's entries
+        // were pushed under `push`'s contract.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                self.ring.as_raw_fd(),
+                to_submit,
+                min_complete,
+                flags,
+                arg,
+                size,
+            )
+        };
+        if result >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // The time is up; a signal came; no memory for requests right now; completions must be
+            // taken first. In each case the caller's next step is to look at the completions.
+            Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+            _ => Err(error),
+        }
+    }
+
+    fn ready(&mut self) -> Ready {
+        if !self.ring.completion().is_empty() {
+            return Ready::Completions;
+        }
+        let queue = self.ring.submission();
+        if queue.taskrun() || queue.cq_overflow() { Ready::NeedsEnter } else { Ready::Nothing }
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        let room = into.capacity() - into.len();
+        into.extend(self.ring.completion().take(room).map(|cqe| Completion {
+            user_data: cqe.user_data(),
+            result: cqe.result(),
+            more: io_uring::cqueue::more(cqe.flags()),
+        }));
+    }
+
+    fn pollable_fd(&self) -> Option<RawFd> {
+        Some(self.ring.as_raw_fd())
+    }
+
+    fn does_file_io(&self) -> bool {
+        true
+    }
+
+    fn register_file(&mut self, fd: RawFd) -> Option<u32> {
+        let index = self.free_files.pop()?;
+        match self.ring.submitter().register_files_update(index, &[fd]) {
+            Ok(_) => Some(index),
+            Err(_) => {
+                self.free_files.push(index);
+                None
+            }
+        }
+    }
+
+    fn unregister_file(&mut self, index: u32) {
+        if self.ring.submitter().register_files_update(index, &[-1]).is_ok() {
+            self.free_files.push(index);
+        }
+    }
+}

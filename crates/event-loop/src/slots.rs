@@ -1,0 +1,178 @@
+//! Slots of operations in flight: they own the memory and the file until the completion (E8).
+
+#![allow(unsafe_code)]
+
+use std::rc::Rc;
+
+use crate::buf::IoBufs;
+use crate::op::{Engine, IoOp, IoTarget, LoopFile};
+use crate::ring::{RingFile, RingOp};
+
+/// An operation in flight.
+pub(crate) struct InFlight {
+    pub(crate) op: IoOp,
+    pub(crate) engine: Engine,
+    pub(crate) file: LoopFile,
+    pub(crate) bufs: IoBufs,
+    pub(crate) target: Rc<dyn IoTarget>,
+    pub(crate) token: u32,
+}
+
+impl InFlight {
+    /// The operation for the ring. Its pointers are good for as long as this stays in its slot: the
+    /// segments and their description are on the heap, so the slot itself may move.
+    pub(crate) fn ring_op(&self) -> Option<RingOp> {
+        let file = match &self.file.0.fixed {
+            Some(fixed) => RingFile::Fixed(fixed.index()),
+            None => RingFile::Fd(self.file.raw_fd()),
+        };
+        let (write, offset, dsync) = match self.op {
+            IoOp::Read { offset } => (false, offset, false),
+            IoOp::Write { offset, dsync } => (true, offset, dsync),
+            IoOp::Fsync { data_only } => return Some(RingOp::Fsync { file, data_only }),
+            IoOp::Fallocate { mode, offset, len } => {
+                return Some(RingOp::Fallocate { file, mode, offset, len });
+            }
+            IoOp::BlkDiscard { .. } | IoOp::BlkZeroOut { .. } => return None,
+        };
+        let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };
+        Some(match self.bufs.iovecs() {
+            [segment] => RingOp::Rw { file, write, segment: *segment, offset, rw_flags },
+            segments => RingOp::RwVectored {
+                file,
+                write,
+                segments: segments.as_ptr(),
+                count: u32::try_from(segments.len()).unwrap_or(u32::MAX),
+                offset,
+                rw_flags,
+            },
+        })
+    }
+}
+
+/// The table of slots. It grows when all are taken and never shrinks: in steady state it does not
+/// allocate.
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+struct Slot {
+    generation: u32,
+    content: Option<InFlight>,
+}
+
+/// A slot's number and generation, as it travels in `user_data`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl Slots {
+    pub(crate) fn with_capacity(slots: u32) -> Self {
+        let mut table = Slots { slots: Vec::new(), free: Vec::with_capacity(slots as usize) };
+        table.grow(slots);
+        table
+    }
+
+    fn grow(&mut self, more: u32) {
+        let first = self.slots.len() as u32;
+        self.slots.extend((0..more).map(|_| Slot { generation: 0, content: None }));
+        self.free.extend((first..first + more).rev());
+    }
+
+    pub(crate) fn insert(&mut self, content: InFlight) -> SlotId {
+        if self.free.is_empty() {
+            self.grow(self.slots.len().max(1) as u32);
+        }
+        let index = self.free.pop().unwrap_or_default();
+        let slot = &mut self.slots[index as usize];
+        slot.content = Some(content);
+        SlotId { index, generation: slot.generation }
+    }
+
+    pub(crate) fn get(&self, id: SlotId) -> Option<&InFlight> {
+        let slot = self.slots.get(id.index as usize)?;
+        if slot.generation == id.generation { slot.content.as_ref() } else { None }
+    }
+
+    /// Takes an operation out: its completion has come. `None` for a completion that belongs to
+    /// nobody.
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<InFlight> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        let content = slot.content.take()?;
+        slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
+        self.free.push(id.index);
+        Some(content)
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<SlotId> {
+        self.slots
+            .iter()
+            .zip(0..)
+            .filter(|(slot, _)| slot.content.is_some())
+            .map(|(slot, index)| SlotId { index, generation: slot.generation })
+            .collect()
+    }
+}
+
+/// Bits of a generation that `user_data` has room for.
+pub(crate) const GENERATION_MASK: u32 = (1 << 28) - 1;
+
+/// What a completion is for, packed into the 64 bits of `user_data`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UserData {
+    /// An operation in a slot.
+    Op(SlotId),
+    /// A handler's poll.
+    Poll(SlotId),
+    /// The loop's own wake-up descriptor.
+    Wake,
+    /// A cancellation or removal, whose own outcome does not matter.
+    Ignored,
+}
+
+impl UserData {
+    pub(crate) fn pack(self) -> u64 {
+        let slot = |kind: u64, id: SlotId| {
+            kind << 60 | u64::from(id.generation & GENERATION_MASK) << 32 | u64::from(id.index)
+        };
+        match self {
+            UserData::Op(id) => slot(0, id),
+            UserData::Poll(id) => slot(1, id),
+            UserData::Wake => 2 << 60,
+            UserData::Ignored => 3 << 60,
+        }
+    }
+
+    pub(crate) fn unpack(bits: u64) -> Self {
+        let id = SlotId { index: bits as u32, generation: (bits >> 32) as u32 & GENERATION_MASK };
+        match bits >> 60 {
+            0 => UserData::Op(id),
+            1 => UserData::Poll(id),
+            2 => UserData::Wake,
+            _ => UserData::Ignored,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_data_round_trips() {
+        let id = SlotId { index: u32::MAX, generation: GENERATION_MASK };
+        for data in [UserData::Op(id), UserData::Poll(id), UserData::Wake, UserData::Ignored] {
+            assert_eq!(UserData::unpack(data.pack()), data);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Counters of a loop, published once per iteration, readable from any thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a loop has done since it was created. Each number only grows, but for the window.
+///
+/// Written by the loop's thread alone, with plain stores; a reader may see one a little older than
+/// another.
+#[derive(Debug, Default)]
+pub struct LoopStats {
+    /// Iterations.
+    pub iterations: Counter,
+    /// Calls of io_uring_enter (or epoll_pwait2): at most one per iteration (contract E6).
+    pub enters: Counter,
+    /// Those that were allowed to sleep.
+    pub sleeps: Counter,
+    /// Operations submitted.
+    pub submitted: Counter,
+    /// Operations completed (contract E7: submitted = completed + in flight).
+    pub completed: Counter,
+    /// Busy polls that found something.
+    pub poll_hits: Counter,
+    /// Busy polls that found nothing in their window.
+    pub poll_misses: Counter,
+    /// The poll window, nanoseconds.
+    pub poll_window_ns: Counter,
+}
+
+/// A number that one thread writes and any thread reads.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// The value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Adds `n`. Only the owning thread may: it is a load and a store, not a locked addition.
+    pub fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Sets the value. Only the owning thread may.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+}
