@@ -1,1 +1,44 @@
-//! Placeholder.
+//! What the user asked for, parsed into types that cannot be wrong.
+//!
+//! The syntax, the names and the wording of errors are those of qemu-storage-daemon (QSD), so that
+//! its command lines work unchanged. Everything here is pure: no file is opened, no socket bound,
+//! no thread started, so a command line that is wrong anywhere has no effect at all.
+//!
+//! ```text
+//! argv ── cli ──┬─ storage_daemon ── keyval | json ── table ──┬─ blockdev ─┐
+//!               │                                             ├─ object   ─┼─ graph ── Step, Step, …
+//!               │                                             └─ export   ─┘
+//!               ├─ serve ── Step, Step, …
+//!               └─ probe
+//! ```
+//!
+//! Each thing a user can name is one row of a [`table`]: its name, its kind, its default and its
+//! help line. Parsing, validation and the help texts all read that row.
+
+#![forbid(unsafe_code)]
+
+mod blockdev;
+mod cli;
+mod error;
+mod export;
+mod graph;
+mod help;
+mod json;
+pub mod keyval;
+mod object;
+mod probe;
+mod scalar;
+mod serve;
+mod storage_daemon;
+pub mod table;
+mod value;
+
+pub use cli::{Command, parse_args, program_name};
+pub use error::{OptionError, UsageError};
+pub use export::{Addr, MAX_QUEUES, VhostUserBlkExport};
+pub use graph::check as check_graph;
+pub use object::IothreadOptions;
+pub use probe::ProbeOptions;
+pub use serve::{CacheMode, ImageKind, ServeOptions};
+pub use storage_daemon::{Action, Step, StorageDaemonOptions};
+pub use value::{Object, Value};

@@ -1,0 +1,163 @@
+//! `--object`: things that are neither nodes nor exports. So far I/O threads.
+
+use crate::error::OptionError;
+use crate::scalar::{IDENTIFIER_HINT, is_identifier};
+use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::value::{Object, Value};
+
+/// `iothread`: a thread that runs an event loop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IothreadOptions {
+    /// `id`: its name.
+    pub id: String,
+    /// `poll-max-ns`: the longest time to busy-poll before sleeping, nanoseconds. 0: never.
+    pub poll_max_ns: u64,
+    /// `poll-grow`: what the window is multiplied by when it was too short. 0: the default.
+    pub poll_grow: u64,
+    /// `poll-shrink`: what the window is divided by when it was too long. 0: the default.
+    pub poll_shrink: u64,
+    /// `poll-weight`: how slowly the window follows the latest interval, as a shift; at most 63.
+    /// 0: the default.
+    pub poll_weight: u32,
+    /// `aio-max-batch`: most requests handed to the kernel at once. 0: the loop decides.
+    pub aio_max_batch: u64,
+    /// `thread-pool-min`: threads kept for blocking work.
+    pub thread_pool_min: u32,
+    /// `thread-pool-max`: most threads for blocking work; at least 1 and `thread_pool_min`.
+    pub thread_pool_max: u32,
+}
+
+impl Default for IothreadOptions {
+    fn default() -> Self {
+        Self {
+            id: String::new(),
+            poll_max_ns: 32768,
+            poll_grow: 0,
+            poll_shrink: 0,
+            poll_weight: 0,
+            aio_max_batch: 0,
+            thread_pool_min: 0,
+            thread_pool_max: 64,
+        }
+    }
+}
+
+const ANY: std::ops::RangeInclusive<i64> = 0..=i64::MAX;
+
+/// Options of `iothread`.
+pub(crate) static IOTHREAD: &[Field<IothreadOptions>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |iothread, id| {
+                if !is_identifier(&id) {
+                    return Err(OptionError::new("Parameter 'id' expects an identifier")
+                        .hint(IDENTIFIER_HINT));
+                }
+                iothread.id = id;
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "name of the I/O thread, for exports to refer to",
+    },
+    Field {
+        name: "poll-max-ns",
+        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_max_ns) },
+        need: Need::Default("32768"),
+        help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
+    },
+    Field {
+        name: "poll-grow",
+        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_grow) },
+        need: Need::Default("0"),
+        help: "factor by which a poll window that was too short grows; 0 means 2",
+    },
+    Field {
+        name: "poll-shrink",
+        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_shrink) },
+        need: Need::Default("0"),
+        help: "divisor by which a poll window that was too long shrinks; 0 means 2",
+    },
+    Field {
+        name: "poll-weight",
+        // The weight is a shift of a 64-bit number.
+        kind: Kind::Int { range: 0..=63, set: |o, n| unsigned(n, &mut o.poll_weight) },
+        need: Need::Default("0"),
+        help: "how slowly the poll window follows the latest interval (1 fast, 4 slow); 0 means 3",
+    },
+    Field {
+        name: "aio-max-batch",
+        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.aio_max_batch) },
+        need: Need::Default("0"),
+        help: "most requests handed to the kernel at once; 0 lets the loop decide",
+    },
+    Field {
+        name: "thread-pool-min",
+        kind: Kind::Int { range: ANY, set: |o, n| pool(n, &mut o.thread_pool_min) },
+        need: Need::Default("0"),
+        help: "threads kept ready for blocking work",
+    },
+    Field {
+        name: "thread-pool-max",
+        kind: Kind::Int { range: ANY, set: |o, n| pool(n, &mut o.thread_pool_max) },
+        need: Need::Default("64"),
+        help: "most threads for blocking work",
+    },
+];
+
+/// Stores a number whose range the table has checked.
+fn unsigned<N: TryFrom<i64>>(number: i64, into: &mut N) -> table::Set {
+    *into = N::try_from(number).map_err(|_| OptionError::new("number out of range"))?;
+    Ok(())
+}
+
+fn pool(number: i64, into: &mut u32) -> table::Set {
+    *into = u32::try_from(number)
+        .ok()
+        .filter(|threads| i32::try_from(*threads).is_ok())
+        .ok_or_else(bad_pool)?;
+    Ok(())
+}
+
+fn bad_pool() -> OptionError {
+    OptionError::new("bad thread-pool-min/thread-pool-max values").hint(
+        "thread-pool-max must be at least 1, at least thread-pool-min, and at most 2147483647.",
+    )
+}
+
+/// The object types there are, with what they are for.
+pub(crate) static TYPES: &[(&str, &str)] =
+    &[("iothread", "a thread that runs an event loop, for exports to be served by")];
+
+/// The rows of an object type's table.
+pub(crate) fn rows(_type: &str) -> Vec<Row> {
+    IOTHREAD.iter().flat_map(Field::rows).collect()
+}
+
+/// Reads one `--object`.
+pub(crate) fn read(mut object: Object, at: &Context) -> Result<IothreadOptions, OptionError> {
+    let qom_type = match table::take(&mut object, "qom-type") {
+        Some(Value::Text(name)) => name,
+        Some(other) => table::text(other, "qom-type", at)?,
+        None => return Err(table::missing("qom-type").hint(known_types())),
+    };
+    if !TYPES.iter().any(|(name, _)| *name == qom_type) {
+        let known = TYPES.iter().map(|(name, _)| *name);
+        return Err(table::not_accepted("qom-type", at, &qom_type, known));
+    }
+    let mut iothread = IothreadOptions::default();
+    table::read(IOTHREAD, &mut iothread, &mut object, at)?;
+    let known = ["qom-type"].into_iter().chain(IOTHREAD.iter().map(|field| field.name));
+    table::refuse_rest(&object, at, "object type 'iothread'", known)?;
+    if iothread.thread_pool_max == 0 || iothread.thread_pool_min > iothread.thread_pool_max {
+        return Err(bad_pool());
+    }
+    Ok(iothread)
+}
+
+fn known_types() -> String {
+    let names: Vec<&str> = TYPES.iter().map(|(name, _)| *name).collect();
+    format!("Known object types: {}", names.join(", "))
+}

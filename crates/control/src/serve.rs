@@ -1,0 +1,347 @@
+//! `serve`: one image, the short way. Comes down to the same steps as a QSD command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use block::options::{
+    Aio, BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
+};
+
+use crate::error::OptionError;
+use crate::export::{Addr, MAX_QUEUES, VhostUserBlkExport, check_socket_path};
+use crate::object::IothreadOptions;
+use crate::storage_daemon::{Action, Step};
+use crate::table::{self, Choice, Field, Kind, Need};
+
+/// The `node-name` of the served image.
+const NODE: &str = "disk0";
+/// The `id` of its export.
+const EXPORT: &str = "export0";
+/// The most I/O threads.
+const MAX_IOTHREADS: i64 = 64;
+
+/// Options of `serve`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeOptions {
+    /// The image: a file or a block device.
+    pub image: PathBuf,
+    /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
+    pub size: Option<u64>,
+    /// `--socket`: where the front end connects, at most 107 bytes.
+    pub socket: PathBuf,
+    /// `--queues`: request queues the guest may use.
+    pub queues: u16,
+    /// `--iothreads`: threads that serve them; at most as many as queues.
+    pub iothreads: u16,
+    /// `--read-only`: open and offer the image read-only.
+    pub read_only: bool,
+    /// `--cache`.
+    pub cache: CacheMode,
+    /// `--aio`; `None` means io_uring where the kernel offers it, else threads.
+    pub aio: Option<Aio>,
+    /// `--discard`.
+    pub discard: Discard,
+    /// `--locking`.
+    pub locking: Locking,
+    /// `--block-size` in bytes: a power of two from 512 to 2 MiB.
+    pub block_size: u32,
+    /// `--poll-max-ns`: longest time to busy-poll before sleeping, nanoseconds.
+    pub poll_max_ns: u64,
+}
+
+/// `--cache`: QEMU's cache modes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Past the page cache; the guest sees a disk with a write cache and flushes it.
+    #[default]
+    None,
+    /// Through the page cache; the guest flushes.
+    Writeback,
+    /// Through the page cache; every write is flushed before it is answered.
+    Writethrough,
+    /// Past the page cache; every write is flushed before it is answered.
+    Directsync,
+    /// Through the page cache; flushes are ignored.
+    Unsafe,
+}
+
+/// What the image turned out to be, once looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageKind {
+    /// A regular file.
+    File,
+    /// A block device.
+    BlockDevice,
+}
+
+impl ServeOptions {
+    fn new(image: PathBuf) -> Self {
+        Self {
+            image,
+            size: None,
+            socket: PathBuf::new(),
+            queues: 8,
+            iothreads: 1,
+            read_only: false,
+            cache: CacheMode::default(),
+            aio: None,
+            discard: Discard::Unmap,
+            locking: Locking::Auto,
+            block_size: 512,
+            poll_max_ns: IothreadOptions::default().poll_max_ns,
+        }
+    }
+
+    /// What to create, as the steps of a QSD command line.
+    pub fn steps(&self, kind: ImageKind) -> Vec<Step> {
+        let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
+        let file =
+            FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
+        let node = BlockdevOptions {
+            node_name: Some(NODE.to_owned()),
+            read_only: self.read_only,
+            auto_read_only: false,
+            discard: self.discard,
+            detect_zeroes: DetectZeroes::Off,
+            cache: Cache {
+                direct: matches!(self.cache, CacheMode::None | CacheMode::Directsync),
+                no_flush: self.cache == CacheMode::Unsafe,
+            },
+            driver: match kind {
+                ImageKind::File => Driver::File(file),
+                ImageKind::BlockDevice => Driver::HostDevice(file),
+            },
+        };
+        let export = VhostUserBlkExport {
+            id: EXPORT.to_owned(),
+            node_name: NODE.to_owned(),
+            addr: Addr::Unix { path: self.socket.clone() },
+            writable: !self.read_only,
+            writethrough: matches!(self.cache, CacheMode::Writethrough | CacheMode::Directsync),
+            num_queues: self.queues,
+            logical_block_size: self.block_size,
+            iothreads: iothreads.clone(),
+            fixed_iothread: false,
+        };
+        let objects = iothreads.into_iter().map(|id| {
+            let poll_max_ns = self.poll_max_ns;
+            Action::Object(IothreadOptions { id, poll_max_ns, ..IothreadOptions::default() })
+        });
+        let rest = [Action::Blockdev(node), Action::Export(export)];
+        let image = self.image.display();
+        objects
+            .chain(rest)
+            .map(|action| Step { origin: format!("serve {image}"), action })
+            .collect()
+    }
+}
+
+fn put<V>(into: &mut V, value: V) -> table::Set {
+    *into = value;
+    Ok(())
+}
+
+/// The options of the command line.
+pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
+    Field {
+        name: "size",
+        kind: Kind::Bytes(|serve, bytes| {
+            if bytes == 0 || bytes % 512 != 0 {
+                return Err(OptionError::new("Specified size is not a positive multiple of 512"));
+            }
+            put(&mut serve.size, Some(bytes))
+        }),
+        need: Need::Optional("the image must exist"),
+        help: "make the image, with this size, when it is missing; an image that exists is never \
+               resized",
+    },
+    Field {
+        name: "socket",
+        kind: Kind::Path(|serve, path| {
+            check_socket_path("socket", &path)?;
+            put(&mut serve.socket, path)
+        }),
+        need: Need::Optional("<name of the image>.sock, in the current directory"),
+        help: "socket the virtual machine connects to",
+    },
+    Field {
+        name: "queues",
+        kind: Kind::Int {
+            range: 1..=MAX_QUEUES as i64,
+            set: |serve, queues| match u16::try_from(queues) {
+                Ok(queues) => put(&mut serve.queues, queues),
+                Err(_) => Err(OptionError::new("number out of range")),
+            },
+        },
+        need: Need::Default("8"),
+        help: "request queues the guest may use; QEMU asks for one per vCPU",
+    },
+    Field {
+        name: "iothreads",
+        kind: Kind::Int {
+            range: 1..=MAX_IOTHREADS,
+            set: |serve, threads| match u16::try_from(threads) {
+                Ok(threads) => put(&mut serve.iothreads, threads),
+                Err(_) => Err(OptionError::new("number out of range")),
+            },
+        },
+        need: Need::Default("1"),
+        help: "threads that serve the queues, dealt out in turn; at most one per queue",
+    },
+    Field {
+        name: "read-only",
+        kind: Kind::Flag(|serve| serve.read_only = true),
+        need: Need::Optional("the guest may write"),
+        help: "open the image read-only, and offer it so",
+    },
+    Field {
+        name: "cache",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "none",
+                help: "bypass the host's page cache",
+                set: |serve| put(&mut serve.cache, CacheMode::None),
+            },
+            Choice {
+                name: "writeback",
+                help: "use the host's page cache",
+                set: |serve| put(&mut serve.cache, CacheMode::Writeback),
+            },
+            Choice {
+                name: "writethrough",
+                help: "use the page cache, flush after each write",
+                set: |serve| put(&mut serve.cache, CacheMode::Writethrough),
+            },
+            Choice {
+                name: "directsync",
+                help: "bypass the page cache, flush after each write",
+                set: |serve| put(&mut serve.cache, CacheMode::Directsync),
+            },
+            Choice {
+                name: "unsafe",
+                help: "use the page cache, ignore flushes",
+                set: |serve| put(&mut serve.cache, CacheMode::Unsafe),
+            },
+        ]),
+        need: Need::Default("none"),
+        help: "cache mode, by QEMU's names",
+    },
+    Field {
+        name: "aio",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "io_uring",
+                help: "the event loop's ring",
+                set: |serve| put(&mut serve.aio, Some(Aio::IoUring)),
+            },
+            Choice {
+                name: "threads",
+                help: "a pool of threads with blocking system calls",
+                set: |serve| put(&mut serve.aio, Some(Aio::Threads)),
+            },
+        ]),
+        need: Need::Optional("io_uring where the kernel offers it, else threads"),
+        help: "who carries out reads and writes",
+    },
+    Field {
+        name: "discard",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "unmap",
+                help: "give the space back",
+                set: |serve| put(&mut serve.discard, Discard::Unmap),
+            },
+            Choice {
+                name: "ignore",
+                help: "answer discards, do nothing",
+                set: |serve| put(&mut serve.discard, Discard::Ignore),
+            },
+        ]),
+        need: Need::Default("unmap"),
+        help: "what becomes of the guest's discard requests",
+    },
+    Field {
+        name: "locking",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "auto",
+                help: "lock where the file system can",
+                set: |serve| put(&mut serve.locking, Locking::Auto),
+            },
+            Choice {
+                name: "on",
+                help: "lock, or fail",
+                set: |serve| put(&mut serve.locking, Locking::On),
+            },
+            Choice {
+                name: "off",
+                help: "do not lock",
+                set: |serve| put(&mut serve.locking, Locking::Off),
+            },
+        ]),
+        need: Need::Default("auto"),
+        help: "lock the image against other programs, as QEMU does",
+    },
+    Field {
+        name: "block-size",
+        kind: Kind::Bytes(|serve, bytes| match u32::try_from(bytes) {
+            Ok(size @ 512..=2_097_152) if size.is_power_of_two() => {
+                put(&mut serve.block_size, size)
+            }
+            _ => Err(OptionError::new(
+                "parameter block-size must be a power of 2 between 512 and 2097152",
+            )),
+        }),
+        need: Need::Default("512"),
+        help: "unit in which the guest addresses the disk, a power of 2 from 512 to 2M",
+    },
+    Field {
+        name: "poll-max-ns",
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |serve, ns| put(&mut serve.poll_max_ns, ns.unsigned_abs()),
+        },
+        need: Need::Default("32768"),
+        help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
+    },
+];
+
+/// What takes no options to decide: the image from the positional arguments.
+pub(crate) fn start(arguments: Vec<OsString>) -> Result<ServeOptions, OptionError> {
+    let mut arguments = arguments.into_iter();
+    let image = arguments.next().filter(|image| !image.is_empty()).ok_or_else(|| {
+        OptionError::new("serve: an image is missing")
+            .hint("Usage: ringmill serve <image> [options]")
+    })?;
+    match arguments.next() {
+        Some(extra) => {
+            Err(OptionError::new(format!("{}: Unexpected argument", extra.to_string_lossy()))
+                .hint("serve takes one image; use storage-daemon for several."))
+        }
+        None => Ok(ServeOptions::new(PathBuf::from(image))),
+    }
+}
+
+/// What takes all options to decide.
+pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
+    if serve.iothreads > serve.queues {
+        return Err(OptionError::new(format!(
+            "--iothreads {}: more threads than queues ({})",
+            serve.iothreads, serve.queues
+        ))
+        .hint("A queue is served by one thread. Raise --queues."));
+    }
+    if serve.socket.as_os_str().is_empty() {
+        let Some(name) = serve.image.file_name() else {
+            return Err(OptionError::new(format!("{}: not an image", serve.image.display())));
+        };
+        let mut socket = name.to_owned();
+        socket.push(".sock");
+        serve.socket = PathBuf::from(socket);
+        check_socket_path("socket", &serve.socket).map_err(|_| {
+            OptionError::new("the image's name is too long for a socket's")
+                .hint("Choose the socket's name with --socket.")
+        })?;
+    }
+    Ok(serve)
+}

@@ -1,0 +1,156 @@
+//! `storage-daemon`: QSD's command line.
+
+use std::path::PathBuf;
+
+use block::options::BlockdevOptions;
+
+use crate::error::OptionError;
+use crate::export::VhostUserBlkExport;
+use crate::help;
+use crate::object::IothreadOptions;
+use crate::table::{self, Context, Field, Kind, Need};
+use crate::value::{Dialect, Object};
+use crate::{blockdev, export, json, keyval, object};
+
+/// A QSD command line: steps to carry out in order, and how to run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StorageDaemonOptions {
+    /// What to create, in the order of the command line. Checked: each step refers only to what a
+    /// step before it defines.
+    pub steps: Vec<Step>,
+    /// `--pidfile`: where to write the process's id once everything is ready.
+    pub pidfile: Option<PathBuf>,
+    /// `--daemonize`: go to the background once everything is ready.
+    pub daemonize: bool,
+}
+
+/// One thing to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The option as it was written, for errors: `--blockdev null-co,node-name=n`.
+    pub origin: String,
+    /// What it says.
+    pub action: Action,
+}
+
+/// What a step creates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// `--object iothread`.
+    Object(IothreadOptions),
+    /// `--blockdev`.
+    Blockdev(BlockdevOptions),
+    /// `--export vhost-user-blk`.
+    Export(VhostUserBlkExport),
+}
+
+/// The command line while it is read.
+#[derive(Default)]
+pub(crate) struct Draft {
+    pub(crate) options: StorageDaemonOptions,
+    /// The option being read, as it was written.
+    pub(crate) origin: String,
+    /// Help that was asked for inside an option: `--object iothread,help`.
+    pub(crate) help: Option<String>,
+}
+
+/// The options of the command line.
+pub(crate) static OPTIONS: &[Field<Draft>] = &[
+    Field {
+        name: "blockdev",
+        kind: Kind::Text {
+            meta: "[driver=]<driver>,node-name=<node-name>[,<option>=<value>...]",
+            set: |draft, text| {
+                let wanted = structure(&text, "driver")?;
+                if wanted.help {
+                    return draft.help(help::blockdev(wanted.member("driver")));
+                }
+                let node = blockdev::read(wanted.object, &wanted.at)?;
+                draft.step(Action::Blockdev(node))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "open a block node",
+    },
+    Field {
+        name: "daemonize",
+        kind: Kind::Flag(|draft| draft.options.daemonize = true),
+        need: Need::Optional("stay in the foreground"),
+        help: "go to the background once everything is ready",
+    },
+    Field {
+        name: "export",
+        kind: Kind::Text {
+            meta: "[type=]<type>,id=<id>,node-name=<node-name>[,<option>=<value>...]",
+            set: |draft, text| {
+                let wanted = structure(&text, "type")?;
+                if wanted.help {
+                    return draft.help(help::export(wanted.member("type")));
+                }
+                let export = export::read(wanted.object, &wanted.at)?;
+                draft.step(Action::Export(export))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "offer a block node to another program",
+    },
+    Field {
+        name: "object",
+        kind: Kind::Text {
+            meta: "[qom-type=]<type>,id=<id>[,<property>=<value>...]",
+            set: |draft, text| {
+                let wanted = structure(&text, "qom-type")?;
+                if wanted.help {
+                    return draft.help(help::object(wanted.member("qom-type")));
+                }
+                let object = object::read(wanted.object, &wanted.at)?;
+                draft.step(Action::Object(object))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "create an object; exports refer to it by its id",
+    },
+    Field {
+        name: "pidfile",
+        kind: Kind::Path(|draft, path| {
+            draft.options.pidfile = Some(path);
+            Ok(())
+        }),
+        need: Need::Optional("none"),
+        help: "write the process's id to this file once everything is ready",
+    },
+];
+
+impl Draft {
+    fn step(&mut self, action: Action) -> table::Set {
+        self.options.steps.push(Step { origin: self.origin.clone(), action });
+        Ok(())
+    }
+
+    fn help(&mut self, text: String) -> table::Set {
+        self.help.get_or_insert(text);
+        Ok(())
+    }
+}
+
+/// The value of an option, taken apart.
+struct Structure {
+    object: Object,
+    at: Context,
+    help: bool,
+}
+
+impl Structure {
+    fn member(&self, name: &str) -> Option<&str> {
+        self.object.iter().find(|(member, _)| member == name).and_then(|(_, value)| value.as_text())
+    }
+}
+
+fn structure(text: &str, implied: &str) -> Result<Structure, OptionError> {
+    if text.starts_with('{') {
+        let object = json::parse(text)?;
+        return Ok(Structure { object, at: Context::new(Dialect::Json), help: false });
+    }
+    let keyval::Parsed { object, help } = keyval::parse(text, Some(implied))?;
+    Ok(Structure { object, at: Context::new(Dialect::Keyval), help })
+}

@@ -1,0 +1,343 @@
+//! The tables options are described in, and the reader that follows them.
+//!
+//! A [`Field`] is one row: everything there is to know of one option, once. The reader takes values
+//! out of an object row by row, converts each as its [`Kind`] says and hands it to the row's
+//! setter, whose argument type the kind fixes; what is left over afterwards is unknown. [`Row`] is
+//! the same row with its types erased, for help texts and reference pages.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use crate::error::OptionError;
+use crate::scalar;
+use crate::value::{Dialect, Object, Value};
+
+/// One option of a `T`: a row of its table.
+pub struct Field<T: 'static> {
+    /// The name, as it is written.
+    pub name: &'static str,
+    /// What it takes, and where that goes.
+    pub kind: Kind<T>,
+    /// Whether it must be there, and what counts when it is not.
+    pub need: Need,
+    /// What it is for, in one sentence.
+    pub help: &'static str,
+}
+
+/// Whether an option must be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It must.
+    Required,
+    /// It counts as this value when it is left out.
+    Default(&'static str),
+    /// It may be left out, with the effect told here.
+    Optional(&'static str),
+}
+
+/// What a setter may say: fine, or why not.
+pub type Set = Result<(), OptionError>;
+
+/// What an option takes, with the setter that receives it.
+pub enum Kind<T: 'static> {
+    /// Nothing: naming the option is all. For command lines only.
+    Flag(fn(&mut T)),
+    /// `on` or `off`.
+    Bool(fn(&mut T, bool) -> Set),
+    /// An integer in `range`.
+    Int {
+        /// What is allowed.
+        range: RangeInclusive<i64>,
+        /// Receives it.
+        set: fn(&mut T, i64) -> Set,
+    },
+    /// A number of bytes. QSD takes suffixes (`4k`) for some of its sizes and not for others;
+    /// here all of them do.
+    Bytes(fn(&mut T, u64) -> Set),
+    /// Text.
+    Text {
+        /// How help texts write it: `<id>`.
+        meta: &'static str,
+        /// Receives it.
+        set: fn(&mut T, String) -> Set,
+    },
+    /// A path, passed on as it is.
+    Path(fn(&mut T, PathBuf) -> Set),
+    /// One of some words.
+    Choice(&'static [Choice<T>]),
+    /// Members of the same `T` under a common name: `cache.direct`.
+    Group(&'static [Field<T>]),
+    /// Something with a structure of its own.
+    Nested {
+        /// How help texts write it.
+        meta: &'static str,
+        /// What lies below it, for help texts; names without the prefix.
+        rows: fn() -> Vec<Row>,
+        /// Reads it.
+        read: fn(&mut T, Value, &Context) -> Set,
+    },
+}
+
+/// One of the words that a [`Kind::Choice`] takes.
+pub struct Choice<T: 'static> {
+    /// The word.
+    pub name: &'static str,
+    /// What it means.
+    pub help: &'static str,
+    /// Carries it out; may refuse.
+    pub set: fn(&mut T) -> Set,
+}
+
+/// Where the reader is.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub(crate) dialect: Dialect,
+    pub(crate) prefix: String,
+    pub(crate) depth: usize,
+}
+
+impl Context {
+    /// At the top of a value written in `dialect`.
+    pub(crate) fn new(dialect: Dialect) -> Self {
+        Self { dialect, prefix: String::new(), depth: 0 }
+    }
+
+    /// Below member `name`.
+    pub(crate) fn below(&self, name: &str) -> Self {
+        let prefix = format!("{}{name}.", self.prefix);
+        Self { dialect: self.dialect, prefix, depth: self.depth + 1 }
+    }
+
+    /// The full name of member `name`.
+    pub(crate) fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// The name of the object itself, without the dot.
+    pub(crate) fn whole(&self) -> &str {
+        self.prefix.strip_suffix('.').unwrap_or(&self.prefix)
+    }
+}
+
+/// Reads the options of `fields` out of `object`, and leaves what it does not know.
+pub(crate) fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Context) -> Set {
+    for field in fields {
+        match take(object, field.name) {
+            Some(value) => field.set(into, value, at)?,
+            None => field.missing(at)?,
+        }
+    }
+    Ok(())
+}
+
+/// Takes a member out of an object.
+pub(crate) fn take(object: &mut Object, name: &str) -> Option<Value> {
+    let place = object.iter().position(|(member, _)| member == name)?;
+    Some(object.remove(place).1)
+}
+
+/// Refuses what [`read`] left over. `known` are the names that would have been right, for `whom`.
+pub(crate) fn refuse_rest<'a>(
+    object: &Object,
+    at: &Context,
+    whom: &str,
+    known: impl Iterator<Item = &'a str>,
+) -> Set {
+    let Some((name, _)) = object.first() else { return Ok(()) };
+    let known: Vec<&str> = known.collect();
+    Err(OptionError::new(format!("Parameter '{}' is unexpected", at.full(name)))
+        .hint(format!("Known parameters of {whom}: {}", known.join(", "))))
+}
+
+/// A parameter that must be there and is not.
+pub(crate) fn missing(full_name: &str) -> OptionError {
+    OptionError::new(format!("Parameter '{full_name}' is missing"))
+}
+
+/// A word that is none of those known. QSD names the parameter without what it lies in; the hint
+/// names it in full.
+pub(crate) fn not_accepted<'a>(
+    name: &str,
+    at: &Context,
+    value: &str,
+    known: impl Iterator<Item = &'a str>,
+) -> OptionError {
+    let known: Vec<&str> = known.collect();
+    OptionError::new(format!("Parameter '{name}' does not accept value '{value}'")).hint(format!(
+        "Known values of '{}': {}",
+        at.full(name),
+        known.join(", ")
+    ))
+}
+
+/// A value of the wrong shape.
+pub(crate) fn wrong_type(full_name: &str, expected: &str) -> OptionError {
+    OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))
+}
+
+/// The text of a scalar. `expected` is what JSON should have had instead of a list or an object.
+pub(crate) fn text(value: Value, full_name: &str, at: &Context) -> Result<String, OptionError> {
+    match (value, at.dialect) {
+        (Value::Text(text), _) => Ok(text),
+        (_, Dialect::Keyval) => {
+            Err(OptionError::new(format!("Parameters '{full_name}.*' are unexpected")))
+        }
+        (_, Dialect::Json) => Err(wrong_type(full_name, "string")),
+    }
+}
+
+impl<T> Field<T> {
+    fn missing(&self, at: &Context) -> Set {
+        match &self.kind {
+            Kind::Group(fields) => {
+                let at = at.below(self.name);
+                fields.iter().try_for_each(|field| field.missing(&at))
+            }
+            _ if self.need == Need::Required => Err(missing(&at.full(self.name))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Converts `value` and hands it over.
+    pub(crate) fn set(&self, into: &mut T, value: Value, at: &Context) -> Set {
+        let name = at.full(self.name);
+        match &self.kind {
+            Kind::Flag(set) => {
+                set(into);
+                Ok(())
+            }
+            Kind::Bool(set) => match value {
+                Value::Bool(on) => set(into, on),
+                Value::Text(text) if at.dialect == Dialect::Keyval => {
+                    let on = scalar::boolean(&text).ok_or_else(|| {
+                        OptionError::new(format!("Parameter '{name}' expects 'on' or 'off'"))
+                    })?;
+                    set(into, on)
+                }
+                other => Err(mismatch(other, &name, "boolean", at)),
+            },
+            Kind::Int { range, set } => {
+                let number = match value {
+                    Value::Integer(number) => number,
+                    Value::Text(text) if at.dialect == Dialect::Keyval => scalar::integer(&text)
+                        .ok_or_else(|| {
+                            OptionError::new(format!("Parameter '{name}' expects integer"))
+                        })?,
+                    other => return Err(mismatch(other, &name, "integer", at)),
+                };
+                if !range.contains(&number) {
+                    return Err(out_of_range(&name, range));
+                }
+                set(into, number)
+            }
+            Kind::Bytes(set) => {
+                let bytes = match value {
+                    Value::Integer(number) => number,
+                    Value::Text(text) if at.dialect == Dialect::Keyval => {
+                        bytes(&text).ok_or_else(|| {
+                            OptionError::new(format!("Parameter '{name}' expects size")).hint(
+                                "A size is a number of bytes, or a number with suffix \
+                                 K, M, G, T, P or E for powers of 1024.",
+                            )
+                        })?
+                    }
+                    other => return Err(mismatch(other, &name, "integer", at)),
+                };
+                match u64::try_from(bytes) {
+                    Ok(bytes) => set(into, bytes),
+                    Err(_) => Err(out_of_range(&name, &(0..=i64::MAX))),
+                }
+            }
+            Kind::Text { set, .. } => set(into, text(value, &name, at)?),
+            Kind::Path(set) => set(into, PathBuf::from(text(value, &name, at)?)),
+            Kind::Choice(choices) => {
+                let word = text(value, &name, at)?;
+                match choices.iter().find(|choice| choice.name == word) {
+                    Some(choice) => (choice.set)(into),
+                    None => {
+                        let known = choices.iter().map(|choice| choice.name);
+                        Err(not_accepted(self.name, at, &word, known))
+                    }
+                }
+            }
+            Kind::Group(fields) => {
+                let Value::Object(mut object) = value else {
+                    return Err(wrong_type(&name, "object"));
+                };
+                let below = at.below(self.name);
+                read(fields, into, &mut object, &below)?;
+                let known = fields.iter().map(|field| field.name);
+                refuse_rest(&object, &below, &format!("'{name}'"), known)
+            }
+            Kind::Nested { read, .. } => read(into, value, &at.below(self.name)),
+        }
+    }
+
+    /// The rows that describe this option, groups and structures spread out.
+    pub fn rows(&self) -> Vec<Row> {
+        let below = match &self.kind {
+            Kind::Group(fields) => fields.iter().flat_map(Field::rows).collect(),
+            Kind::Nested { rows, .. } => rows(),
+            _ => Vec::new(),
+        };
+        let own = Row {
+            name: self.name.to_owned(),
+            value: self.kind.meta(),
+            need: self.need,
+            help: self.help,
+        };
+        let group = matches!(self.kind, Kind::Group(_)) || own.help.is_empty();
+        let below =
+            below.into_iter().map(|row| Row { name: format!("{}.{}", self.name, row.name), ..row });
+        (!group).then_some(own).into_iter().chain(below).collect()
+    }
+}
+
+/// A size: suffixed, or any integer as QSD writes them elsewhere.
+fn bytes(text: &str) -> Option<i64> {
+    scalar::integer(text).or_else(|| scalar::size(text).and_then(|size| i64::try_from(size).ok()))
+}
+
+fn mismatch(value: Value, full_name: &str, expected: &str, at: &Context) -> OptionError {
+    match (at.dialect, value) {
+        (Dialect::Keyval, Value::List(_) | Value::Object(_)) => {
+            OptionError::new(format!("Parameters '{full_name}.*' are unexpected"))
+        }
+        _ => wrong_type(full_name, expected),
+    }
+}
+
+/// A number that is not in its range.
+pub(crate) fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionError {
+    OptionError::new(format!("{name} value must be in range [{}, {}]", range.start(), range.end()))
+}
+
+impl<T> Kind<T> {
+    /// How help texts write what the option takes; empty for a flag.
+    pub fn meta(&self) -> String {
+        match self {
+            Self::Flag(_) | Self::Group(_) => String::new(),
+            Self::Bool(_) => "on|off".to_owned(),
+            Self::Int { .. } => "<int>".to_owned(),
+            Self::Bytes(_) => "<size>".to_owned(),
+            Self::Text { meta, .. } | Self::Nested { meta, .. } => (*meta).to_owned(),
+            Self::Path(_) => "<path>".to_owned(),
+            Self::Choice(choices) => {
+                choices.iter().map(|choice| choice.name).collect::<Vec<_>>().join("|")
+            }
+        }
+    }
+}
+
+/// A row of a table with its types erased: what a help text needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The full name: `cache.direct`.
+    pub name: String,
+    /// What it takes: `on|off`.
+    pub value: String,
+    /// Whether it must be there.
+    pub need: Need,
+    /// What it is for.
+    pub help: &'static str,
+}
