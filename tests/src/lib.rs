@@ -1,1 +1,28 @@
-//! Real guests, real clients.
+//! The harness of the integration tests: it runs the storage daemon as its users do, and attaches to it
+//! what they attach, a Linux guest in QEMU ([`Guest`]) or a vhost-user front end ([`BlkClient`]).
+//!
+//! The daemon is the workspace's `ringmill`. `RINGMILL_BIN` names another: a program of the name
+//! `qemu-storage-daemon` takes the same options, so that the tests themselves can be tested.
+//!
+//! What the tests need beside Rust is installed by `scripts/setup-tests.sh`. A test that misses
+//! something fails and says so.
+
+mod blk_client;
+mod guest;
+mod image;
+pub mod pattern;
+mod program;
+mod qmp;
+mod scratch;
+mod server;
+mod wait;
+pub mod wire;
+
+pub use blk_client::{BlkClient, Completion, Reply, Request, Segment, request};
+pub use guest::{Boot, Guest};
+pub use image::Image;
+pub use program::tool;
+pub use qmp::Qmp;
+pub use scratch::Scratch;
+pub use server::{Server, ServerCommand};
+pub use wait::{PATIENCE, eventually};

@@ -1,0 +1,97 @@
+#!/bin/sh
+# Installs what the integration tests need on a bare Debian 12 (amd64) machine, and builds the guest that they boot:
+# Debian's cloud kernel and an initramfs, both under target/guest. Run it again at any time; it redoes only what changed.
+set -eu
+
+cd "$(dirname "$0")/.."
+guest=$PWD/target/guest
+sudo=
+[ "$(id -u)" = 0 ] || sudo=sudo
+
+# QEMU comes from bookworm-backports (10.0): the release that its users run, and the one that the peers' figures are
+# taken with. Debian 12's own is 7.2, and the two cannot be installed side by side.
+packages="busybox-static cpio e2fsprogs fio kmod util-linux"
+qemu="qemu-system-x86 qemu-utils"
+
+installed() {
+    # shellcheck disable=SC2086 # a list of names
+    dpkg-query -W -f '${Status}\n' $packages $qemu 2>/dev/null | grep -c '^install ok installed$'
+}
+
+apt() {
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@"
+}
+
+# shellcheck disable=SC2086
+if [ "$(installed)" != "$(echo $packages $qemu | wc -w)" ] || [ ! -e "$guest/vmlinuz" ]; then
+    if ! apt-cache policy | grep -q 'bookworm-backports/main'; then
+        echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main' |
+            $sudo tee /etc/apt/sources.list.d/bookworm-backports.list >/dev/null
+    fi
+    apt update
+    apt install --no-install-recommends $packages
+    apt install --no-install-recommends -t bookworm-backports $qemu
+fi
+
+mkdir -p "$guest"
+
+# The kernel is unpacked, not installed: nothing outside of target/ has to do with the guest.
+if [ ! -e "$guest/vmlinuz" ]; then
+    package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
+    download=$(mktemp -d)
+    (cd "$download" && apt-get -q download "$package")
+    rm -rf "$guest/kernel"
+    dpkg -x "$download"/*.deb "$guest/kernel"
+    rm -r "$download"
+    version=$(basename "$guest"/kernel/lib/modules/*)
+    depmod -b "$guest/kernel" "$version"
+    cp "$guest/kernel/boot/vmlinuz-$version" "$guest/vmlinuz.new"
+    mv "$guest/vmlinuz.new" "$guest/vmlinuz"
+fi
+
+# The initramfs: busybox, the programs that jobs call with their shared libraries, the modules, /init. fio is in a second
+# one, since its 80 MB of libraries make each boot a second longer.
+version=$(basename "$guest"/kernel/lib/modules/*)
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+mkdir -p "$root/bin" "$root/dev" "$root/proc" "$root/sys" "$root/tmp" "$root/mnt" "$root/lib/modules"
+
+add_program() {
+    path=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1")
+    rm -f "$root/bin/$1"
+    cp -L "$path" "$root/bin/$1"
+    ldd "$path" | grep -o '/[^ ]*' | while read -r library; do
+        mkdir -p "$root$(dirname "$library")"
+        cp -L "$library" "$root$library"
+    done
+}
+
+pack() {
+    (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc) >"$guest/$1.new"
+    mv "$guest/$1.new" "$guest/$1"
+}
+
+cp /bin/busybox "$root/bin/"
+for applet in $(/bin/busybox --list); do
+    [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
+done
+for program in mke2fs e2fsck blkdiscard blockdev fallocate; do
+    add_program "$program"
+done
+
+# Modules are loaded in the order of their numbers.
+n=10
+for module in qemu_fw_cfg virtio_pci virtio_blk; do
+    modprobe -d "$guest/kernel" -S "$version" --show-depends "$module" | awk '$1 == "insmod" { print $2 }'
+done | awk '!seen[$0]++' | while read -r path; do
+    cp "$path" "$root/lib/modules/$n-$(basename "$path")"
+    n=$((n + 1))
+done
+cp tests/guest/init "$root/init"
+chmod 755 "$root/init"
+
+pack initramfs
+add_program fio
+pack initramfs-fio
+echo "The guest is in $guest:"
+ls -lh "$guest/vmlinuz" "$guest/initramfs" "$guest/initramfs-fio"

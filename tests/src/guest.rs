@@ -1,0 +1,244 @@
+//! A Linux guest under QEMU, without KVM, whose disks are vhost-user-blk exports.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use tempfile::TempDir;
+
+use crate::program::{guest_file, tied_command};
+use crate::{Qmp, eventually, tool};
+
+/// How long a guest may live. One that does as it should is done in seconds.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+
+/// A guest's description, in the making.
+#[derive(Debug)]
+pub struct Guest {
+    initramfs: &'static str,
+    memory_mib: u32,
+    cpus: u32,
+    queues: u32,
+    disks: Vec<PathBuf>,
+    reboots: bool,
+}
+
+/// A running guest. Killed when it is dropped.
+///
+/// Its job talks to the test in lines: what it prints is read with [`Boot::line`] or [`Boot::expect`], what
+/// it reads is written with [`Boot::send`]. A job sends a line before it reads one, to say that it will.
+#[derive(Debug)]
+pub struct Boot {
+    qemu: Child,
+    to_job: ChildStdin,
+    from_job: Receiver<String>,
+    transcript: Vec<String>,
+    deadline: Instant,
+    dir: TempDir,
+    _turn: Flock<File>,
+}
+
+impl Guest {
+    /// A guest with 256 MiB, two processors and no disk.
+    #[expect(
+        clippy::new_without_default,
+        reason = "a guest without a disk is a start, not a default"
+    )]
+    pub fn new() -> Self {
+        let (initramfs, disks) = ("initramfs", Vec::new());
+        Self { initramfs, memory_mib: 256, cpus: 2, queues: 1, disks, reboots: false }
+    }
+
+    /// Gives it a disk: `/dev/vda` for the first one.
+    pub fn disk(mut self, socket: PathBuf) -> Self {
+        self.disks.push(socket);
+        self
+    }
+
+    /// Gives each disk so many request queues, and the guest as many processors, since Linux uses no more
+    /// queues than it has processors.
+    pub fn queues(mut self, queues: u32) -> Self {
+        self.queues = queues;
+        self.cpus = self.cpus.max(queues);
+        self
+    }
+
+    /// Lets the job use fio, which makes the boot longer.
+    pub fn with_fio(mut self) -> Self {
+        self.initramfs = "initramfs-fio";
+        self.memory_mib = 512;
+        self
+    }
+
+    /// Lets the guest reboot, which else ends it. After a reboot the job runs again from its start.
+    pub fn reboots(mut self) -> Self {
+        self.reboots = true;
+        self
+    }
+
+    /// Boots it, has it run `job` (a script for busybox sh, under `set -eu`, with the kernel's modules loaded)
+    /// and waits until it is off. Gives the lines that the job printed.
+    ///
+    /// # Panics
+    ///
+    /// When the job's exit status is not 0, or the guest hangs.
+    pub fn run(self, job: &str) -> Vec<String> {
+        self.boot(job).finish()
+    }
+
+    /// Boots it and has it run `job`, as [`Guest::run`] does, and does not wait for the end.
+    ///
+    /// Guests take turns: this waits until no other test's guest runs on the machine.
+    pub fn boot(self, job: &str) -> Boot {
+        let turn = File::open(guest_file("vmlinuz")).expect("the guest's kernel");
+        let turn = Flock::lock(turn, FlockArg::LockExclusive).expect("a lock");
+
+        let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
+        fs::write(dir.path().join("job"), job).expect("space for the job");
+        let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
+        let mut qemu = tied_command(&tool("qemu-system-x86_64"))
+            .args(self.arguments(dir.path()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .expect("QEMU can be run");
+        let to_job = qemu.stdin.take().expect("a pipe");
+        let output = BufReader::new(qemu.stdout.take().expect("a pipe"));
+        let (lines, from_job) = mpsc::channel();
+        thread::spawn(move || {
+            for line in output.split(b'\n').map_while(Result::ok) {
+                if lines.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        let deadline = Instant::now() + TIME_LIMIT;
+        Boot { qemu, to_job, from_job, transcript: Vec::new(), deadline, dir, _turn: turn }
+    }
+
+    fn arguments(&self, dir: &Path) -> Vec<String> {
+        let file = |name: &str| dir.join(name).display().to_string();
+        let memory = self.memory_mib;
+        let mut arguments = Vec::new();
+        let mut add = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
+        add("machine", "q35,memory-backend=ram".into());
+        add("accel", "tcg".into());
+        add("cpu", "max".into());
+        add("smp", self.cpus.to_string());
+        add("m", format!("{memory}M,slots=2,maxmem=2G"));
+        // vhost-user needs memory that the daemon can map: not private to QEMU.
+        add("object", format!("memory-backend-memfd,id=ram,size={memory}M,share=on"));
+        add("kernel", guest_file("vmlinuz").display().to_string());
+        add("initrd", guest_file(self.initramfs).display().to_string());
+        add("append", "console=ttyS0 quiet loglevel=4 panic=-1".into());
+        add("serial", format!("file:{}", file("console")));
+        add("chardev", "stdio,id=job,signal=off".into());
+        add("serial", "chardev:job".into());
+        add("fw_cfg", format!("name=opt/ringmill/job,file={}", file("job")));
+        add("qmp", format!("unix:{},server=on,wait=off", file("qmp")));
+        for (index, socket) in self.disks.iter().enumerate() {
+            let (path, queues) = (socket.display(), self.queues);
+            add("chardev", format!("socket,id=chardev{index},path={path}"));
+            let device = format!("vhost-user-blk-pci,id=disk{index},chardev=chardev{index}");
+            add("device", format!("{device},num-queues={queues}"));
+        }
+        arguments.extend(["-no-user-config", "-nodefaults"].map(String::from));
+        arguments.extend(["-display", "none"].map(String::from));
+        if !self.reboots {
+            arguments.push("-no-reboot".into());
+        }
+        arguments
+    }
+}
+
+impl Boot {
+    /// The next line that the job prints.
+    ///
+    /// # Panics
+    ///
+    /// When there is none, because the guest has ended, or its time is over.
+    pub fn line(&mut self) -> String {
+        match self.next_line() {
+            Some(line) => line,
+            None => self.fail("the guest has ended"),
+        }
+    }
+
+    /// Reads the job's lines until one that is `line`.
+    pub fn expect(&mut self, line: &str) {
+        while self.line() != line {}
+    }
+
+    /// Writes a line for the job to read.
+    pub fn send(&mut self, line: &str) {
+        if let Err(error) = writeln!(self.to_job, "{line}") {
+            self.fail(&format!("the guest takes no input: {error}"));
+        }
+    }
+
+    /// A connection to QEMU's monitor.
+    pub fn qmp(&self) -> Qmp {
+        Qmp::connect(&self.dir.path().join("qmp"))
+    }
+
+    /// Waits until the guest is off. Gives all lines that the job has printed.
+    ///
+    /// # Panics
+    ///
+    /// When the job's exit status is not 0, or the guest hangs.
+    pub fn finish(mut self) -> Vec<String> {
+        while self.next_line().is_some() {}
+        let status = eventually("the end of QEMU", || self.qemu.try_wait().expect("our child"));
+        if !status.success() {
+            self.fail(&format!("QEMU ended with {status}"));
+        }
+        if self.transcript.pop().as_deref() != Some("exit status: 0") {
+            self.fail("the job failed");
+        }
+        std::mem::take(&mut self.transcript)
+    }
+
+    /// Kills QEMU.
+    pub fn kill(mut self) {
+        self.qemu.kill().expect("QEMU is our child");
+    }
+
+    fn next_line(&mut self) -> Option<String> {
+        let patience = self.deadline.saturating_duration_since(Instant::now());
+        match self.from_job.recv_timeout(patience) {
+            Ok(line) => {
+                self.transcript.push(line.clone());
+                Some(line)
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => self.fail("the guest's time is over"),
+        }
+    }
+
+    fn fail(&self, what: &str) -> ! {
+        let read = |name: &str| {
+            let data = fs::read(self.dir.path().join(name)).unwrap_or_default();
+            String::from_utf8_lossy(&data).into_owned()
+        };
+        panic!(
+            "{what}\n--- the job's output:\n{}\n--- QEMU's stderr:\n{}\n--- the guest's console:\n{}---",
+            self.transcript.join("\n"),
+            read("stderr"),
+            read("console")
+        );
+    }
+}
+
+impl Drop for Boot {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here, and none is of interest: QEMU may be gone already.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}

@@ -1,0 +1,69 @@
+//! The programs that the tests run, and where they are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The top of the repository.
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is a folder of the workspace")
+}
+
+/// A program that `scripts/setup-tests.sh` installs, by name.
+///
+/// # Panics
+///
+/// When it is missing, with a message that names the script.
+pub fn tool(name: &str) -> PathBuf {
+    let path = env::var("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| panic!("{name} is not installed: run scripts/setup-tests.sh"))
+}
+
+/// A file of the guest that `scripts/setup-tests.sh` makes, by name.
+///
+/// # Panics
+///
+/// When it is missing, with a message that names the script.
+pub(crate) fn guest_file(name: &str) -> PathBuf {
+    let file = workspace().join("target/guest").join(name);
+    assert!(file.is_file(), "{} does not exist: run scripts/setup-tests.sh", file.display());
+    file
+}
+
+/// A command line that starts with `program` and whose process is killed when the thread that started it
+/// ends, however it ends: a test that is killed leaves nothing behind.
+pub(crate) fn tied_command(program: &Path) -> Command {
+    let mut command = Command::new(tool("setpriv"));
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command
+}
+
+/// The daemon under test: `RINGMILL_BIN`, else the workspace's, built now if need be.
+pub(crate) fn daemon() -> &'static Path {
+    static DAEMON: OnceLock<PathBuf> = OnceLock::new();
+    DAEMON.get_or_init(|| env::var_os("RINGMILL_BIN").map_or_else(build_daemon, PathBuf::from))
+}
+
+/// Builds `ringmill` into the folder and the profile of the running test.
+///
+/// `cargo test` does not build another package's binaries, and a stale one would be tested unnoticed.
+fn build_daemon() -> PathBuf {
+    let test = env::current_exe().expect("the path of the running test");
+    // <target>/<profile>/deps/<test>
+    let profile_dir = test.parent().and_then(Path::parent).expect("a test is in <profile>/deps");
+    let target_dir = profile_dir.parent().expect("a profile is in the target folder");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(workspace());
+    cargo.arg("--target-dir").arg(target_dir);
+    if profile_dir.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let status = cargo.status().expect("cargo can be run");
+    assert!(status.success(), "ringmill does not build");
+    profile_dir.join("ringmill")
+}

@@ -1,0 +1,229 @@
+//! The storage daemon under test.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::thread;
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+
+use crate::program::{daemon, tied_command};
+use crate::{Image, Scratch, eventually};
+
+/// A storage daemon's command line, in the making.
+#[derive(Debug)]
+pub struct ServerCommand<'a> {
+    scratch: &'a Scratch,
+    wrapper: Option<PathBuf>,
+    name: &'static str,
+    arguments: Vec<String>,
+    stdin: Option<OwnedFd>,
+}
+
+/// A running storage daemon. Killed when it is dropped; [`Server::stop`] is the orderly end.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    dir: PathBuf,
+    log: PathBuf,
+}
+
+impl<'a> ServerCommand<'a> {
+    /// A daemon whose sockets, pid file and log are in `scratch`.
+    pub fn new(scratch: &'a Scratch) -> Self {
+        let (wrapper, name, arguments, stdin) = (None, "daemon", Vec::new(), None);
+        Self { scratch, wrapper, name, arguments, stdin }
+    }
+
+    /// Names the daemon, which is needed when there are two in a folder.
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.name = name;
+        self
+    }
+
+    /// Adds one argument.
+    pub fn arg(mut self, argument: impl Into<String>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// Adds `--object iothread,id=ID`.
+    pub fn iothread(self, id: &str) -> Self {
+        self.arg("--object").arg(format!("iothread,id={id}"))
+    }
+
+    /// Adds `--blockdev` for an image with the `file` driver under a node name, with more `options`.
+    pub fn file(self, node: &str, image: &Image, options: &str) -> Self {
+        let path = image.path().display();
+        let blockdev = format!("driver=file,node-name={node},filename={path}{}", more(options));
+        self.arg("--blockdev").arg(blockdev)
+    }
+
+    /// Adds `--export` for a node over vhost-user-blk, on the socket that [`Server::socket`] gives for that
+    /// node, with more `options`. Writable unless `options` speaks of that.
+    pub fn export(self, node: &str, options: &str) -> Self {
+        let socket = socket(self.scratch.dir(), node);
+        let writable = if options.contains("writable=") { "" } else { ",writable=on" };
+        self.arg("--export").arg(format!(
+            "type=vhost-user-blk,id={node},node-name={node},addr.type=unix,addr.path={}{writable}{}",
+            socket.display(),
+            more(options)
+        ))
+    }
+
+    /// Has the daemon started by `program`, which is given the daemon's command line.
+    pub fn wrapped_by(mut self, program: impl Into<PathBuf>) -> Self {
+        self.wrapper = Some(program.into());
+        self
+    }
+
+    /// Lets the daemon inherit `fd` as its fd 0.
+    pub fn stdin(mut self, fd: impl Into<OwnedFd>) -> Self {
+        self.stdin = Some(fd.into());
+        self
+    }
+
+    /// Starts the daemon and waits until it serves.
+    ///
+    /// # Panics
+    ///
+    /// When it ends instead.
+    pub fn start(self) -> Server {
+        let pid_file = self.scratch.path(self.name).with_extension("pid");
+        let path = pid_file.to_str().expect("a path in UTF-8").to_owned();
+        let mut server = self.arg("--pidfile").arg(path).spawn();
+        let pid = eventually("the daemon's pid file", || {
+            if let Some(status) = server.child.try_wait().expect("the daemon is our child") {
+                panic!("the daemon ended with {status}");
+            }
+            fs::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok()
+        });
+        assert_eq!(pid, server.pid(), "the number in the pid file");
+        server
+    }
+
+    /// Starts the daemon, waits until it has ended; gives how, and what it wrote to stderr.
+    pub fn run(self) -> (ExitStatus, String) {
+        let mut server = self.spawn();
+        let status = server.wait();
+        (status, server.log())
+    }
+
+    fn spawn(self) -> Server {
+        let daemon = daemon();
+        let mut command = tied_command(self.wrapper.as_deref().unwrap_or(daemon));
+        if self.wrapper.is_some() {
+            command.arg(daemon);
+        }
+        if daemon.file_name() != Some(OsStr::new("qemu-storage-daemon")) {
+            command.arg("storage-daemon");
+        }
+        let log = self.scratch.path(self.name).with_extension("log");
+        let stderr = File::create(&log).expect("a new log");
+        command.args(&self.arguments).stderr(stderr);
+        command.stdin(self.stdin.map_or_else(Stdio::null, Stdio::from));
+        let child = command.spawn().expect("the daemon can be run");
+        Server { child, dir: self.scratch.dir().to_owned(), log }
+    }
+}
+
+impl Server {
+    /// The socket of the export of `node`.
+    pub fn socket(&self, node: &str) -> PathBuf {
+        socket(&self.dir, node)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to stderr.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).expect("the daemon's log")
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid()).expect("a pid");
+        signal::kill(Pid::from_raw(pid), signal).expect("the daemon is there");
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let pid = self.pid();
+        eventually(&format!("the end of the daemon (pid {pid})"), || {
+            self.child.try_wait().expect("the daemon is our child")
+        })
+    }
+
+    /// Ends it with SIGTERM.
+    ///
+    /// # Panics
+    ///
+    /// Unless it then exits with 0 and leaves no socket behind.
+    pub fn stop(mut self) {
+        self.signal(Signal::SIGTERM);
+        let status = self.wait();
+        assert!(status.success(), "on SIGTERM the daemon ended with {status}");
+        for entry in fs::read_dir(&self.dir).expect("the folder is there") {
+            let path = entry.expect("the folder can be read").path();
+            assert_ne!(path.extension(), Some(OsStr::new("sock")), "left behind: {path:?}");
+        }
+    }
+
+    /// How many files it has open.
+    pub fn open_files(&self) -> usize {
+        self.proc_entries("fd")
+    }
+
+    /// How many threads it has.
+    pub fn threads(&self) -> usize {
+        self.proc_entries("task")
+    }
+
+    /// How many ranges of memory it has mapped.
+    pub fn mappings(&self) -> usize {
+        self.proc("maps").lines().count()
+    }
+
+    /// Its resident private memory in KiB.
+    pub fn private_kib(&self) -> u64 {
+        let status = self.proc("status");
+        let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let number = field.and_then(|field| field.trim().strip_suffix(" kB"));
+        number.and_then(|number| number.parse().ok()).expect("RssAnon in /proc/PID/status")
+    }
+
+    fn proc(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.pid())).expect("the daemon is there")
+    }
+
+    fn proc_entries(&self, folder: &str) -> usize {
+        let path = format!("/proc/{}/{folder}", self.pid());
+        fs::read_dir(path).expect("the daemon is there").count()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here, and none is of interest: the process may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("--- the daemon's log:\n{}---", self.log());
+        }
+    }
+}
+
+fn socket(dir: &Path, node: &str) -> PathBuf {
+    dir.join(node).with_extension("sock")
+}
+
+/// `options` as the end of an option list.
+fn more(options: &str) -> String {
+    if options.is_empty() { String::new() } else { format!(",{options}") }
+}

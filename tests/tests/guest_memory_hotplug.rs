@@ -1,0 +1,51 @@
+//! Memory is plugged into the guest under load: the daemon takes up the new memory table and serves requests
+//! whose buffers are in the new memory, while others are in flight.
+
+use integration::{Guest, Image, Scratch, ServerCommand};
+use serde_json::json;
+
+/// The new memory is onlined as movable, which is where Linux puts its page cache first: the buffered copy
+/// that follows runs through it.
+const JOB: &str = "
+    verify() {
+        fio --minimal --name=job --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
+            --rw=randwrite --bs=16k --size=16m --verify=crc32c --verify_fatal=1 \"$@\" \
+            >/tmp/fio || { cat /tmp/fio; exit 1; }
+    }
+    memory() { awk '/MemTotal/ { print $2 }' /proc/meminfo; }
+    echo online_movable >/sys/devices/system/memory/auto_online_blocks
+    before=$(memory)
+    (while [ ! -e /tmp/enough ]; do verify --do_verify=1; done) &
+    until [ $(awk '{ print $1 + $5 }' /sys/block/vda/stat) -gt 500 ]; do :; done
+    echo ready
+    until [ $(memory) -gt $((before + 200000)) ]; do :; done
+    free() { awk '/zone  *Movable/ { getline; print $3 }' /proc/zoneinfo; }
+    before=$(free)
+    dd if=/dev/vda of=/dev/vda bs=1M skip=32 seek=48 count=16 conv=notrunc,fsync 2>/dev/null
+    [ $(free) -lt $((before - 4000)) ]
+    touch /tmp/enough
+    wait $!
+    md5sum </dev/vda";
+
+#[test]
+fn memory_is_plugged_in_under_load() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 64);
+    let server = ServerCommand::new(&scratch)
+        .file("disk", &image, "aio=io_uring,cache.direct=on")
+        .export("disk", "num-queues=2")
+        .start();
+    let mut guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().boot(JOB);
+    guest.expect("ready");
+    let mut qmp = guest.qmp();
+    let memory = json!({
+        "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
+    });
+    qmp.execute("object-add", memory);
+    let dimm = json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" });
+    qmp.execute("device_add", dimm);
+    let lines = guest.finish();
+    server.stop();
+    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())));
+    assert_eq!(image.read(32 << 20, 16 << 20), image.read(48 << 20, 16 << 20));
+}

@@ -1,0 +1,49 @@
+//! The guest reboots while requests are in flight: the device is reset, first by the firmware's driver, then
+//! by the kernel's, and serves on.
+
+use integration::{Guest, Image, Scratch, ServerCommand};
+
+const JOB: &str = "
+    verify() {
+        fio --minimal --name=job --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
+            --rw=randwrite --bs=16k --size=8m --verify=crc32c --verify_fatal=1 --randseed=7 \"$@\" \
+            >/tmp/fio || { cat /tmp/fio; exit 1; }
+    }
+    requests() { awk '{ print $1 + $5 }' /sys/block/vda/stat; }
+    echo 'which boot?'
+    read -r boot
+    if [ $boot = 1 ]; then
+        verify --do_verify=1
+    else
+        verify --verify_only=1
+    fi
+    if [ $boot -lt 4 ]; then
+        fio --minimal --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 \
+            --rw=randrw --bs=4k --offset=16m --size=16m --time_based --runtime=60 >/dev/null 2>&1 &
+        before=$(requests)
+        until [ $(requests) -gt $((before + 200)) ]; do :; done
+        reboot -f
+        sleep 60
+        exit 1
+    fi
+    verify --offset=16m --do_verify=1
+    md5sum </dev/vda";
+
+#[test]
+fn the_guest_reboots_under_load() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 32);
+    let server = ServerCommand::new(&scratch)
+        .file("disk", &image, "aio=io_uring,cache.direct=on")
+        .export("disk", "num-queues=2")
+        .start();
+    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().reboots();
+    let mut guest = guest.boot(JOB);
+    for boot in 1..=4 {
+        guest.expect("which boot?");
+        guest.send(&boot.to_string());
+    }
+    let lines = guest.finish();
+    server.stop();
+    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())));
+}
