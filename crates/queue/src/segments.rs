@@ -187,3 +187,70 @@ impl<'a> Segments<'a> {
         self.iter().try_for_each(|s| memory.push_iovecs(s.addr, s.len as usize, bufs))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The guest address of each byte.
+    fn flat(run: Segments<'_>) -> Vec<u64> {
+        run.iter().flat_map(|s| s.addr..s.addr + u64::from(s.len)).collect()
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Front(u32),
+        Back(u32),
+        AllButLast,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0..40u32).prop_map(Op::Front),
+            (0..10u32).prop_map(Op::Back),
+            Just(Op::AllButLast),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn taken_apart_like_a_list_of_bytes(
+            list in prop::collection::vec((0..1000u64, 1..6u32), 0..8),
+            ops in prop::collection::vec(op(), 0..12),
+        ) {
+            let list: Vec<_> = list.into_iter().map(|(addr, len)| Segment { addr, len }).collect();
+            let mut run = Segments::new(&list, list.iter().map(|s| s.len).sum());
+            let mut model = flat(run);
+            for op in ops {
+                match op {
+                    Op::Front(at) | Op::Back(at) => {
+                        let Some((front, back)) = run.split_at(at) else {
+                            prop_assert!(at as usize > model.len());
+                            continue;
+                        };
+                        let (model_front, model_back) = model.split_at(at as usize);
+                        prop_assert_eq!(flat(front), model_front);
+                        prop_assert_eq!(flat(back), model_back);
+                        (run, model) = match op {
+                            Op::Front(_) => (front, model_front.to_vec()),
+                            _ => (back, model_back.to_vec()),
+                        };
+                    }
+                    Op::AllButLast => match run.split_last() {
+                        Some((rest, last)) => {
+                            prop_assert_eq!(Some(last), model.pop());
+                            run = rest;
+                        }
+                        None => prop_assert!(model.is_empty()),
+                    },
+                }
+                prop_assert_eq!(flat(run), &model[..]);
+                prop_assert_eq!((run.len() as usize, run.is_empty()), (model.len(), model.is_empty()));
+                prop_assert!(run.iter().all(|s| s.len > 0), "no empty pieces");
+            }
+        }
+    }
+}
