@@ -116,7 +116,11 @@ impl MemoryView {
     #[inline]
     pub fn read_array<const N: usize>(&self, addr: u64) -> Result<[u8; N], AccessError> {
         let mut bytes = [0; N];
-        self.read_bytes(addr, &mut bytes)?;
+        match self.one_piece(addr, N) {
+            // SAFETY: `one_piece` gives `N` mapped bytes of guest memory, of which `bytes` is no part.
+            Some(host) => unsafe { access::copy_from(host, &mut bytes) },
+            None => self.read_bytes(addr, &mut bytes)?,
+        }
         Ok(bytes)
     }
 
@@ -151,7 +155,22 @@ impl MemoryView {
     /// [`AccessError`] when it is not memory.
     #[inline]
     pub fn write_u8(&self, addr: u64, value: u8) -> Result<(), AccessError> {
-        self.write_bytes(addr, &[value])
+        match self.one_piece(addr, 1) {
+            // SAFETY: `one_piece` gives one mapped byte of guest memory.
+            Some(host) => unsafe { access::copy_to(&[value], host) },
+            None => self.write_bytes(addr, &[value])?,
+        }
+        Ok(())
+    }
+
+    /// Where the range is mapped, if it lies in the region of the last hit: for accesses of a fixed
+    /// size, which then are a few instructions.
+    #[inline]
+    fn one_piece(&self, addr: u64, len: usize) -> Option<*mut u8> {
+        let hit = self.last.get();
+        let offset = addr.wrapping_sub(hit.guest_addr);
+        (offset < hit.size && len as u64 <= hit.size - offset)
+            .then(|| hit.host.wrapping_add(offset as usize))
     }
 
     /// Calls `f` with each piece of the range, in order: a host address and how many bytes are
