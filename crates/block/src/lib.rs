@@ -1,3 +1,16 @@
 //! The block layer: requests, nodes, drivers.
+//!
+//! The control plane opens nodes by their options through a [`NodeRegistry`]; each loop opens a
+//! [`Channel`](node::Channel) to a node, and [`Request`](request::Request)s go down it, each to be
+//! answered exactly once, on the same loop.
+#![forbid(unsafe_code)]
 
+mod drivers;
+mod error;
+pub mod node;
 pub mod options;
+mod registry;
+pub mod request;
+
+pub use error::OpenError;
+pub use registry::NodeRegistry;

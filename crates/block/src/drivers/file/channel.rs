@@ -1,0 +1,461 @@
+//! One loop's way to a file or device: requests in, operations out, step by step.
+//!
+//! Nearly every request is one operation with the request's own memory; all others are cut into the
+//! steps of [`plan`](super::plan), one after the other.
+
+use std::cell::{OnceCell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
+use nix::errno::Errno;
+
+use super::FileNode;
+use super::bounce::{Bounce, Bounces};
+use super::plan::{Position, Step};
+use super::serialise::Mailbox;
+use super::slots::{Slot, Slots, Stage};
+use super::zeroes::{Method, discard_failed, discard_op};
+use crate::drivers::detect_zeroes::detect_zeroes;
+use crate::node::Channel;
+use crate::options::DetectZeroes;
+use crate::request::{Op, Request};
+
+/// Bytes of zeroes written at once where nothing better is there.
+const ZEROES: usize = 1 << 20;
+
+/// The channel as its users hold it.
+pub(crate) struct FileChannel {
+    inner: Rc<Inner>,
+    /// The same, as the loop wants it.
+    target: Rc<dyn IoTarget>,
+}
+
+struct Inner {
+    me: Weak<Inner>,
+    event_loop: EventLoop,
+    engine: Engine,
+    file: LoopFile,
+    tail_file: Option<LoopFile>,
+    slots: RefCell<Slots>,
+    bounces: RefCell<Bounces>,
+    zeroes: OnceCell<IoBufs>,
+    mailbox: OnceCell<Arc<Mailbox>>,
+    node: Arc<FileNode>,
+}
+
+/// What is to be done for a request now.
+enum Next {
+    /// An operation, on the tail's file or the main one.
+    Submit { tail: bool, op: IoOp, bufs: IoBufs },
+    /// Nothing: it waits for its turn.
+    Wait,
+    /// Answer it.
+    Done(Result<(), Errno>),
+}
+
+impl FileChannel {
+    pub(crate) fn new(node: Arc<FileNode>, event_loop: &EventLoop, engine: Engine) -> Self {
+        let inner = Rc::new_cyclic(|me| Inner {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            engine,
+            file: event_loop.register_file(node.fd.clone()),
+            tail_file: node.tail_fd.clone().map(|fd| event_loop.register_file(fd)),
+            slots: RefCell::new(Slots::new()),
+            bounces: RefCell::default(),
+            zeroes: OnceCell::new(),
+            mailbox: OnceCell::new(),
+            node,
+        });
+        FileChannel { target: inner.clone(), inner }
+    }
+}
+
+impl Channel for FileChannel {
+    #[inline]
+    fn submit(&self, mut request: Request) {
+        let inner = &*self.inner;
+        let node = &*inner.node;
+        if let Err(errno) = inner.check(&request) {
+            return request.complete(Err(errno));
+        }
+        if node.detect_zeroes != DetectZeroes::Off {
+            detect_zeroes(node.detect_zeroes, &mut request);
+        }
+        let op = match request.op {
+            Op::Read => IoOp::Read { offset: request.offset },
+            Op::Write { fua } if !node.serialise.all => {
+                IoOp::Write { offset: request.offset, dsync: fua && !node.no_flush }
+            }
+            _ => return inner.start(request),
+        };
+        if request.len == 0 || !node.limits.is_simple(request.offset, &request.bufs) {
+            return inner.start(request);
+        }
+        let bufs = std::mem::take(&mut request.bufs);
+        let token = inner.slots.borrow_mut().insert(request, Stage::Simple);
+        inner.event_loop.submit(&inner.file, op, inner.engine, bufs, &self.target, token);
+    }
+}
+
+impl IoTarget for Inner {
+    #[inline]
+    fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
+        let mut slots = self.slots.borrow_mut();
+        let Some((slot, part)) = slots.get(token) else { return };
+        if slot.stage == Stage::Simple {
+            slot.request.bufs = bufs;
+            if u64::try_from(result) == Ok(slot.request.len) {
+                let slot = slots.remove(token);
+                drop(slots);
+                if let Some(slot) = slot {
+                    slot.request.complete(Ok(()));
+                }
+                return;
+            }
+            // It was not done at once, and goes on as one of several steps.
+            slot.claimed = true;
+            slot.stage = Stage::Step(Step::InPlace { len: slot.request.bufs.len() });
+        } else {
+            *part = bufs;
+            part.clear();
+        }
+        let next = self.took_step(slot, part, token, result);
+        drop(slots);
+        self.act(token, next);
+    }
+}
+
+impl Inner {
+    fn check(&self, request: &Request) -> Result<(), Errno> {
+        let geometry = &self.node.geometry;
+        match request.op {
+            Op::Read | Op::Flush => {}
+            _ if geometry.read_only => return Err(Errno::EROFS),
+            _ => {}
+        }
+        match request.offset.checked_add(request.len) {
+            Some(end) if end <= geometry.size => Ok(()),
+            _ => Err(Errno::EIO),
+        }
+    }
+
+    /// Starts a request that is not simple.
+    fn start(&self, request: Request) {
+        let token = self.slots.borrow_mut().insert(request, Stage::Turn);
+        self.go_on(token);
+    }
+
+    fn go_on(&self, token: u32) {
+        let mut slots = self.slots.borrow_mut();
+        let Some((slot, part)) = slots.get(token) else { return };
+        let next = self.next(slot, part, token);
+        drop(slots);
+        self.act(token, next);
+    }
+
+    fn act(&self, token: u32, next: Next) {
+        match next {
+            Next::Submit { tail, op, bufs } => {
+                let Some(me) = self.me.upgrade() else { return };
+                let file = self.tail_file.as_ref().filter(|_| tail).unwrap_or(&self.file);
+                let target = me as Rc<dyn IoTarget>;
+                self.event_loop.submit(file, op, self.engine, bufs, &target, token);
+            }
+            Next::Wait => {}
+            Next::Done(result) => {
+                let Some(slot) = self.slots.borrow_mut().remove(token) else { return };
+                if let Some(ticket) = slot.ticket {
+                    self.node.serialise.release(ticket);
+                }
+                if let Some(bounce) = slot.bounce {
+                    let waiting = self.bounces.borrow_mut().give(bounce);
+                    if let Some(token) = waiting {
+                        self.go_on(token);
+                    }
+                }
+                slot.request.complete(result);
+            }
+        }
+    }
+
+    // ---- what next -----------------------------------------------------------------------------
+
+    fn next(&self, slot: &mut Slot, part: &mut IoBufs, token: u32) -> Next {
+        if !slot.claimed && !self.claim(slot, token) {
+            return Next::Wait;
+        }
+        let Request { op, offset, len, .. } = slot.request;
+        let left = len - slot.done;
+        match op {
+            Op::Read | Op::Write { .. } if left == 0 => Next::Done(Ok(())),
+            Op::Read | Op::Write { .. } => self.transfer(slot, part, token, left),
+            Op::Flush => self.sync(slot),
+            Op::Discard => match discard_op(&self.node, offset, len) {
+                Some(op) => {
+                    slot.stage = Stage::Discard;
+                    Next::Submit { tail: false, op, bufs: IoBufs::new() }
+                }
+                None => Next::Done(Ok(())),
+            },
+            Op::WriteZeroes { fua: true, .. } if left == 0 => self.sync(slot),
+            Op::WriteZeroes { .. } if left == 0 => Next::Done(Ok(())),
+            Op::WriteZeroes { may_unmap, no_fallback, .. } => {
+                self.zero(slot, part, token, left, may_unmap, no_fallback)
+            }
+        }
+    }
+
+    /// Claims the blocks of a request that writes. `false`: it has to wait.
+    fn claim(&self, slot: &mut Slot, token: u32) -> bool {
+        slot.claimed = true;
+        let Request { op, offset, len, .. } = slot.request;
+        let limits = &self.node.limits;
+        let align = limits.align.request as u64;
+        let modify = limits.is_misaligned(offset, len);
+        let writes = !matches!(op, Op::Read | Op::Flush);
+        if align == 1 || !writes || !(modify || self.node.serialise.all) {
+            return true;
+        }
+        let start = offset - offset % align;
+        let end = (offset + len).next_multiple_of(align);
+        let (ticket, granted) =
+            self.node.serialise.claim(start..end, modify, self.mailbox(), token);
+        slot.ticket = Some(ticket);
+        granted
+    }
+
+    fn mailbox(&self) -> &Arc<Mailbox> {
+        self.mailbox.get_or_init(|| {
+            let me = self.me.clone();
+            Mailbox::new(self.event_loop.bottom_half(move || {
+                let Some(me) = me.upgrade() else { return };
+                let tokens = me.mailbox.get().map(|mailbox| mailbox.take());
+                for token in tokens.into_iter().flatten() {
+                    me.go_on(token);
+                }
+            }))
+        })
+    }
+
+    /// The next step of a transfer of `left` bytes.
+    fn transfer(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, left: u64) -> Next {
+        let Some(zeroes) = self.zeroes_for(slot) else { return Next::Done(Err(Errno::ENOMEM)) };
+        let write = slot.request.op != Op::Read;
+        let at = slot.request.offset + slot.done;
+        let memory = if slot.zeroes { 0 } else { slot.done as usize };
+        let bufs = zeroes.unwrap_or(&slot.request.bufs);
+        let limits = &self.node.limits;
+        let step = limits.next(Position { at, memory, left, write }, bufs, part);
+        let op = match step {
+            Step::InPlace { .. } if write => self.write_op(slot.request.op, at),
+            Step::InPlace { .. } => IoOp::Read { offset: at },
+            _ => {
+                if slot.bounce.is_none() {
+                    let align = limits.align.memory.max(limits.align.request);
+                    match self.bounces.borrow_mut().take(token, align) {
+                        Bounce::Here(buf) => slot.bounce = Some(buf),
+                        Bounce::Wait => {
+                            slot.stage = Stage::Turn;
+                            return Next::Wait;
+                        }
+                        Bounce::NoMemory => return Next::Done(Err(Errno::ENOMEM)),
+                    }
+                }
+                let Some(bounce) = &mut slot.bounce else { return Next::Wait };
+                match step {
+                    Step::BounceWrite { len } => {
+                        bufs.copy_to(memory, bounce, 0, len);
+                        part.set_part(bounce, 0, len, 1);
+                        self.write_op(slot.request.op, at)
+                    }
+                    Step::BounceRead { start, span, .. } => {
+                        part.set_part(bounce, 0, span, 1);
+                        IoOp::Read { offset: start }
+                    }
+                    Step::Modify { start, .. } => {
+                        part.set_part(bounce, 0, limits.align.request, 1);
+                        IoOp::Read { offset: start }
+                    }
+                    Step::InPlace { .. } => return Next::Wait,
+                }
+            }
+        };
+        slot.stage = Stage::Step(step);
+        Next::Submit { tail: limits.in_tail(at), op, bufs: std::mem::take(part) }
+    }
+
+    fn write_op(&self, op: Op, offset: u64) -> IoOp {
+        let fua = matches!(op, Op::Write { fua: true });
+        IoOp::Write { offset, dsync: fua && !self.node.no_flush }
+    }
+
+    /// The memory of a step that writes zeroes; `Some(None)` for one that does not. `None`: there
+    /// is no memory.
+    fn zeroes_for(&self, slot: &Slot) -> Option<Option<&IoBufs>> {
+        if !slot.zeroes {
+            return Some(None);
+        }
+        if self.zeroes.get().is_none() {
+            // Never written, so it takes up no memory but the page tables'.
+            self.zeroes.set(AlignedBuf::io_bufs(ZEROES, 4096)?).ok();
+        }
+        self.zeroes.get().map(Some)
+    }
+
+    /// The next step of zeroing `left` bytes: a call where there is one and where whole blocks are
+    /// concerned, else zeroes.
+    fn zero(
+        &self,
+        slot: &mut Slot,
+        part: &mut IoBufs,
+        token: u32,
+        left: u64,
+        may_unmap: bool,
+        no_fallback: bool,
+    ) -> Next {
+        let at = slot.request.offset + slot.done;
+        let sector = self.node.limits.sector;
+        let head = at % sector;
+        let method = Method::best(&self.node, may_unmap);
+        let write = match method {
+            Some(method) if head == 0 && left >= sector => {
+                let len = left - left % sector;
+                slot.stage = Stage::Zero(method, len);
+                return Next::Submit { tail: false, op: method.op(at, len), bufs: IoBufs::new() };
+            }
+            Some(_) if head != 0 => left.min(sector - head),
+            Some(_) => left,
+            None if no_fallback => return Next::Done(Err(Errno::EOPNOTSUPP)),
+            None => left,
+        };
+        slot.zeroes = true;
+        self.transfer(slot, part, token, write.min(ZEROES as u64))
+    }
+
+    fn sync(&self, slot: &mut Slot) -> Next {
+        if self.node.no_flush || self.node.geometry.read_only {
+            return Next::Done(Ok(()));
+        }
+        if self.node.flush_failed.load(Ordering::Relaxed) {
+            return Next::Done(Err(Errno::EIO));
+        }
+        slot.stage = Stage::Sync;
+        Next::Submit { tail: false, op: IoOp::Fsync { data_only: true }, bufs: IoBufs::new() }
+    }
+
+    // ---- what came of it -----------------------------------------------------------------------
+
+    fn took_step(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, result: i32) -> Next {
+        let Ok(n) = usize::try_from(result) else {
+            return self.failed(slot, part, token, Errno::from_raw(result.wrapping_neg()));
+        };
+        match slot.stage {
+            Stage::Turn | Stage::Simple => return Next::Wait,
+            Stage::Step(step) => match self.took_transfer_step(slot, part, step, n) {
+                Ok(Some(next)) => return next,
+                Ok(None) => {}
+                Err(errno) => return Next::Done(Err(errno)),
+            },
+            // One block, which no system call cuts.
+            Stage::ModifyWrite(len) if n == self.node.limits.align.request => {
+                slot.done += len as u64;
+            }
+            Stage::ModifyWrite(_) => return Next::Done(Err(Errno::EIO)),
+            Stage::Zero(_, len) => slot.done += len,
+            Stage::Discard | Stage::Sync => return Next::Done(Ok(())),
+        }
+        self.next(slot, part, token)
+    }
+
+    /// Accounts for `n` bytes of a step; `None`: the next one is to be planned.
+    fn took_transfer_step(
+        &self,
+        slot: &mut Slot,
+        part: &mut IoBufs,
+        step: Step,
+        n: usize,
+    ) -> Result<Option<Next>, Errno> {
+        let limits = &self.node.limits;
+        let at = slot.request.offset + slot.done;
+        let align = if limits.in_tail(at) { 1 } else { limits.align.request };
+        let whole = n - n % align;
+        let memory = slot.done as usize;
+        match step {
+            Step::InPlace { len } | Step::BounceWrite { len } if slot.request.op != Op::Read => {
+                if whole == 0 {
+                    return Err(Errno::EIO);
+                }
+                slot.done += whole.min(len) as u64;
+            }
+            Step::InPlace { len } => {
+                slot.done += n.min(len) as u64;
+                if n == 0 || (n < len && n != whole) {
+                    self.zero_rest(slot);
+                }
+            }
+            Step::BounceRead { span, skip, len, .. } => {
+                let got = n.saturating_sub(skip).min(len);
+                if let Some(bounce) = &slot.bounce {
+                    bounce.copy_to(skip, &mut slot.request.bufs, memory, got);
+                }
+                slot.done += got as u64;
+                if got < len && (n == 0 || n != whole || got == 0) && n < span {
+                    self.zero_rest(slot);
+                }
+            }
+            Step::BounceWrite { .. } => return Err(Errno::EIO),
+            Step::Modify { start, skip, len } => {
+                let zeroes = self.zeroes_for(slot).flatten();
+                let Slot { bounce: Some(bounce), request, .. } = slot else {
+                    return Err(Errno::EIO);
+                };
+                bounce.zero(n, align.saturating_sub(n));
+                match zeroes {
+                    Some(zeroes) => zeroes.copy_to(0, bounce, skip, len),
+                    None => request.bufs.copy_to(memory, bounce, skip, len),
+                };
+                part.set_part(bounce, 0, align, 1);
+                let op = self.write_op(request.op, start);
+                slot.stage = Stage::ModifyWrite(len);
+                return Ok(Some(Next::Submit { tail: false, op, bufs: std::mem::take(part) }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The file ends here: what is left of a read is zeroes.
+    fn zero_rest(&self, slot: &mut Slot) {
+        let memory = slot.done as usize;
+        let left = slot.request.bufs.len().saturating_sub(memory);
+        slot.request.bufs.zero(memory, left);
+        slot.done = slot.request.len;
+    }
+
+    fn failed(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, errno: Errno) -> Next {
+        if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
+            return self.next(slot, part, token);
+        }
+        match slot.stage {
+            Stage::Zero(method, _) if method.failed(&self.node, errno) => {
+                self.next(slot, part, token)
+            }
+            Stage::Discard if discard_failed(&self.node, errno) => Next::Done(Ok(())),
+            Stage::Sync if self.node.page_cache => {
+                self.node.flush_failed.store(true, Ordering::Relaxed);
+                Next::Done(Err(errno))
+            }
+            _ => Next::Done(Err(errno)),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(mailbox) = self.mailbox.get() {
+            self.event_loop.delete_bottom_half(mailbox.bell());
+        }
+    }
+}

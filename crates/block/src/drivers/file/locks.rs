@@ -1,0 +1,267 @@
+//! Image locks, as QEMU takes them, so that QEMU, qemu-img and ringmill see each other.
+//!
+//! Each user of an image says what it does with it and what it cannot bear others to do. Both are
+//! read locks on single bytes: byte 100 + p while permission p is in use, byte 200 + p while p is not
+//! shared with others. Having set its own bytes, a user tests the opposite ones: p in use here
+//! against 200 + p elsewhere, p not shared here against 100 + p elsewhere. The locks belong to the
+//! open file description (`F_OFD_SETLK`, fcntl_locking(2)), so they end when it is closed, also by
+//! a crash. Learned from `strace` of QEMU 10.0's tools; `docs/interop` of QEMU has no page on it.
+
+use std::fmt;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+use crate::error::OpenError;
+use crate::options::Locking;
+
+/// First byte for permissions in use.
+const IN_USE: i64 = 100;
+/// First byte for permissions that are not shared.
+const NOT_SHARED: i64 = 200;
+
+/// What one can do with an image. The numbers are the byte offsets of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i64)]
+pub(crate) enum Permission {
+    /// Reads that make sense, which a half-copied image does not give.
+    ConsistentRead = 0,
+    /// Writes.
+    Write = 1,
+    /// Changes of size.
+    Resize = 3,
+}
+
+impl fmt::Display for Permission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Permission::ConsistentRead => "consistent read",
+            Permission::Write => "write",
+            Permission::Resize => "resize",
+        })
+    }
+}
+
+/// Permissions in use and permissions not shared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claims {
+    in_use: &'static [Permission],
+    not_shared: &'static [Permission],
+}
+
+impl Claims {
+    /// Of a node that serves a disk: it reads (and writes) the image, and nobody else may write it
+    /// or change its size meanwhile.
+    pub(crate) fn of_disk(read_only: bool) -> Self {
+        use Permission::{ConsistentRead, Resize, Write};
+        Claims {
+            in_use: if read_only { &[ConsistentRead] } else { &[ConsistentRead, Write] },
+            not_shared: &[Write, Resize],
+        }
+    }
+
+    fn bytes(self) -> impl Iterator<Item = i64> {
+        let in_use = self.in_use.iter().map(|&p| IN_USE + p as i64);
+        in_use.chain(self.not_shared.iter().map(|&p| NOT_SHARED + p as i64))
+    }
+}
+
+/// An image's locks; dropping it gives them up.
+#[derive(Debug)]
+pub(crate) struct ImageLock {
+    fd: Arc<OwnedFd>,
+    claims: Claims,
+}
+
+impl ImageLock {
+    /// Locks the image open at `fd`, or says who is in the way.
+    ///
+    /// `None` when there is nothing to hold: locking is off, or `auto` on a file system that has no
+    /// open file description locks.
+    pub(crate) fn take(
+        fd: &Arc<OwnedFd>,
+        path: &Path,
+        locking: Locking,
+        claims: Claims,
+    ) -> Result<Option<ImageLock>, OpenError> {
+        if locking == Locking::Off {
+            return Ok(None);
+        }
+        // From here on an early return gives back what was locked so far.
+        let lock = ImageLock { fd: fd.clone(), claims };
+        for byte in claims.bytes() {
+            match set(fd, byte, libc::F_RDLCK) {
+                Ok(()) => {}
+                Err(errno) if locking == Locking::Auto && unsupported(errno) => {
+                    log::warn!(
+                        "{}: image locking is not supported here ({}), going without",
+                        path.display(),
+                        errno.desc()
+                    );
+                    return Ok(None);
+                }
+                Err(errno) => {
+                    return Err(OpenError::os(
+                        format!("Failed to lock byte {byte} of '{}'", path.display()),
+                        errno,
+                    )
+                    .with_hint("locking=off goes without image locks"));
+                }
+            }
+        }
+        for &p in claims.in_use {
+            if is_locked(fd, path, NOT_SHARED + p as i64)? {
+                let message = format!("Failed to get \"{p}\" lock");
+                return Err(conflict(fd, path, message, NOT_SHARED + p as i64, p));
+            }
+        }
+        for &p in claims.not_shared {
+            if is_locked(fd, path, IN_USE + p as i64)? {
+                let message = format!("Failed to get shared \"{p}\" lock");
+                return Err(conflict(fd, path, message, IN_USE + p as i64, p));
+            }
+        }
+        Ok(Some(lock))
+    }
+}
+
+impl Drop for ImageLock {
+    fn drop(&mut self) {
+        for byte in self.claims.bytes() {
+            // The close of the last descriptor would do it as well; somebody may hold one longer.
+            let _ = set(&self.fd, byte, libc::F_UNLCK);
+        }
+    }
+}
+
+fn flock(byte: i64, kind: i32) -> libc::flock {
+    libc::flock {
+        // The constants are c_int, the field is c_short; they are 0, 1 and 2.
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+fn set(fd: &OwnedFd, byte: i64, kind: i32) -> Result<(), Errno> {
+    loop {
+        match fcntl(fd.as_fd(), FcntlArg::F_OFD_SETLK(&flock(byte, kind))) {
+            Err(Errno::EINTR) => {}
+            done => return done.map(drop),
+        }
+    }
+}
+
+/// Whether another open file description holds a lock on the byte.
+fn is_locked(fd: &OwnedFd, path: &Path, byte: i64) -> Result<bool, OpenError> {
+    // A write lock would conflict with the read locks that everybody takes.
+    let mut lock = flock(byte, libc::F_WRLCK);
+    fcntl(fd.as_fd(), FcntlArg::F_OFD_GETLK(&mut lock)).map_err(|errno| {
+        OpenError::os(
+            format!("Failed to test the lock on byte {byte} of '{}'", path.display()),
+            errno,
+        )
+    })?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::EINVAL | Errno::ENOLCK | Errno::ENOSYS | Errno::EOPNOTSUPP)
+}
+
+fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission) -> OpenError {
+    let mut hint = format!("Is another process using the image [{}]?", path.display());
+    let who = match holder(fd, byte) {
+        Some(Holder { pid, .. }) if pid == std::process::id() => {
+            "Another node of this process".to_owned()
+        }
+        Some(Holder { pid, name }) => format!("{name} (pid {pid})"),
+        None => "Its user".to_owned(),
+    };
+    hint.push_str(&match (byte >= NOT_SHARED, p) {
+        (true, Permission::ConsistentRead) => format!("\n{who} does not let others read it now."),
+        (true, _) => {
+            format!(
+                "\n{who} does not share \"{p}\". read-only=on may be shared; else stop it first."
+            )
+        }
+        (false, _) => {
+            format!("\n{who} holds \"{p}\" on it, which this node cannot share. Stop it first.")
+        }
+    });
+    OpenError::new(message).with_hint(hint)
+}
+
+struct Holder {
+    pid: u32,
+    name: String,
+}
+
+/// Looks for the process whose descriptor holds the lock. Open file description locks have no pid
+/// of their own (`l_pid` is -1), but `/proc/PID/fdinfo/FD` lists the locks of each descriptor, of
+/// those processes that we may look into.
+fn holder(fd: &OwnedFd, byte: i64) -> Option<Holder> {
+    let stat = nix::sys::stat::fstat(fd.as_fd()).ok()?;
+    let (major, minor) = (nix::sys::stat::major(stat.st_dev), nix::sys::stat::minor(stat.st_dev));
+    let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let own = std::os::fd::AsRawFd::as_raw_fd(fd).to_string();
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let Ok(fds) = fs::read_dir(process.path().join("fdinfo")) else { continue };
+        for info in fds.flatten() {
+            if pid == std::process::id() && info.file_name().to_str() == Some(own.as_str()) {
+                continue;
+            }
+            let Ok(text) = fs::read_to_string(info.path()) else { continue };
+            if text.lines().any(|line| is_lock_on(line, &inode, byte)) {
+                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+                return Some(Holder { pid, name: name.trim_end().to_owned() });
+            }
+        }
+    }
+    None
+}
+
+/// Whether a line of fdinfo, such as `lock: 1: OFDLCK  ADVISORY  READ -1 fe:00:1234 100 101`, is an
+/// open file description lock of that inode and byte.
+fn is_lock_on(line: &str, inode: &str, byte: i64) -> bool {
+    let mut words = line.split_ascii_whitespace();
+    let mut next = || words.next().unwrap_or("");
+    if next() != "lock:" {
+        return false;
+    }
+    let (_number, kind, _advisory, _read, _pid, file) =
+        (next(), next(), next(), next(), next(), next());
+    let (first, last) = (next().parse::<i64>(), next());
+    kind == "OFDLCK"
+        && file == inode
+        && first.is_ok_and(|first| first <= byte)
+        && (last == "EOF" || last.parse::<i64>().is_ok_and(|last| byte <= last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_fdinfo() {
+        let line = "lock:\t1: OFDLCK  ADVISORY  READ -1 fe:00:10069138 100 101";
+        assert!(is_lock_on(line, "fe:00:10069138", 100));
+        assert!(is_lock_on(line, "fe:00:10069138", 101));
+        assert!(!is_lock_on(line, "fe:00:10069138", 102));
+        assert!(!is_lock_on(line, "fe:00:10069139", 100));
+        assert!(!is_lock_on(&line.replace("OFDLCK", "POSIX"), "fe:00:10069138", 100));
+        assert!(is_lock_on(&line.replace("101", "EOF"), "fe:00:10069138", 5000));
+        assert!(!is_lock_on("flags:\t02", "fe:00:10069138", 100));
+    }
+}

@@ -1,0 +1,121 @@
+//! `file` and `host_device`: an image in a file or on a block device.
+
+mod bounce;
+mod channel;
+mod locks;
+mod open;
+mod plan;
+mod probe;
+mod serialise;
+mod slots;
+mod zeroes;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use event_loop::{Engine, EventLoop};
+
+use self::channel::FileChannel;
+use self::locks::ImageLock;
+use self::plan::Limits;
+use self::serialise::Serialise;
+use crate::error::OpenError;
+use crate::node::{BlockNode, Channel, Geometry};
+use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
+
+/// What kind of file the image is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `file`: a regular file.
+    File,
+    /// `host_device`: a block device.
+    HostDevice,
+}
+
+/// An opened image. Holds the image locks for as long as it lives.
+pub(crate) struct FileNode {
+    name: String,
+    fd: Arc<OwnedFd>,
+    /// The file once more, without `O_DIRECT`, for the part of a block at its end.
+    tail_fd: Option<Arc<OwnedFd>>,
+    geometry: Geometry,
+    limits: Limits,
+    serialise: Serialise,
+    kind: Kind,
+    aio: Option<Aio>,
+    no_flush: bool,
+    discard: Discard,
+    detect_zeroes: DetectZeroes,
+    /// Whether written data waits in the host's page cache.
+    page_cache: bool,
+    capabilities: Capabilities,
+    /// A flush of the page cache has failed. The kernel reports that once and then believes the
+    /// lost pages clean, so no later flush can be answered with success.
+    flush_failed: AtomicBool,
+    /// Dropped with the node.
+    _lock: Option<ImageLock>,
+}
+
+impl FileNode {
+    /// Opens and locks the image.
+    pub(crate) fn open(
+        name: String,
+        kind: Kind,
+        common: &BlockdevOptions,
+        options: &FileOptions,
+    ) -> Result<FileNode, OpenError> {
+        open::open(name, kind, common, options)
+    }
+}
+
+impl BlockNode for FileNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let engine = match self.aio {
+            Some(Aio::Threads) => Engine::Threads,
+            None if !event_loop.has_io_uring() => Engine::Threads,
+            Some(Aio::IoUring) if !event_loop.has_io_uring() => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    format!(
+                        "node '{}' has aio=io_uring, and io_uring is not available here: use \
+                         aio=threads, or find out why with ringmill probe",
+                        self.name
+                    ),
+                ));
+            }
+            None | Some(Aio::IoUring) => Engine::Uring,
+        };
+        Ok(Rc::new(FileChannel::new(self, event_loop, engine)))
+    }
+}
+
+/// What the file system or device turned out not to have: tried once, then remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Capabilities {
+    no_punch: AtomicBool,
+    no_zero_range: AtomicBool,
+    no_blk_zero_out: AtomicBool,
+    no_blk_discard: AtomicBool,
+}
+
+impl Capabilities {
+    fn has(flag: &AtomicBool) -> bool {
+        // Nothing else hangs on it: who does not see it yet tries once more.
+        !flag.load(Ordering::Relaxed)
+    }
+
+    fn lost(flag: &AtomicBool) {
+        flag.store(true, Ordering::Relaxed);
+    }
+}

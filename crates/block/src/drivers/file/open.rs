@@ -1,0 +1,198 @@
+//! Opening an image: the descriptor, the checks, the limits.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::unistd::{Whence, lseek64};
+
+use super::locks::{Claims, ImageLock};
+use super::probe::{Alignment, queue_attribute};
+use super::serialise::Serialise;
+use super::{Capabilities, FileNode, Kind, Limits};
+use crate::error::OpenError;
+use crate::node::Geometry;
+use crate::options::{BlockdevOptions, Cache, Discard, FileOptions};
+
+/// A disk's size is a multiple of this.
+const SECTOR: u64 = 512;
+
+pub(super) fn open(
+    name: String,
+    kind: Kind,
+    common: &BlockdevOptions,
+    options: &FileOptions,
+) -> Result<FileNode, OpenError> {
+    let path = &options.filename;
+    let (file, read_only) = open_file(path, kind, common)?;
+    let metadata = file
+        .metadata()
+        .map_err(|e| OpenError::os(format!("Could not stat '{}'", path.display()), errno_of(&e)))?;
+    check_kind(path, kind, &metadata.file_type())?;
+    let align = if common.cache.direct {
+        Alignment::probe(&file).ok_or_else(|| no_direct(path, Errno::EINVAL))?
+    } else {
+        Alignment::NONE
+    };
+    let bytes = match kind {
+        Kind::File => metadata.size(),
+        Kind::HostDevice => device_size(path, &file)?,
+    };
+    let sector = match kind {
+        Kind::File => 1,
+        Kind::HostDevice => rustix::fs::ioctl_blksszget(&file).map_or(SECTOR, u64::from),
+    };
+    let size = bytes
+        .checked_next_multiple_of(SECTOR)
+        .filter(|&size| i64::try_from(size).is_ok())
+        .ok_or_else(|| OpenError::new(format!("'{}' is too large", path.display())))?;
+    let tail = match size % align.request as u64 {
+        0 => None,
+        rest => Some(size - rest),
+    };
+    // The last part of a block can be written in no other way without making the file longer.
+    let tail_fd = match tail {
+        None => None,
+        Some(_) => Some(Arc::new(OwnedFd::from(
+            with_flags(!read_only, 0)
+                .open(path)
+                .map_err(|e| could_not_open(path, errno_of(&e), !read_only))?,
+        ))),
+    };
+    let geometry = Geometry {
+        size,
+        read_only,
+        physical_block_size: physical_block(kind, &file, &metadata).max(align.request as u32),
+        request_alignment: align.request as u32,
+        discard: common.discard == Discard::Unmap && !read_only,
+        discard_granularity: discard_granularity(kind, &metadata),
+        write_zeroes: !read_only,
+        write_cache: !read_only,
+    };
+    let fd = Arc::new(OwnedFd::from(file));
+    let lock = ImageLock::take(&fd, path, options.locking, Claims::of_disk(read_only))?;
+    Ok(FileNode {
+        name,
+        fd,
+        tail_fd,
+        geometry,
+        limits: Limits::new(align, sector, tail),
+        serialise: Serialise::new(align.request),
+        kind,
+        aio: options.aio,
+        no_flush: common.cache.no_flush,
+        discard: common.discard,
+        detect_zeroes: common.detect_zeroes,
+        page_cache: !common.cache.direct,
+        capabilities: Capabilities::default(),
+        flush_failed: AtomicBool::new(false),
+        _lock: lock,
+    })
+}
+
+fn with_flags(write: bool, flags: i32) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(write).custom_flags(flags);
+    options
+}
+
+/// Opens for what the node may do; with `auto-read-only`, for less when that is all there is.
+fn open_file(path: &Path, kind: Kind, common: &BlockdevOptions) -> Result<(File, bool), OpenError> {
+    let Cache { direct, .. } = common.cache;
+    // Opening some things does something (a tape rewinds, a FIFO waits), so look first. No
+    // O_NONBLOCK instead: the ring would answer EAGAIN where it should go and wait.
+    let metadata = std::fs::metadata(path)
+        .map_err(|e| could_not_open(path, errno_of(&e), !common.read_only))?;
+    check_kind(path, kind, &metadata.file_type())?;
+    let flags = if direct { libc::O_DIRECT } else { 0 };
+    let first = with_flags(!common.read_only, flags).open(path).map_err(|e| errno_of(&e));
+    match first {
+        Ok(file) => Ok((file, common.read_only)),
+        Err(Errno::EINVAL) if direct => Err(no_direct(path, Errno::EINVAL)),
+        Err(Errno::EACCES | Errno::EPERM | Errno::EROFS)
+            if common.auto_read_only && !common.read_only =>
+        {
+            let file = with_flags(false, flags)
+                .open(path)
+                .map_err(|e| could_not_open(path, errno_of(&e), false))?;
+            log::info!("{}: cannot be written, opened read-only", path.display());
+            Ok((file, true))
+        }
+        Err(errno) => Err(could_not_open(path, errno, !common.read_only)),
+    }
+}
+
+fn check_kind(path: &Path, kind: Kind, found: &std::fs::FileType) -> Result<(), OpenError> {
+    let path = path.display();
+    match kind {
+        Kind::File if found.is_dir() => {
+            Err(OpenError::os(format!("Could not open '{path}'"), Errno::EISDIR))
+        }
+        Kind::File if !found.is_file() => {
+            let error =
+                OpenError::new(format!("'file' driver requires '{path}' to be a regular file"));
+            Err(if found.is_block_device() {
+                error.with_hint("driver=host_device opens block devices")
+            } else {
+                error
+            })
+        }
+        Kind::HostDevice if !found.is_block_device() => {
+            let error = OpenError::new(format!(
+                "'host_device' driver requires '{path}' to be a block device"
+            ));
+            Err(if found.is_file() {
+                error.with_hint("driver=file opens regular files")
+            } else {
+                error
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn device_size(path: &Path, file: &File) -> Result<u64, OpenError> {
+    let end = lseek64(file, 0, Whence::SeekEnd).map_err(|errno| {
+        OpenError::os(format!("Could not find the size of '{}'", path.display()), errno)
+    })?;
+    Ok(end.unsigned_abs())
+}
+
+fn physical_block(kind: Kind, file: &File, metadata: &std::fs::Metadata) -> u32 {
+    let size = match kind {
+        Kind::File => u32::try_from(metadata.blksize()).ok(),
+        Kind::HostDevice => rustix::fs::ioctl_blkpbszget(file).ok(),
+    };
+    size.filter(|size| size.is_power_of_two() && (512..=1 << 16).contains(size)).unwrap_or(512)
+}
+
+fn discard_granularity(kind: Kind, metadata: &std::fs::Metadata) -> u32 {
+    let size = match kind {
+        Kind::File => Some(metadata.blksize()),
+        Kind::HostDevice => queue_attribute(metadata.rdev(), "discard_granularity"),
+    };
+    size.and_then(|size| u32::try_from(size).ok()).filter(|&size| size > 0).unwrap_or(512)
+}
+
+fn no_direct(path: &Path, errno: Errno) -> OpenError {
+    OpenError::os(format!("Could not open '{}' with O_DIRECT", path.display()), errno)
+        .with_hint("Its file system has no direct I/O: use cache.direct=off")
+}
+
+fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
+    let error = OpenError::os(format!("Could not open '{}'", path.display()), errno);
+    match errno {
+        Errno::EACCES | Errno::EPERM | Errno::EROFS if write => error
+            .with_hint("It is opened for writing: read-only=on or auto-read-only=on asks for less"),
+        _ => error,
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}

@@ -1,0 +1,100 @@
+//! What an opened file or device wants and can do: size, alignment, discard.
+
+use std::fs;
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::sys::uio::pread;
+use rustix::fs::{AtFlags, StatxFlags};
+
+/// Largest alignment that is probed for, in bytes; also what is used when probing tells nothing.
+const SAFE_ALIGN: usize = 4096;
+
+/// What `O_DIRECT` asks of memory and of the range, in bytes; both are powers of two, and both are
+/// 1 without `O_DIRECT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    /// Addresses of segments.
+    pub(crate) memory: usize,
+    /// Offset and lengths.
+    pub(crate) request: usize,
+}
+
+impl Alignment {
+    /// Nothing is asked.
+    pub(crate) const NONE: Alignment = Alignment { memory: 1, request: 1 };
+
+    /// What the kernel says (statx(2), `STATX_DIOALIGN`, since Linux 6.1), else what trial reads
+    /// show. `None` when the file has no direct I/O at all.
+    pub(crate) fn probe(fd: impl AsFd) -> Option<Alignment> {
+        let fd = fd.as_fd();
+        if let Ok(stat) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+            && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+        {
+            let (memory, request) =
+                (stat.stx_dio_mem_align as usize, stat.stx_dio_offset_align as usize);
+            if memory == 0 || request == 0 {
+                return None;
+            }
+            return (memory.is_power_of_two() && request.is_power_of_two())
+                .then_some(Alignment { memory, request });
+        }
+        let safe = Alignment { memory: SAFE_ALIGN, request: SAFE_ALIGN };
+        // Where even one byte can be read, at an odd address, reads are checked by nobody (a hole, an
+        // empty file), and tell nothing about writes.
+        if trial_read(fd, 1, 1) {
+            return Some(safe);
+        }
+        let sizes = || [512, 1024, 2048, SAFE_ALIGN].into_iter();
+        let request = sizes().find(|&size| trial_read(fd, size, SAFE_ALIGN))?;
+        let memory = sizes().find(|&align| trial_read(fd, SAFE_ALIGN, align)).unwrap_or(SAFE_ALIGN);
+        Some(Alignment { memory, request })
+    }
+}
+
+/// Whether the first `len` bytes can be read into memory aligned to `align` and to no more.
+fn trial_read(fd: impl AsFd, len: usize, align: usize) -> bool {
+    let mut memory = vec![0; 2 * SAFE_ALIGN + len];
+    let start = memory.as_ptr().align_offset(SAFE_ALIGN) + align % SAFE_ALIGN;
+    let Some(buf) = memory.get_mut(start..start + len) else { return false };
+    loop {
+        match pread(fd.as_fd(), buf, 0) {
+            Err(Errno::EINTR) => {}
+            done => return done.is_ok(),
+        }
+    }
+}
+
+/// What sysfs says of a block device's queue, by device number; `None` where it says nothing.
+pub(crate) fn queue_attribute(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    // A partition has its disk's queue.
+    [format!("{device}/queue/{name}"), format!("{device}/../queue/{name}")]
+        .iter()
+        .find_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn direct_io_alignment_is_enough_for_the_kernel() {
+        let path = std::env::temp_dir().join(format!("ringmill-probe-{}", std::process::id()));
+        let mut file = fs::File::create(&path).unwrap();
+        file.write_all(&[1; 65536]).unwrap();
+        file.sync_all().unwrap();
+        let direct = OpenOptions::new()
+            .read(true)
+            .custom_flags(nix::libc::O_DIRECT)
+            .open(&path)
+            .expect("the temporary directory's file system has O_DIRECT");
+        let align = Alignment::probe(&direct).expect("an alignment");
+        assert!(trial_read(&direct, align.request, align.memory), "{align:?}");
+        fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,97 @@
+//! A channel's requests under way.
+
+use event_loop::IoBufs;
+
+use super::plan::Step;
+use super::serialise::Ticket;
+use super::zeroes::Method;
+use crate::request::Request;
+
+/// Slots a channel starts with: enough for several queues; more are added when they are needed.
+const FIRST: usize = 256;
+
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Its turn: a range claimed, a bounce buffer; or nothing yet.
+    Turn,
+    /// A read or write of all of it with its own memory.
+    Simple,
+    /// A step of a read or write.
+    Step(Step),
+    /// The second half of [`Step::Modify`], which changes that many bytes.
+    ModifyWrite(usize),
+    /// A call that zeroes that many bytes.
+    Zero(Method, u64),
+    /// A discard of all of it.
+    Discard,
+    /// A flush: all there is to do, or the last thing.
+    Sync,
+}
+
+/// One request under way.
+pub(crate) struct Slot {
+    pub(crate) request: Request,
+    pub(crate) stage: Stage,
+    /// Bytes done.
+    pub(crate) done: u64,
+    /// The memory of the current step comes from the channel's zeroes, not the request.
+    pub(crate) zeroes: bool,
+    pub(crate) bounce: Option<IoBufs>,
+    /// Whether the range was claimed, or need not be.
+    pub(crate) claimed: bool,
+    pub(crate) ticket: Option<Ticket>,
+}
+
+/// Slots by token, and the lists of steps: kept while a slot is free, for their capacity.
+pub(crate) struct Slots {
+    slots: Vec<(Option<Slot>, IoBufs)>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(crate) fn new() -> Self {
+        Slots {
+            slots: std::iter::repeat_with(|| (None, IoBufs::new())).take(FIRST).collect(),
+            free: (0..FIRST as u32).rev().collect(),
+        }
+    }
+
+    /// Puts a request in; the token is its own until it is taken out.
+    #[inline]
+    pub(crate) fn insert(&mut self, request: Request, stage: Stage) -> u32 {
+        let slot = Slot {
+            request,
+            stage,
+            done: 0,
+            zeroes: false,
+            bounce: None,
+            claimed: false,
+            ticket: None,
+        };
+        match self.free.pop() {
+            Some(token) => {
+                self.slots[token as usize].0 = Some(slot);
+                token
+            }
+            None => {
+                self.slots.push((Some(slot), IoBufs::new()));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The request under `token` and the list for its steps.
+    #[inline]
+    pub(crate) fn get(&mut self, token: u32) -> Option<(&mut Slot, &mut IoBufs)> {
+        let (slot, part) = self.slots.get_mut(token as usize)?;
+        Some((slot.as_mut()?, part))
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, token: u32) -> Option<Slot> {
+        let slot = self.slots.get_mut(token as usize)?.0.take()?;
+        self.free.push(token);
+        Some(slot)
+    }
+}

@@ -1,0 +1,6 @@
+//! How images are read and written: one module per `driver`.
+
+pub(crate) mod detect_zeroes;
+pub(crate) mod file;
+pub(crate) mod null;
+pub(crate) mod raw;

@@ -1,0 +1,229 @@
+//! All nodes of a process, by name, and how they are opened.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use crate::drivers::file::{FileNode, Kind};
+use crate::drivers::null::{Answer, NullNode};
+use crate::drivers::raw::RawNode;
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{
+    BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, NullOptions, RawOptions,
+};
+
+/// Longest node name, bytes: QEMU's limit.
+const MAX_NAME: usize = 31;
+/// A disk's size is a multiple of this.
+const SECTOR: u64 = 512;
+
+/// The nodes of a process, by `node-name`.
+///
+/// It keeps those that were opened by name. A nested node lives as long as the node on top of it.
+#[derive(Default)]
+pub struct NodeRegistry {
+    nodes: BTreeMap<String, Entry>,
+    generated: u32,
+}
+
+enum Entry {
+    /// Opened by name.
+    Top(Arc<dyn BlockNode>),
+    /// Nested; the node on top keeps it.
+    Nested(Weak<dyn BlockNode>),
+}
+
+impl Entry {
+    fn node(&self) -> Option<Arc<dyn BlockNode>> {
+        match self {
+            Entry::Top(node) => Some(node.clone()),
+            Entry::Nested(node) => node.upgrade(),
+        }
+    }
+}
+
+impl NodeRegistry {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.
+    ///
+    /// # Errors
+    ///
+    /// In QEMU's words where QEMU has the error, with what to do about it as the hint.
+    pub fn open(&mut self, options: &BlockdevOptions) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let Some(name) = &options.node_name else {
+            return Err(OpenError::new("'node-name' must be specified for the root node"));
+        };
+        let name = self.new_name(name)?;
+        let mut nested = Vec::new();
+        let node = self.open_tree(name.clone(), options, &mut nested)?;
+        for (name, node) in nested {
+            self.nodes.insert(name, Entry::Nested(node));
+        }
+        self.nodes.insert(name, Entry::Top(node.clone()));
+        Ok(node)
+    }
+
+    /// The node of that name.
+    ///
+    /// # Errors
+    ///
+    /// There is none; the hint lists those that there are.
+    pub fn get(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
+        self.nodes.get(name).and_then(Entry::node).ok_or_else(|| {
+            let known: Vec<_> = self.names().collect();
+            OpenError::new(format!("Cannot find device='{name}' nor node-name='{name}'")).with_hint(
+                if known.is_empty() {
+                    "There are no nodes yet: define it first".to_owned()
+                } else {
+                    format!("Known nodes: {}", known.join(", "))
+                },
+            )
+        })
+    }
+
+    /// The names of all nodes, nested ones included, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().filter(|(_, entry)| entry.node().is_some()).map(|(name, _)| &**name)
+    }
+
+    /// Closes a node that was opened by name.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, it is nested in another one, or somebody uses it.
+    pub fn remove(&mut self, name: &str) -> Result<(), OpenError> {
+        match self.nodes.get(name) {
+            Some(Entry::Top(node)) if Arc::strong_count(node) > 1 => Err(OpenError::new(format!(
+                "Node '{name}' is busy: node is used by an export or by another node"
+            ))),
+            Some(Entry::Top(_)) => {
+                self.nodes.remove(name);
+                self.nodes.retain(|_, entry| match entry {
+                    Entry::Top(_) => true,
+                    Entry::Nested(node) => node.strong_count() > 0,
+                });
+                Ok(())
+            }
+            Some(Entry::Nested(_)) => {
+                Err(OpenError::new(format!("Node '{name}' is not owned by the monitor")))
+            }
+            None => Err(OpenError::new(format!("Failed to find node with node-name='{name}'"))),
+        }
+    }
+
+    /// Opens one node whose name is settled; what it nests is added to `nested`.
+    fn open_tree(
+        &mut self,
+        name: String,
+        options: &BlockdevOptions,
+        nested: &mut Vec<(String, Weak<dyn BlockNode>)>,
+    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
+            return Err(OpenError::new(
+                "setting detect-zeroes to unmap is not allowed without setting discard operation \
+                 to unmap",
+            ));
+        }
+        Ok(match &options.driver {
+            Driver::File(file) => Arc::new(FileNode::open(name, Kind::File, options, file)?),
+            Driver::HostDevice(file) => {
+                Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
+            }
+            Driver::Raw(raw) => {
+                let child = self.open_child(&name, options, raw, nested)?;
+                Arc::new(RawNode::new(name, options, raw, child)?)
+            }
+            Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
+            Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
+        })
+    }
+
+    fn open_child(
+        &mut self,
+        parent_name: &str,
+        parent: &BlockdevOptions,
+        raw: &RawOptions,
+        nested: &mut Vec<(String, Weak<dyn BlockNode>)>,
+    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let options = match &raw.file {
+            BlockdevRef::Name(name) => return self.get(name),
+            BlockdevRef::Inline(options) => inherit(parent, options),
+        };
+        let name = match &options.node_name {
+            Some(name) => self.new_name(name)?,
+            None => self.generate_name(),
+        };
+        if name == parent_name || nested.iter().any(|(other, _)| *other == name) {
+            return Err(duplicate(&name));
+        }
+        let node = self.open_tree(name.clone(), &options, nested)?;
+        nested.push((name, Arc::downgrade(&node)));
+        Ok(node)
+    }
+
+    fn new_name(&self, name: &str) -> Result<String, OpenError> {
+        check_name(name)?;
+        match self.nodes.get(name).and_then(Entry::node) {
+            Some(_) => Err(duplicate(name)),
+            None => Ok(name.to_owned()),
+        }
+    }
+
+    fn generate_name(&mut self) -> String {
+        let n = self.generated;
+        self.generated += 1;
+        format!("#block{n:03}")
+    }
+}
+
+/// What a nested node has from the node on top of it, as in QEMU: read-only and the cache mode; and
+/// discards reach as far down as they are let in on top.
+fn inherit(parent: &BlockdevOptions, child: &BlockdevOptions) -> BlockdevOptions {
+    let mut child = child.clone();
+    child.read_only |= parent.read_only;
+    child.auto_read_only |= parent.auto_read_only;
+    child.cache.direct |= parent.cache.direct;
+    child.cache.no_flush |= parent.cache.no_flush;
+    if parent.discard == Discard::Unmap {
+        child.discard = Discard::Unmap;
+    }
+    child
+}
+
+fn null_node(
+    name: String,
+    answer: Answer,
+    null: &NullOptions,
+    options: &BlockdevOptions,
+) -> Result<Arc<dyn BlockNode>, OpenError> {
+    if i64::try_from(null.size).is_err() {
+        return Err(OpenError::new(format!("size {} is invalid: too large", null.size)));
+    }
+    // As QEMU does: what is no multiple is rounded up.
+    let null = NullOptions { size: null.size.next_multiple_of(SECTOR), ..*null };
+    Ok(Arc::new(NullNode::new(name, answer, null, options.read_only)))
+}
+
+fn duplicate(name: &str) -> OpenError {
+    OpenError::new(format!("Duplicate nodes with node-name='{name}'"))
+}
+
+/// QEMU's rule: a letter, then letters, digits and `-._`.
+fn check_name(name: &str) -> Result<(), OpenError> {
+    if name.len() > MAX_NAME {
+        return Err(OpenError::new("Node name too long")
+            .with_hint(format!("'{name}' has {} bytes; {MAX_NAME} are the most", name.len())));
+    }
+    let well_formed = name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    if well_formed {
+        Ok(())
+    } else {
+        Err(OpenError::new(format!("Invalid node-name: '{name}'"))
+            .with_hint("A letter, then letters, digits, '-', '.' and '_'"))
+    }
+}

@@ -1,0 +1,114 @@
+//! A request to a block node, and the promise to answer it exactly once.
+
+use std::rc::Rc;
+
+use event_loop::IoBufs;
+use nix::errno::Errno;
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Fill the buffers from the range.
+    Read,
+    /// Write the buffers to the range.
+    Write {
+        /// Force unit access: on stable storage before the answer.
+        fua: bool,
+    },
+    /// Everything answered before is on stable storage before this answer.
+    Flush,
+    /// The range's contents are no longer needed.
+    Discard,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// The space may be given back.
+        may_unmap: bool,
+        /// Fail with `EOPNOTSUPP` rather than write zeroes the slow way.
+        no_fallback: bool,
+        /// As of a write.
+        fua: bool,
+    },
+}
+
+/// One request on its way down; owned by whoever works on it.
+///
+/// Moves, never copied: it ends in [`Request::complete`].
+#[derive(Debug)]
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// First byte of the range. Zero for a flush.
+    pub offset: u64,
+    /// Bytes in the range. For reads and writes it is `bufs.len()`; zero for a flush.
+    pub len: u64,
+    /// The memory of a read or write; empty for all others.
+    pub bufs: IoBufs,
+    reply: Reply,
+}
+
+impl Request {
+    /// A request whose answer goes to `to`, under `tag`, the requester's own number for it.
+    pub fn new(
+        op: Op,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+        to: &Rc<dyn Completion>,
+        tag: u32,
+    ) -> Self {
+        debug_assert!(!matches!(op, Op::Read | Op::Write { .. }) || bufs.len() as u64 == len);
+        Request { op, offset, len, bufs, reply: Reply { to: Some(to.clone()), tag } }
+    }
+
+    /// Answers the request. The memory goes back with the answer.
+    pub fn complete(mut self, result: Result<(), Errno>) {
+        self.reply.send(result, std::mem::take(&mut self.bufs));
+    }
+
+    /// The same request with its answer going to `to` under `tag`, and the answer owed so far.
+    /// This is how a node splits, bounces or watches what passes through it.
+    pub fn redirect(&mut self, to: &Rc<dyn Completion>, tag: u32) -> Reply {
+        std::mem::replace(&mut self.reply, Reply { to: Some(to.clone()), tag })
+    }
+}
+
+/// An answer that is owed. Dropping it unsent is a bug: a debug build says so, a release build
+/// answers `EIO`, since a guest that waits for ever is worse.
+pub struct Reply {
+    to: Option<Rc<dyn Completion>>,
+    tag: u32,
+}
+
+impl Reply {
+    /// Sends the answer.
+    pub fn send(&mut self, result: Result<(), Errno>, bufs: IoBufs) {
+        if let Some(to) = self.to.take() {
+            to.complete(self.tag, result, bufs);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.to.is_some() {
+            debug_assert!(std::thread::panicking(), "request {} dropped unanswered", self.tag);
+            self.send(Err(Errno::EIO), IoBufs::new());
+        }
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Reply({})", self.tag)
+    }
+}
+
+/// Who gets the answers of its requests.
+///
+/// Called once per request, on the loop that the request was submitted on, possibly from within
+/// [`Channel::submit`](crate::node::Channel::submit): an implementor holds no borrow of its own
+/// state while it submits. An I/O error keeps its errno; the device maps it to its own status.
+pub trait Completion {
+    /// The request under `tag` is done.
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs);
+}

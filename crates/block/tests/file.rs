@@ -1,0 +1,68 @@
+//! The `file` driver over real files: what a disk does, and what one gets when it cannot.
+
+mod common;
+
+use block::NodeRegistry;
+use block::options::*;
+use block::request::Op;
+use common::*;
+use nix::errno::Errno;
+
+const MIB: usize = 1 << 20;
+
+fn open(options: &BlockdevOptions) -> Rig {
+    Rig::new(NodeRegistry::new().open(options).unwrap())
+}
+
+/// Every engine, with and without `O_DIRECT`.
+fn variants(path: &std::path::Path) -> Vec<BlockdevOptions> {
+    let mut all = Vec::new();
+    for aio in [None, Some(Aio::IoUring), Some(Aio::Threads)] {
+        for direct in [false, true] {
+            let mut options = blockdev("disk", file(path, aio));
+            options.cache.direct = direct;
+            options.discard = Discard::Unmap;
+            all.push(options);
+        }
+    }
+    all
+}
+
+#[test]
+fn reads_and_writes_reach_the_file() {
+    for dir in [disk(), tmpfs()] {
+        let image = TempFile::new(&dir, "thin", MIB);
+        for options in variants(&image.0) {
+            std::fs::write(&image.0, pattern(MIB)).unwrap();
+            let mut rig = open(&options);
+            assert_eq!(rig.read(8192, 4096, 0).unwrap(), pattern(MIB)[8192..12288]);
+            rig.write(4096, &[0xab; 4096], 0).unwrap();
+            rig.op(Op::Flush, 0, 0).unwrap();
+            drop(rig);
+            let mut want = pattern(MIB);
+            want[4096..8192].fill(0xab);
+            assert!(image.contents() == want, "{options:?}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_disk_is_an_error() {
+    let image = TempFile::new(&disk(), "range", 65536);
+    let mut options = blockdev("disk", file(&image.0, None));
+    let mut rig = open(&options);
+    assert_eq!(rig.read(65536, 512, 0), Err(Errno::EIO));
+    assert_eq!(rig.write(65024, &[1; 1024], 0), Err(Errno::EIO));
+    assert_eq!(rig.read(u64::MAX - 511, 512, 0), Err(Errno::EIO));
+    assert_eq!(rig.op(Op::Discard, u64::MAX, u64::MAX), Err(Errno::EIO));
+    assert_eq!(rig.read(0, 0, 0), Ok(vec![]));
+    drop(rig);
+    options.read_only = true;
+    let mut rig = open(&options);
+    assert_eq!(rig.write(0, &[1; 512], 0), Err(Errno::EROFS));
+    assert_eq!(rig.op(Op::Discard, 0, 512), Err(Errno::EROFS));
+    assert_eq!(rig.op(Op::Flush, 0, 0), Ok(()));
+    assert_eq!(rig.read(0, 512, 0).unwrap(), pattern(512));
+    drop(rig);
+    assert!(image.contents() == pattern(65536));
+}
