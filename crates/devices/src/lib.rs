@@ -1,1 +1,4 @@
-//! Placeholder.
+//! Device models: what a guest's driver talks to, between a queue and a block node.
+#![forbid(unsafe_code)]
+
+pub mod virtio_blk;

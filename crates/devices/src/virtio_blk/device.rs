@@ -1,0 +1,222 @@
+//! The device as its queues share it: features, configuration space, write cache mode.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use block::node::Geometry;
+
+use super::wire::{
+    CONFIG_SIZE, CONFIG_WRITEBACK, Config, ID_SIZE, SECTOR, VIRTIO_BLK_F_BLK_SIZE,
+    VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+
+/// Most data segments of a request: what QSD offers, a 128-entry queue less header and status.
+const SEG_MAX: u32 = 126;
+/// Longest segment, bytes: what one read(2) transfers at most, `MAX_RW_COUNT`.
+const SIZE_MAX: u32 = 0x7fff_f000;
+/// Longest range of a discard or write-zeroes request: 1 GiB.
+pub(crate) const MAX_RANGE_SECTORS: u32 = 1 << 21;
+/// Most ranges of a discard or write-zeroes request.
+pub(crate) const MAX_RANGES: u32 = 16;
+/// Largest logical block, bytes: that of QSD.
+const MAX_BLOCK: u32 = 2 << 20;
+
+/// What a device is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Of the node behind it.
+    pub geometry: Geometry,
+    /// Request queues, at least one.
+    pub num_queues: u16,
+    /// Bytes of a logical block: a power of two from 512 to 2 MiB.
+    pub logical_block_size: u32,
+    /// Whether the guest may write.
+    pub writable: bool,
+    /// Serial number; the first 20 bytes count.
+    pub serial: String,
+}
+
+/// A virtio-blk device, shared by its queues' threads and the control plane.
+#[derive(Debug)]
+pub struct Device {
+    config: Config,
+    features: u64,
+    logical_block_size: u32,
+    read_only: bool,
+    id: [u8; ID_SIZE],
+    negotiated: AtomicU64,
+    /// The driver's toggle: write-back, where the driver may flush, or write-through.
+    writeback: AtomicBool,
+}
+
+impl Device {
+    /// A device over a node with that geometry.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers do not fit together.
+    pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
+        let DeviceConfig { geometry, num_queues, logical_block_size: block, writable, serial } =
+            config;
+        if !block.is_power_of_two() || !(SECTOR as u32..=MAX_BLOCK).contains(&block) {
+            return Err(DeviceError::LogicalBlockSize(block));
+        }
+        if num_queues == 0 {
+            return Err(DeviceError::NoQueues);
+        }
+        let read_only = geometry.read_only || !writable;
+        let bytes = geometry.size - geometry.size % u64::from(block);
+        let physical = geometry.physical_block_size.max(block);
+        let mut features = 1 << VIRTIO_BLK_F_SIZE_MAX
+            | 1 << VIRTIO_BLK_F_SEG_MAX
+            | 1 << VIRTIO_BLK_F_BLK_SIZE
+            | 1 << VIRTIO_BLK_F_TOPOLOGY
+            | 1 << VIRTIO_BLK_F_FLUSH
+            | 1 << VIRTIO_BLK_F_CONFIG_WCE
+            | 1 << VIRTIO_BLK_F_MQ;
+        features |= if read_only {
+            1 << VIRTIO_BLK_F_RO
+        } else {
+            1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
+        };
+        let mut id = [0; ID_SIZE];
+        id.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
+        let sectors = |bytes: u32| (u64::from(bytes) / SECTOR) as u32;
+        Ok(Device {
+            config: Config {
+                capacity: bytes / SECTOR,
+                size_max: SIZE_MAX,
+                seg_max: SEG_MAX,
+                blk_size: block,
+                physical_block_exp: (physical / block).checked_ilog2().unwrap_or(0) as u8,
+                min_io_size: u16::try_from(physical / block).unwrap_or(1),
+                opt_io_size: 0,
+                writeback: true,
+                num_queues,
+                max_discard_sectors: MAX_RANGE_SECTORS,
+                max_discard_seg: MAX_RANGES,
+                discard_sector_alignment: sectors(geometry.discard_granularity.max(block)),
+                max_write_zeroes_sectors: MAX_RANGE_SECTORS,
+                max_write_zeroes_seg: MAX_RANGES,
+                write_zeroes_may_unmap: geometry.discard,
+            },
+            features,
+            logical_block_size: block,
+            read_only,
+            id,
+            negotiated: AtomicU64::new(0),
+            writeback: AtomicBool::new(true),
+        })
+    }
+
+    /// The device's own feature bits (5.2.3); those of queues and transport are not its business.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The features the driver took. They say whether it knows to flush.
+    pub fn set_features(&self, negotiated: u64) {
+        self.negotiated.store(negotiated, Ordering::Relaxed);
+    }
+
+    /// As after a power-on: no features, write-back.
+    pub fn reset(&self) {
+        self.set_features(0);
+        self.writeback.store(true, Ordering::Relaxed);
+    }
+
+    /// The configuration space as the driver sees it now.
+    pub fn config_space(&self) -> [u8; CONFIG_SIZE] {
+        Config { writeback: self.writeback.load(Ordering::Relaxed), ..self.config }.to_bytes()
+    }
+
+    /// Writes to the configuration space: only the writeback toggle takes it (5.2.5).
+    ///
+    /// # Errors
+    ///
+    /// When any other byte would be written, or the toggle is neither 0 nor 1.
+    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
+        match (offset as usize, data) {
+            (CONFIG_WRITEBACK, [value @ (0 | 1)]) => {
+                self.writeback.store(*value == 1, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Err(ConfigError { offset, len: data.len() }),
+        }
+    }
+
+    /// Whether each write must be on stable storage before it is answered: the driver has asked for
+    /// it, or it does not know how to flush (5.2.6.2).
+    pub(crate) fn is_write_through(&self) -> bool {
+        let negotiated = self.negotiated.load(Ordering::Relaxed);
+        if negotiated & (1 << VIRTIO_BLK_F_CONFIG_WCE) != 0 {
+            !self.writeback.load(Ordering::Relaxed)
+        } else {
+            negotiated & (1 << VIRTIO_BLK_F_FLUSH) == 0
+        }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    pub(crate) fn id(&self) -> &[u8; ID_SIZE] {
+        &self.id
+    }
+
+    /// A range of sectors in bytes, if it is on the disk and whole blocks.
+    pub(crate) fn range(&self, sector: u64, bytes: u64) -> Option<u64> {
+        let offset = sector.checked_mul(SECTOR)?;
+        let end = offset.checked_add(bytes)?;
+        let block = u64::from(self.logical_block_size);
+        let whole = offset.is_multiple_of(block) && bytes.is_multiple_of(block);
+        (whole && end <= self.config.capacity * SECTOR).then_some(offset)
+    }
+}
+
+/// A device that cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceError {
+    /// The logical block size is no power of two from 512 to 2 MiB.
+    LogicalBlockSize(u32),
+    /// A device without queues.
+    NoQueues,
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceError::LogicalBlockSize(size) => write!(
+                f,
+                "logical-block-size {size} must be a power of 2 between 512 and {MAX_BLOCK} (bytes)"
+            ),
+            DeviceError::NoQueues => f.write_str("num-queues must be at least 1"),
+        }
+    }
+}
+
+impl std::error::Error for DeviceError {}
+
+/// A write to the configuration space that it does not take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConfigError {
+    /// First byte.
+    pub offset: u32,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes at offset {} of the configuration space are not writable; only the writeback \
+             toggle, 1 byte at {CONFIG_WRITEBACK}, is",
+            self.len, self.offset
+        )
+    }
+}
+
+impl std::error::Error for ConfigError {}

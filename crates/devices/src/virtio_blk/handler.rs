@@ -1,0 +1,360 @@
+//! A queue at work on its I/O thread: from the guest's kick to the block node.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use block::node::Channel;
+use block::request::{Completion, Op, Request};
+use event_loop::{EventLoop, Handler, HandlerId, Progress, Trigger};
+use guest_memory::MemoryView;
+use queue::{Chain, Queue, QueueError};
+
+use super::device::Device;
+use super::parse::{BlkRequest, Malformed, Parsed, Ranges, parse};
+use super::slots::{Slot, SlotTable};
+use super::stats::{Batch, Kind, QueueStats};
+use super::wire::{ID_SIZE, Status};
+
+/// A started queue of a virtio-blk device. Lives on its I/O thread.
+///
+/// It takes requests when the guest kicks, or when the loop, polling, sees new ones, and answers
+/// them in any order. A guest that breaks the rules of the queue breaks this queue only.
+pub struct QueueHandler {
+    pub(crate) event_loop: EventLoop,
+    device: Arc<Device>,
+    channel: Rc<dyn Channel>,
+    pub(crate) queue: Queue,
+    pub(crate) me: Weak<QueueHandler>,
+    pub(crate) slots: RefCell<SlotTable>,
+    /// The chain being taken apart, kept for its capacity.
+    chain: RefCell<Chain>,
+    /// The way out for signals; without one the driver polls.
+    call: RefCell<Option<Arc<OwnedFd>>>,
+    /// Where a broken queue is reported.
+    err: RefCell<Option<Arc<OwnedFd>>>,
+    kick: Cell<Option<HandlerId>>,
+    enabled: Cell<bool>,
+    /// The loop polls: the driver need not kick.
+    polled: Cell<bool>,
+    /// The answer to `stop`, once nothing is in flight.
+    stopping: Cell<Option<StopCall>>,
+    stopped: Cell<bool>,
+    pub(crate) queued: Cell<bool>,
+    pub(crate) batch: Batch,
+    pub(crate) stats: Arc<QueueStats>,
+}
+
+/// Gets the next available index (GET_VRING_BASE).
+type StopCall = Box<dyn FnOnce(u16)>;
+
+impl QueueHandler {
+    /// Starts a queue on this loop, disabled: it takes nothing before
+    /// [`set_enabled`](Self::set_enabled).
+    ///
+    /// `kick` fires when the driver has put requests in; without one the queue is looked at only
+    /// while the loop polls, or turns for other reasons.
+    pub fn start(
+        event_loop: &EventLoop,
+        device: Arc<Device>,
+        channel: Rc<dyn Channel>,
+        queue: Queue,
+        kick: Option<Arc<OwnedFd>>,
+        call: Option<Arc<OwnedFd>>,
+        stats: Arc<QueueStats>,
+    ) -> Rc<Self> {
+        let handler = Rc::new_cyclic(|me| QueueHandler {
+            event_loop: event_loop.clone(),
+            device,
+            channel,
+            slots: RefCell::new(SlotTable::new(queue.size())),
+            queue,
+            me: me.clone(),
+            chain: RefCell::new(Chain::new()),
+            call: RefCell::new(call),
+            err: RefCell::new(None),
+            kick: Cell::new(None),
+            enabled: Cell::new(false),
+            polled: Cell::new(false),
+            stopping: Cell::new(None),
+            stopped: Cell::new(false),
+            queued: Cell::new(false),
+            batch: Batch::default(),
+            stats,
+        });
+        if let Some(kick) = kick {
+            let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
+            let id = event_loop.add_handler(kick, events.into(), Trigger::Edge, handler.clone());
+            handler.kick.set(Some(id));
+        }
+        handler
+    }
+
+    /// Enables or disables the queue (SET_VRING_ENABLE). What waits in an enabled queue is taken at
+    /// once: its kick may have come earlier.
+    pub fn set_enabled(&self, enabled: bool) {
+        self.enabled.set(enabled);
+        if enabled {
+            self.event_loop.section(|| self.take_turn());
+        }
+    }
+
+    /// Sets the way out for signals (SET_VRING_CALL).
+    pub fn set_call(&self, call: Option<Arc<OwnedFd>>) {
+        *self.call.borrow_mut() = call;
+    }
+
+    /// Sets where a broken queue is reported (SET_VRING_ERR).
+    pub fn set_err(&self, err: Option<Arc<OwnedFd>>) {
+        *self.err.borrow_mut() = err;
+    }
+
+    /// Goes on in new memory (SET_MEM_TABLE while running). Requests in flight finish in the old.
+    ///
+    /// # Errors
+    ///
+    /// The rings are not in the new memory; the queue then is broken.
+    pub fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
+        self.queue.replace_memory(memory)
+    }
+
+    /// Takes no more requests, finishes those in flight, then calls `done` with the next available
+    /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
+    pub fn stop(&self, done: impl FnOnce(u16) + 'static) {
+        if self.stopped.get() {
+            return done(self.queue.next_avail());
+        }
+        let earlier = self.stopping.take();
+        self.stopping.set(Some(Box::new(move |base| {
+            if let Some(earlier) = earlier {
+                earlier(base);
+            }
+            done(base);
+        })));
+        if let Some(kick) = self.kick.take() {
+            self.event_loop.remove_handler(kick);
+        }
+        self.enabled.set(false);
+        if !self.queued.get() {
+            self.finish_stop();
+        }
+    }
+
+    /// Ends a stop once everything is answered and published.
+    pub(crate) fn finish_stop(&self) {
+        if self.queue.in_flight() == 0
+            && let Some(done) = self.stopping.take()
+        {
+            self.stopped.set(true);
+            done(self.queue.next_avail());
+        }
+    }
+
+    /// Takes requests: a bounded number, for the sake of other sources (contract E11).
+    fn take_turn(&self) -> Progress {
+        if !self.enabled.get() {
+            return Progress::Done;
+        }
+        let Some(me) = self.me.upgrade() else { return Progress::Done };
+        let me: Rc<dyn Completion> = me;
+        let mut left = self.queue.size();
+        if !self.polled.get() {
+            self.queue.suppress_kicks();
+        }
+        loop {
+            match self.take_one(&me) {
+                Ok(true) => {
+                    left -= 1;
+                    if left == 0 {
+                        return Progress::More;
+                    }
+                    continue;
+                }
+                Ok(false) => {}
+                Err(reason) => {
+                    self.break_queue(&reason);
+                    return Progress::Done;
+                }
+            }
+            // Nothing left: ask for a kick, unless the loop looks by itself, and look once more.
+            if self.polled.get() || !self.queue.enable_kicks() {
+                return Progress::Done;
+            }
+            self.queue.suppress_kicks();
+        }
+    }
+
+    /// Takes one request and sends it on its way. `false`: there is none.
+    fn take_one(&self, me: &Rc<dyn Completion>) -> Result<bool, Broken> {
+        let mut chain = self.chain.borrow_mut();
+        if !self.queue.pop(&mut chain).map_err(Broken::Queue)? {
+            return Ok(false);
+        }
+        let memory = self.queue.memory();
+        let parsed = parse(&chain, &memory, &self.device);
+        let Parsed { status_addr, request } = parsed.inspect_err(|_| {
+            // It goes back unanswered: there is nowhere to write a status.
+            self.queue.add_used(chain.head(), 0);
+        })?;
+        let mut slot = Slot {
+            head: chain.head(),
+            written: chain.writable_len(),
+            status_addr,
+            memory,
+            pending: 1,
+            status: Status::Ok,
+            kind: Kind::Other,
+            bytes: 0,
+            started_ns: self.event_loop.now_ns(),
+        };
+        let fua = self.device.is_write_through();
+        let (op, offset, data) = match request {
+            Err(status) => {
+                slot.status = status;
+                drop(chain);
+                self.answer(slot);
+                return Ok(true);
+            }
+            Ok(BlkRequest::GetId { data }) => {
+                let len = data.len().min(ID_SIZE as u32);
+                let written = data.write(&slot.memory, self.device.id()).map_err(Malformed::Buffer);
+                debug_assert!(written.is_err() || written == Ok(len as usize));
+                if let Err(malformed) = written {
+                    self.queue.add_used(slot.head, 0);
+                    return Err(malformed.into());
+                }
+                drop(chain);
+                self.answer(slot);
+                return Ok(true);
+            }
+            Ok(BlkRequest::Ranges(ranges)) => {
+                drop(chain);
+                self.submit_ranges(me, slot, &ranges, fua);
+                return Ok(true);
+            }
+            Ok(BlkRequest::Flush) => (Op::Flush, 0, None),
+            Ok(BlkRequest::Read { offset, data }) => (Op::Read, offset, Some(data)),
+            Ok(BlkRequest::Write { offset, data }) => (Op::Write { fua }, offset, Some(data)),
+        };
+        let mut slots = self.slots.borrow_mut();
+        let mut bufs = slots.take_bufs();
+        if let Some(data) = data {
+            if let Err(error) = data.push_iovecs(&slot.memory, &mut bufs) {
+                slots.keep_bufs(bufs);
+                self.queue.add_used(slot.head, 0);
+                return Err(Malformed::Buffer(error).into());
+            }
+            slot.bytes = data.len();
+        }
+        slot.kind = match op {
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            _ => Kind::Flush,
+        };
+        let len = slot.bytes.into();
+        let tag = slots.insert(slot);
+        drop(slots);
+        drop(chain);
+        if let Some(tag) = tag {
+            self.channel.submit(Request::new(op, offset, len, bufs, me, tag));
+        }
+        Ok(true)
+    }
+
+    /// Sends each range of a discard or write-zeroes request on its way.
+    fn submit_ranges(&self, me: &Rc<dyn Completion>, mut slot: Slot, ranges: &Ranges, fua: bool) {
+        slot.kind = Kind::Ranges;
+        slot.pending = ranges.iter().count() as u32;
+        let Some(tag) = self.slots.borrow_mut().insert(slot) else { return };
+        for range in ranges.iter() {
+            let op = if ranges.discard {
+                Op::Discard
+            } else {
+                Op::WriteZeroes { may_unmap: range.may_unmap, no_fallback: false, fua }
+            };
+            let bufs = self.slots.borrow_mut().take_bufs();
+            self.channel.submit(Request::new(op, range.offset, range.len, bufs, me, tag));
+        }
+    }
+
+    /// The driver broke the rules: this queue takes no more, and says so once.
+    pub(crate) fn break_queue(&self, reason: &dyn fmt::Display) {
+        log::warn!("virtio-blk queue stops, its driver broke the rules: {reason}");
+        self.queue.mark_broken();
+        write_eventfd(self.err.borrow().as_deref());
+    }
+
+    pub(crate) fn signal(&self) {
+        write_eventfd(self.call.borrow().as_deref());
+    }
+}
+
+/// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and
+/// a front end that is gone needs no signal.
+fn write_eventfd(fd: Option<&OwnedFd>) {
+    if let Some(fd) = fd {
+        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
+    }
+}
+
+impl Handler for QueueHandler {
+    fn ready(&self, _events: u32) -> Progress {
+        self.take_turn()
+    }
+
+    fn can_poll(&self) -> bool {
+        true
+    }
+
+    fn poll(&self) -> bool {
+        self.enabled.get() && self.queue.has_work()
+    }
+
+    fn poll_begin(&self) {
+        self.polled.set(true);
+        self.queue.suppress_kicks();
+    }
+
+    fn poll_end(&self) {
+        self.polled.set(false);
+        // The loop asks `poll` next, so what raced is found.
+        let _ = self.queue.enable_kicks();
+    }
+}
+
+impl fmt::Debug for QueueHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueHandler")
+            .field("queue", &self.queue)
+            .field("enabled", &self.enabled)
+            .field("in_flight", &self.queue.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a queue stops.
+#[derive(Debug)]
+enum Broken {
+    Queue(QueueError),
+    Request(Malformed),
+}
+
+impl From<Malformed> for Broken {
+    fn from(malformed: Malformed) -> Self {
+        Broken::Request(malformed)
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Queue(error) => match std::error::Error::source(error) {
+                Some(source) => write!(f, "{error}: {source}"),
+                None => error.fmt(f),
+            },
+            Broken::Request(malformed) => malformed.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! From a descriptor chain to a request that cannot be wrong any more.
+
+use std::fmt;
+
+use guest_memory::AccessError;
+use guest_memory::MemoryView;
+use queue::{Chain, Segments, SegmentsError};
+
+use super::device::{Device, MAX_RANGE_SECTORS, MAX_RANGES};
+use super::wire::{
+    HEADER_SIZE, Header, RANGE_SIZE, RANGE_UNMAP, Range, SECTOR, Status, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES,
+};
+
+/// A chain, taken apart.
+#[derive(Debug)]
+pub(crate) struct Parsed<'a> {
+    /// Guest address of the status byte.
+    pub(crate) status_addr: u64,
+    /// What is asked, or the status it is refused with.
+    pub(crate) request: Result<BlkRequest<'a>, Status>,
+}
+
+/// A request within the device's limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum BlkRequest<'a> {
+    Read {
+        offset: u64,
+        data: Segments<'a>,
+    },
+    Write {
+        offset: u64,
+        data: Segments<'a>,
+    },
+    Flush,
+    GetId {
+        data: Segments<'a>,
+    },
+    /// Discard or write-zeroes, of one or more ranges.
+    Ranges(Ranges),
+}
+
+/// The ranges of a discard or write-zeroes request, each on the disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranges {
+    pub(crate) discard: bool,
+    count: usize,
+    list: [ByteRange; MAX_RANGES as usize],
+}
+
+/// One of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ByteRange {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) may_unmap: bool,
+}
+
+impl Ranges {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ByteRange> {
+        self.list.iter().take(self.count)
+    }
+}
+
+/// A chain that is no request: it leaves no room for a status, or its buffers are not memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Malformed {
+    /// No writable byte for the status.
+    NoStatus,
+    /// The header is short, or not in memory.
+    Header(SegmentsError),
+    /// A buffer is not in memory.
+    Buffer(AccessError),
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Malformed::NoStatus => f.write_str("a request has no writable byte for its status"),
+            Malformed::Header(error) => write!(f, "a request's header: {error}"),
+            Malformed::Buffer(error) => write!(f, "a request's buffer: {error}"),
+        }
+    }
+}
+
+/// Takes a chain apart, whichever way the driver has cut it up (VIRTIO_F_ANY_LAYOUT).
+pub(crate) fn parse<'a>(
+    chain: &'a Chain,
+    memory: &MemoryView,
+    device: &Device,
+) -> Result<Parsed<'a>, Malformed> {
+    let (writable, status_addr) = chain.writable().split_last().ok_or(Malformed::NoStatus)?;
+    let (header, readable) =
+        chain.readable().split_array::<HEADER_SIZE>(memory).map_err(Malformed::Header)?;
+    let Header { request_type, sector } = Header::from_bytes(header);
+    let on_disk = |data: Segments<'_>| device.range(sector, data.len().into()).ok_or(Status::IoErr);
+    let request = match request_type {
+        VIRTIO_BLK_T_IN => {
+            on_disk(writable).map(|offset| BlkRequest::Read { offset, data: writable })
+        }
+        VIRTIO_BLK_T_OUT if device.is_read_only() => Err(Status::IoErr),
+        VIRTIO_BLK_T_OUT => {
+            on_disk(readable).map(|offset| BlkRequest::Write { offset, data: readable })
+        }
+        VIRTIO_BLK_T_FLUSH => Ok(BlkRequest::Flush),
+        VIRTIO_BLK_T_GET_ID => Ok(BlkRequest::GetId { data: writable }),
+        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if device.is_read_only() => {
+            Err(Status::IoErr)
+        }
+        VIRTIO_BLK_T_DISCARD => parse_ranges(true, readable, memory, device)?,
+        VIRTIO_BLK_T_WRITE_ZEROES => parse_ranges(false, readable, memory, device)?,
+        _ => Err(Status::Unsupp),
+    };
+    Ok(Parsed { status_addr, request })
+}
+
+/// The ranges of a discard (`discard`) or write-zeroes request.
+fn parse_ranges<'a>(
+    discard: bool,
+    mut data: Segments<'a>,
+    memory: &MemoryView,
+    device: &Device,
+) -> Result<Result<BlkRequest<'a>, Status>, Malformed> {
+    let count = data.len() as usize / RANGE_SIZE;
+    // Neither the offered limit nor whole ranges: "unsupported", as other devices answer it.
+    if count == 0 || count > MAX_RANGES as usize || !data.len().is_multiple_of(RANGE_SIZE as u32) {
+        return Ok(Err(Status::Unsupp));
+    }
+    let mut ranges = Ranges { discard, count, list: Default::default() };
+    for slot in ranges.list.iter_mut().take(count) {
+        let (bytes, rest) = data.split_array(memory).map_err(Malformed::Header)?;
+        data = rest;
+        let range = Range::from_bytes(bytes);
+        // Unknown flags, and unmap on a discard: 5.2.6.2.
+        if range.flags & !RANGE_UNMAP != 0 || (discard && range.flags != 0) {
+            return Ok(Err(Status::Unsupp));
+        }
+        let len = u64::from(range.sectors) * SECTOR;
+        let Some(offset) = device.range(range.sector, len) else { return Ok(Err(Status::IoErr)) };
+        if range.sectors > MAX_RANGE_SECTORS {
+            return Ok(Err(Status::IoErr));
+        }
+        *slot = ByteRange { offset, len, may_unmap: range.flags & RANGE_UNMAP != 0 };
+    }
+    Ok(Ok(BlkRequest::Ranges(ranges)))
+}

@@ -1,0 +1,82 @@
+//! A queue's requests in flight: preallocated, as many as the queue has entries.
+
+use std::rc::Rc;
+
+use event_loop::IoBufs;
+use guest_memory::MemoryView;
+
+use super::stats::Kind;
+use super::wire::Status;
+
+/// A request in flight.
+pub(crate) struct Slot {
+    /// By which the chain goes back.
+    pub(crate) head: u16,
+    /// Bytes of the chain's writable part.
+    pub(crate) written: u32,
+    /// Guest address of the status byte, in this memory.
+    pub(crate) status_addr: u64,
+    pub(crate) memory: Rc<MemoryView>,
+    /// Block requests that it was split into and that are not answered yet.
+    pub(crate) pending: u32,
+    /// The worst answer so far.
+    pub(crate) status: Status,
+    /// For the statistics.
+    pub(crate) kind: Kind,
+    pub(crate) bytes: u32,
+    pub(crate) started_ns: u64,
+}
+
+/// The table. Its lists of segments are kept for their capacity.
+pub(crate) struct SlotTable {
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    spare_bufs: Vec<IoBufs>,
+}
+
+impl SlotTable {
+    pub(crate) fn new(size: u16) -> Self {
+        let size = usize::from(size);
+        SlotTable {
+            slots: (0..size).map(|_| None).collect(),
+            free: (0..size as u32).rev().collect(),
+            spare_bufs: Vec::with_capacity(size),
+        }
+    }
+
+    /// Takes a place. The queue pops no more chains than there are places.
+    pub(crate) fn insert(&mut self, slot: Slot) -> Option<u32> {
+        let tag = self.free.pop()?;
+        self.slots[tag as usize] = Some(slot);
+        Some(tag)
+    }
+
+    /// Accounts for one answer under `tag`; returns the request when it was the last one.
+    pub(crate) fn answer(&mut self, tag: u32, status: Status) -> Option<Slot> {
+        let place = self.slots.get_mut(tag as usize)?;
+        let slot = place.as_mut()?;
+        if status != Status::Ok {
+            slot.status = status;
+        }
+        slot.pending = slot.pending.saturating_sub(1);
+        if slot.pending > 0 {
+            return None;
+        }
+        let done = place.take();
+        self.free.push(tag);
+        done
+    }
+
+    /// An empty list of segments.
+    pub(crate) fn take_bufs(&mut self) -> IoBufs {
+        self.spare_bufs.pop().unwrap_or_default()
+    }
+
+    /// Keeps a list for later.
+    pub(crate) fn keep_bufs(&mut self, mut bufs: IoBufs) {
+        bufs.clear();
+        if self.spare_bufs.len() < self.spare_bufs.capacity() {
+            self.spare_bufs.push(bufs);
+        }
+    }
+}
