@@ -34,6 +34,9 @@ pub struct DeviceConfig {
     pub logical_block_size: u32,
     /// Whether the guest may write.
     pub writable: bool,
+    /// Whether the device begins in write-through mode, and comes back to it with each reset. The
+    /// guest may switch to write-back.
+    pub writethrough: bool,
     /// Serial number; the first 20 bytes count.
     pub serial: String,
 }
@@ -47,6 +50,8 @@ pub struct Device {
     read_only: bool,
     id: [u8; ID_SIZE],
     negotiated: AtomicU64,
+    /// The mode after a reset.
+    writethrough: bool,
     /// The driver's toggle: write-back, where the driver may flush, or write-through.
     writeback: AtomicBool,
 }
@@ -58,15 +63,14 @@ impl Device {
     ///
     /// When the numbers do not fit together.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
-        let DeviceConfig { geometry, num_queues, logical_block_size: block, writable, serial } =
-            config;
+        let DeviceConfig { geometry, num_queues, logical_block_size: block, .. } = config;
         if !block.is_power_of_two() || !(SECTOR as u32..=MAX_BLOCK).contains(&block) {
             return Err(DeviceError::LogicalBlockSize(block));
         }
         if num_queues == 0 {
             return Err(DeviceError::NoQueues);
         }
-        let read_only = geometry.read_only || !writable;
+        let read_only = geometry.read_only || !config.writable;
         let bytes = geometry.size - geometry.size % u64::from(block);
         let physical = geometry.physical_block_size.max(block);
         let mut features = 1 << VIRTIO_BLK_F_SIZE_MAX
@@ -82,7 +86,7 @@ impl Device {
             1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
         };
         let mut id = [0; ID_SIZE];
-        id.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
+        id.iter_mut().zip(config.serial.bytes()).for_each(|(to, from)| *to = from);
         let sectors = |bytes: u32| (u64::from(bytes) / SECTOR) as u32;
         Ok(Device {
             config: Config {
@@ -107,7 +111,8 @@ impl Device {
             read_only,
             id,
             negotiated: AtomicU64::new(0),
-            writeback: AtomicBool::new(true),
+            writethrough: config.writethrough,
+            writeback: AtomicBool::new(!config.writethrough),
         })
     }
 
@@ -121,10 +126,10 @@ impl Device {
         self.negotiated.store(negotiated, Ordering::Relaxed);
     }
 
-    /// As after a power-on: no features, write-back.
+    /// As after a power-on: no features, the write cache mode of the configuration.
     pub fn reset(&self) {
         self.set_features(0);
-        self.writeback.store(true, Ordering::Relaxed);
+        self.writeback.store(!self.writethrough, Ordering::Relaxed);
     }
 
     /// The configuration space as the driver sees it now.
@@ -154,7 +159,7 @@ impl Device {
         if negotiated & (1 << VIRTIO_BLK_F_CONFIG_WCE) != 0 {
             !self.writeback.load(Ordering::Relaxed)
         } else {
-            negotiated & (1 << VIRTIO_BLK_F_FLUSH) == 0
+            self.writethrough || negotiated & (1 << VIRTIO_BLK_F_FLUSH) == 0
         }
     }
 
