@@ -86,7 +86,7 @@ pub(crate) static COMMON: &[Field<Draft>] = &[
                 Ok(())
             },
         },
-        need: Need::Optional("nested nodes only"),
+        need: Need::Optional("none, which only nested nodes may have"),
         help: "name of the node, for exports and other nodes to refer to",
     },
     Field {
@@ -289,7 +289,7 @@ static RAW: &[Field<Draft>] = &[
                 vec![Row {
                     name: "<option>".to_owned(),
                     value: "<value>".to_owned(),
-                    need: Need::Optional("file=<node-name>"),
+                    need: Need::Optional("none"),
                     help: "options of a node defined in place: file.driver=file,file.filename=…",
                 }]
             },

@@ -201,7 +201,8 @@ fn scan<T>(
             lexopt::Arg::Long(name) => name.to_owned(),
         };
         let attached = parser.optional_value();
-        let name = resolve(table, names, &name, attached.as_deref())?;
+        let written = name;
+        let name = resolve(table, names, &written, attached.as_deref())?;
         let field = table.iter().find(|field| field.name == name);
         let takes_value = field.is_some_and(|field| !matches!(field.kind, Kind::Flag(_)));
         if !takes_value && attached.is_some() {
@@ -212,7 +213,7 @@ fn scan<T>(
         };
         let (value, origin) = match attached {
             Some(value) => {
-                let origin = format!("--{name}={}", value.to_string_lossy());
+                let origin = format!("--{written}={}", value.to_string_lossy());
                 (Some(value), origin)
             }
             None if takes_value => {
@@ -220,10 +221,10 @@ fn scan<T>(
                     OptionError::new(format!("option '--{name}' requires an argument"))
                         .hint(format!("Usage: --{name} {}", field.kind.meta()))
                 })?;
-                let origin = format!("--{name} {}", value.to_string_lossy());
+                let origin = format!("--{written} {}", value.to_string_lossy());
                 (Some(value), origin)
             }
-            None => (None, format!("--{name}")),
+            None => (None, format!("--{written}")),
         };
         given.push(Given { field, origin, value });
     }

@@ -330,7 +330,7 @@ fn iothreads(export: &mut VhostUserBlkExport, value: Value, at: &Context) -> tab
 
 /// The export types there are, with what they are for.
 pub(crate) static TYPES: &[(&str, &str)] =
-    &[("vhost-user-blk", "a virtio-blk device for QEMU, Cloud Hypervisor, crosvm, libkrun")];
+    &[("vhost-user-blk", "a virtio-blk device for a virtual machine")];
 
 /// The rows of an export type's table.
 pub(crate) fn rows(_type: &str) -> Vec<Row> {

@@ -49,8 +49,8 @@ pub(crate) fn serve() -> String {
 /// `ringmill probe --help`.
 pub(crate) fn probe() -> String {
     let mut text = Text::new("Usage: ringmill probe [<file>]");
-    text.line("Shows what this machine offers: io_uring, limits and, of a file or block device,");
-    text.line("the alignment of direct I/O; and what ringmill would choose, and why.");
+    text.line("Shows what this machine offers: io_uring, limits and, of a file or block");
+    text.line("device, the alignment of direct I/O; and what ringmill would choose, and why.");
     text.heading("Options:");
     text.options(probe::OPTIONS);
     text.common();
@@ -61,19 +61,15 @@ pub(crate) fn probe() -> String {
 pub(crate) fn storage_daemon(program: &str) -> String {
     let command = if program == "ringmill" { "ringmill storage-daemon" } else { program };
     let mut text = Text::new(&format!("Usage: {command} [options]"));
-    text.line("Serves block nodes, by the options of qemu-storage-daemon. Options are carried");
-    text.line(
-        "out in the order in which they are given; a name must be defined before it is used.",
-    );
+    text.line("Serves block nodes, by the options of qemu-storage-daemon. They are carried out");
+    text.line("in the order in which they are given; what a name refers to comes before it.");
     text.heading("Options:");
     text.options(storage_daemon::OPTIONS);
     text.common();
     text.line("");
-    text.line(
-        "Values are written key=value,... with dotted keys (cache.direct=on, iothread.0=io0)",
-    );
-    text.line("and commas doubled, or as JSON. '<option> help' and '<option> <type>,help' tell");
-    text.line("more of --blockdev, --export and --object.");
+    text.line("Values are written key=value,... with dotted keys (cache.direct=on,");
+    text.line("iothread.0=io0) and commas doubled, or as JSON. 'help' for a value, or");
+    text.line("'<type>,help', tells more of --blockdev, --export and --object.");
     text.objects();
     text.drivers(None);
     text.exports();
@@ -84,7 +80,7 @@ pub(crate) fn storage_daemon(program: &str) -> String {
 pub(crate) fn blockdev(driver: Option<&str>) -> String {
     let mut text = Text::default();
     text.drivers(driver);
-    text.done()
+    text.done().trim_start().to_owned()
 }
 
 /// `--object help`, `--object <type>,help`.

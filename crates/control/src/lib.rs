@@ -31,6 +31,8 @@ mod scalar;
 mod serve;
 mod storage_daemon;
 pub mod table;
+#[cfg(test)]
+mod tests;
 mod value;
 
 pub use cli::{Command, parse_args, program_name};

@@ -1,0 +1,422 @@
+//! Command lines, and the types they become.
+
+use std::path::PathBuf;
+
+use block::options::{
+    Aio, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
+    NullOptions, RawOptions,
+};
+use control::{
+    Action, Addr, CacheMode, Command, ImageKind, IothreadOptions, Step, StorageDaemonOptions,
+    VhostUserBlkExport, parse_args,
+};
+
+fn parse(arguments: &[&str]) -> Command {
+    parse_args(arguments.iter().map(|argument| argument.into()))
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn refused(arguments: &[&str]) -> String {
+    match parse_args(arguments.iter().map(|argument| argument.into())) {
+        Err(error) => error.to_string(),
+        Ok(command) => panic!("{arguments:?} was accepted: {command:?}"),
+    }
+}
+
+fn daemon(arguments: &[&str]) -> StorageDaemonOptions {
+    let arguments: Vec<&str> =
+        ["ringmill", "storage-daemon"].iter().chain(arguments).copied().collect();
+    match parse(&arguments) {
+        Command::StorageDaemon(options) => options,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn node(text: &str) -> BlockdevOptions {
+    match daemon(&["--blockdev", text]).steps.pop().map(|step| step.action) {
+        Some(Action::Blockdev(node)) => node,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn null_node(name: &str) -> BlockdevOptions {
+    BlockdevOptions {
+        node_name: Some(name.to_owned()),
+        read_only: false,
+        auto_read_only: false,
+        discard: Discard::Ignore,
+        detect_zeroes: DetectZeroes::Off,
+        cache: Cache::default(),
+        driver: Driver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false }),
+    }
+}
+
+fn file(name: &str) -> FileOptions {
+    FileOptions { filename: PathBuf::from(name), aio: None, locking: Locking::Auto }
+}
+
+#[test]
+fn steps_keep_the_order_and_the_words_of_the_command_line() {
+    let iothread = "iothread,id=io0,poll-max-ns=0,poll-grow=3,poll-shrink=4,poll-weight=5,\
+                    aio-max-batch=6,thread-pool-min=7,thread-pool-max=8";
+    let export = "vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=7,writable=on,\
+                  writethrough=on,num-queues=4,logical-block-size=4k,iothread.0=io0,iothread.1=io1";
+    let options = daemon(&[
+        "--object",
+        iothread,
+        "--object=iothread,id=io1",
+        "--blockdev",
+        "null-co,node-name=n",
+        "--daemonize",
+        "--export",
+        export,
+        "--pidfile",
+        "/run/q.pid",
+    ]);
+    let step = |origin: &str, action| Step { origin: origin.to_owned(), action };
+    let expected = vec![
+        step(
+            &format!("--object {iothread}"),
+            Action::Object(IothreadOptions {
+                id: "io0".to_owned(),
+                poll_max_ns: 0,
+                poll_grow: 3,
+                poll_shrink: 4,
+                poll_weight: 5,
+                aio_max_batch: 6,
+                thread_pool_min: 7,
+                thread_pool_max: 8,
+            }),
+        ),
+        step(
+            "--object=iothread,id=io1",
+            Action::Object(IothreadOptions {
+                id: "io1".to_owned(),
+                poll_max_ns: 32768,
+                poll_grow: 0,
+                poll_shrink: 0,
+                poll_weight: 0,
+                aio_max_batch: 0,
+                thread_pool_min: 0,
+                thread_pool_max: 64,
+            }),
+        ),
+        step("--blockdev null-co,node-name=n", Action::Blockdev(null_node("n"))),
+        step(
+            &format!("--export {export}"),
+            Action::Export(VhostUserBlkExport {
+                id: "e".to_owned(),
+                node_name: "n".to_owned(),
+                addr: Addr::Fd { fd: 7 },
+                writable: true,
+                writethrough: true,
+                num_queues: 4,
+                logical_block_size: 4096,
+                iothreads: vec!["io0".to_owned(), "io1".to_owned()],
+                fixed_iothread: false,
+            }),
+        ),
+    ];
+    assert_eq!(options.steps, expected);
+    assert_eq!(options.pidfile, Some(PathBuf::from("/run/q.pid")));
+    assert!(options.daemonize);
+}
+
+#[test]
+fn both_syntaxes_give_the_same_node() {
+    let text = node(
+        "file,node-name=n,filename=a,,b,aio=threads,locking=off,cache.direct=on,\
+         cache.no-flush=on,discard=unmap,detect-zeroes=unmap,auto-read-only=on",
+    );
+    let json = node(
+        r#"{"driver":"file","node-name":"n","filename":"a,b","aio":"threads","locking":"off",
+            "cache":{"direct":true,"no-flush":true},"discard":"unmap","detect-zeroes":"unmap",
+            "auto-read-only":true}"#,
+    );
+    assert_eq!(text, json);
+    let expected = BlockdevOptions {
+        node_name: Some("n".to_owned()),
+        read_only: false,
+        auto_read_only: true,
+        discard: Discard::Unmap,
+        detect_zeroes: DetectZeroes::Unmap,
+        cache: Cache { direct: true, no_flush: true },
+        driver: Driver::File(FileOptions {
+            filename: PathBuf::from("a,b"),
+            aio: Some(Aio::Threads),
+            locking: Locking::Off,
+        }),
+    };
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn sizes_take_suffixes() {
+    let size = |text: &str| match node(&format!("null-aio,node-name=n,size={text}")).driver {
+        Driver::NullAio(null) => null.size,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(size("1G"), 1 << 30);
+    assert_eq!(size("1.5k"), 1536);
+    assert_eq!(size("3T"), 3 << 40);
+    assert_eq!(size("010"), 8, "an integer as QSD reads it: octal");
+    assert_eq!(size("7E"), 7 << 60);
+    for wrong in ["8E", "1x", "", "99999999999999999999", "1_0", "++1", "+-1", "0x", "0x+1"] {
+        refused(&[
+            "ringmill",
+            "storage-daemon",
+            "--blockdev",
+            &format!("null-co,node-name=n,size={wrong}"),
+        ]);
+    }
+}
+
+/// As `query-named-block-nodes` shows it of QSD's nested nodes.
+#[test]
+fn nested_nodes_inherit_what_they_inherit_in_qsd() {
+    let below = |text: &str| match node(text).driver {
+        Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), .. }) => *below,
+        other => panic!("{other:?}"),
+    };
+    let inherits = below(
+        "raw,node-name=r,cache.direct=on,cache.no-flush=on,read-only=on,detect-zeroes=on,\
+         discard=unmap,file.driver=file,file.filename=a.img,file.node-name=f",
+    );
+    assert_eq!(inherits.node_name.as_deref(), Some("f"));
+    assert!(inherits.read_only);
+    assert_eq!(inherits.cache, Cache { direct: true, no_flush: true });
+    assert_eq!(inherits.detect_zeroes, DetectZeroes::Off);
+    assert_eq!(inherits.discard, Discard::Unmap);
+    assert_eq!(inherits.driver, Driver::File(file("a.img")));
+
+    let decides = below(
+        "raw,node-name=r,read-only=on,file.driver=file,file.filename=a.img,file.read-only=off,\
+         file.cache.direct=on,file.discard=ignore",
+    );
+    assert!(!decides.read_only);
+    assert_eq!(decides.cache, Cache { direct: true, no_flush: false });
+    assert_eq!(decides.discard, Discard::Ignore);
+
+    let named = daemon(&[
+        "--blockdev",
+        "file,node-name=f,filename=a.img",
+        "--blockdev",
+        "raw,node-name=r,read-only=on,cache.direct=on,file=f,offset=1k,size=2k",
+    ]);
+    match named.steps.last().map(|step| &step.action) {
+        Some(Action::Blockdev(BlockdevOptions { driver: Driver::Raw(raw), .. })) => {
+            assert_eq!(raw.file, BlockdevRef::Name("f".to_owned()));
+            assert_eq!((raw.offset, raw.size), (1024, Some(2048)));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nodes_nest_only_so_deep() {
+    let nested = |depth: usize| {
+        let prefix = "file.".repeat(depth);
+        let raw: String = (0..depth).map(|n| format!("{}driver=raw,", "file.".repeat(n))).collect();
+        format!("{raw}node-name=n,{prefix}driver=null-co")
+    };
+    node(&nested(32));
+    let message = refused(&["ringmill", "storage-daemon", "--blockdev", &nested(33)]);
+    assert!(message.contains("is nested too deeply"), "{message}");
+    refused(&["ringmill", "storage-daemon", "--blockdev", &nested(2000)]);
+    let json = format!("{}{}", "{\"file\":".repeat(100_000), "}".repeat(100_000));
+    refused(&["ringmill", "storage-daemon", "--blockdev", &json]);
+}
+
+#[test]
+fn help_and_version_win_over_values() {
+    for arguments in [
+        &["qemu-storage-daemon", "--blockdev", "foo", "--help"][..],
+        &["/usr/bin/qemu-storage-daemon", "-h", "foo"],
+        &["ringmill", "storage-daemon", "-hz"],
+        &["ringmill", "serve", "--help"],
+        &["ringmill", "serve", "a", "-h"],
+        &["ringmill", "probe", "--help"],
+        &["ringmill", "--help"],
+    ] {
+        match parse(arguments) {
+            Command::Print(text) => assert!(text.starts_with("Usage: "), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    for (arguments, expected) in [
+        (&["ringmill", "-V"][..], format!("ringmill {version}")),
+        (&["ringmill", "serve", "--version"], format!("ringmill {version}")),
+        (&["qemu-storage-daemon", "-V"], format!("qemu-storage-daemon (ringmill {version})")),
+    ] {
+        assert_eq!(parse(arguments), Command::Print(expected));
+    }
+    assert!(refused(&["ringmill", "serve", "--foo", "--help"]).contains("'--foo'"));
+}
+
+#[test]
+fn serve_is_steps_too() {
+    let Command::Serve(serve) = parse(&[
+        "ringmill",
+        "serve",
+        "/images/disk.img",
+        "--size",
+        "1G",
+        "--iothreads=2",
+        "--queues",
+        "4",
+        "--cache",
+        "directsync",
+        "--aio",
+        "io_uring",
+        "--block-size",
+        "4k",
+        "--poll-max-ns",
+        "0",
+    ]) else {
+        panic!("not serve");
+    };
+    assert_eq!(serve.size, Some(1 << 30));
+    assert_eq!(serve.socket, PathBuf::from("disk.img.sock"));
+    assert_eq!(serve.cache, CacheMode::Directsync);
+    let steps = serve.steps(ImageKind::BlockDevice);
+    control::check_graph(&steps).expect("the steps fit together");
+    let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
+    let iothread = |id: &str| {
+        let iothread =
+            IothreadOptions { id: id.to_owned(), poll_max_ns: 0, ..IothreadOptions::default() };
+        Action::Object(iothread)
+    };
+    let expected = [
+        iothread("io0"),
+        iothread("io1"),
+        Action::Blockdev(BlockdevOptions {
+            discard: Discard::Unmap,
+            cache: Cache { direct: true, no_flush: false },
+            driver: Driver::HostDevice(FileOptions {
+                aio: Some(Aio::IoUring),
+                ..file("/images/disk.img")
+            }),
+            ..null_node("disk0")
+        }),
+        Action::Export(VhostUserBlkExport {
+            id: "export0".to_owned(),
+            node_name: "disk0".to_owned(),
+            addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
+            writable: true,
+            writethrough: true,
+            num_queues: 4,
+            logical_block_size: 4096,
+            iothreads: vec!["io0".to_owned(), "io1".to_owned()],
+            fixed_iothread: false,
+        }),
+    ];
+    assert_eq!(actions, expected);
+}
+
+#[test]
+fn serve_modes() {
+    let steps = |arguments: &[&str]| {
+        let arguments: Vec<&str> =
+            ["ringmill", "serve", "a"].iter().chain(arguments).copied().collect();
+        match parse(&arguments) {
+            Command::Serve(serve) => {
+                let steps = serve.steps(ImageKind::File);
+                control::check_graph(&steps).expect("the steps fit together");
+                let mut node = None;
+                let mut export = None;
+                for step in steps {
+                    match step.action {
+                        Action::Blockdev(options) => node = Some(options),
+                        Action::Export(options) => export = Some(options),
+                        Action::Object(_) => {}
+                    }
+                }
+                (node.expect("a node"), export.expect("an export"))
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    for (mode, direct, no_flush, writethrough) in [
+        ("none", true, false, false),
+        ("writeback", false, false, false),
+        ("writethrough", false, false, true),
+        ("directsync", true, false, true),
+        ("unsafe", false, true, false),
+    ] {
+        let (node, export) = steps(&["--cache", mode]);
+        assert_eq!(node.cache, Cache { direct, no_flush }, "{mode}");
+        assert_eq!(export.writethrough, writethrough, "{mode}");
+    }
+    let (node, export) = steps(&["--read-only", "--discard", "ignore", "--locking=off"]);
+    assert!(node.read_only && !export.writable);
+    assert_eq!(node.discard, Discard::Ignore);
+    assert_eq!(node.driver, Driver::File(FileOptions { locking: Locking::Off, ..file("a") }));
+}
+
+#[test]
+fn wrong_command_lines_of_ringmill() {
+    for (arguments, expected) in [
+        (&["ringmill"][..], "ringmill: a command is missing"),
+        (&["ringmill", "srve"], "ringmill: unknown command 'srve'"),
+        (&["ringmill", "--foo"], "ringmill: unrecognized option '--foo'"),
+        (&["ringmill", "serve"], "ringmill: serve: an image is missing"),
+        (&["ringmill", "serve", ""], "ringmill: serve: an image is missing"),
+        (&["ringmill", "serve", "a", "b"], "ringmill: b: Unexpected argument"),
+        (&["ringmill", "serve", ".."], "ringmill: ..: not an image"),
+        (&["ringmill", "serve", "a", "--queue", "1"], "ringmill: unrecognized option '--queue'"),
+        (
+            &["ringmill", "serve", "a", "--queues"],
+            "ringmill: option '--queues' requires an argument",
+        ),
+        (
+            &["ringmill", "serve", "a", "--queues", "257"],
+            "ringmill: --queues 257: queues value must be in range [1, 256]",
+        ),
+        (
+            &["ringmill", "serve", "a", "--read-only=on"],
+            "ringmill: option '--read-only' doesn't allow an argument",
+        ),
+        (
+            &["ringmill", "serve", "a", "--size", "513"],
+            "ringmill: --size 513: Specified size is not a positive multiple of 512",
+        ),
+        (
+            &["ringmill", "serve", "a", "--size", "foo"],
+            "ringmill: --size foo: Parameter 'size' expects size",
+        ),
+        (
+            &["ringmill", "serve", "a", "--queues", "1", "--iothreads", "2"],
+            "ringmill: --iothreads 2: more threads than queues (1)",
+        ),
+        (
+            &["ringmill", "serve", "a", "--socket", ""],
+            "ringmill: --socket : Parameter 'socket' expects a path",
+        ),
+        (&["ringmill", "probe", "a", "b"], "ringmill: b: Unexpected argument"),
+        (&["ringmill", "probe", "--json"], "ringmill: unrecognized option '--json'"),
+        (&["qemu-storage-daemon", "serve", "a"], "qemu-storage-daemon: serve: Unexpected argument"),
+    ] {
+        let message = refused(arguments);
+        assert_eq!(message.lines().next(), Some(expected), "{arguments:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn paths_need_not_be_utf8() {
+    use std::ffi::{OsStr, OsString};
+    use std::os::unix::ffi::OsStrExt;
+    let name = OsStr::from_bytes(b"disk\xff.img");
+    let argv = [OsStr::new("ringmill"), OsStr::new("serve"), name].map(OsString::from);
+    match parse_args(argv) {
+        Ok(Command::Serve(serve)) => {
+            assert_eq!(serve.image.as_os_str(), name);
+            assert_eq!(serve.socket.as_os_str(), OsStr::from_bytes(b"disk\xff.img.sock"));
+        }
+        other => panic!("{other:?}"),
+    }
+    let argv = [OsStr::new("qemu-storage-daemon"), OsStr::new("--blockdev"), name];
+    let error = parse_args(argv.map(OsString::from)).expect_err("options are text");
+    assert!(error.to_string().ends_with(": the value is not valid UTF-8"), "{error}");
+}
