@@ -22,7 +22,7 @@ use crate::ring::{Completion, Ring, RingOp, Wait};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
 use crate::task::Tasks;
-use crate::thread_pool::{Job, ThreadPool};
+use crate::thread_pool::{Job, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 
 /// Completions taken from the ring at once, and thus per iteration (contract E11).
@@ -35,8 +35,11 @@ pub struct LoopConfig {
     pub name: String,
     /// io_uring with which flags, or epoll.
     pub ring: RingChoice,
-    /// Operations queued between two system calls before some must wait for the next one.
+    /// Operations handed to the ring with one system call at most (QEMU's `aio-max-batch`); more
+    /// wait for the next one. 1 to 32768.
     pub entries: u32,
+    /// The threads for what would block.
+    pub thread_pool: ThreadPoolConfig,
     /// Adaptive polling.
     pub poll: PollParams,
 }
@@ -47,6 +50,7 @@ impl Default for LoopConfig {
             name: "event-loop".into(),
             ring: RingChoice::default(),
             entries: 256,
+            thread_pool: ThreadPoolConfig::default(),
             poll: PollParams::default(),
         }
     }
@@ -76,6 +80,7 @@ pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) poller: Poller,
     pool: RefCell<Option<ThreadPool>>,
+    pool_config: ThreadPoolConfig,
     /// Operations with the thread pool.
     pub(crate) with_pool: Cell<usize>,
     /// Lists reused between iterations.
@@ -125,6 +130,7 @@ impl EventLoop {
             shared: Arc::new(shared),
             poller: Poller::new(config.poll, keep_sources),
             pool: RefCell::new(None),
+            pool_config: config.thread_pool,
             with_pool: Cell::new(0),
             polled: RefCell::default(),
             reaped: RefCell::new(Vec::with_capacity(REAP_BATCH)),
@@ -249,7 +255,7 @@ impl EventLoop {
         let mut pool = self.0.pool.borrow_mut();
         let pool = pool.get_or_insert_with(|| {
             let handle = self.handle();
-            ThreadPool::new(&self.0.shared.name, move |user_data, result| {
+            ThreadPool::new(&self.0.shared.name, self.0.pool_config, move |user_data, result| {
                 handle.send_pool_result(user_data, result);
             })
         });

@@ -45,4 +45,5 @@ pub use polling::policy::PollParams;
 pub use readiness::Readiness;
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
 pub use stats::{Counter, LoopStats};
+pub use thread_pool::ThreadPoolConfig;
 pub use timers::TimerId;

@@ -9,9 +9,22 @@ use std::time::Duration;
 
 use crate::blocking::BlockingOp;
 
-/// Most threads a loop's pool has: QEMU's `thread-pool-max`.
-const MAX_THREADS: usize = 64;
-/// How long an idle thread stays.
+/// How many threads a loop's pool has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadPoolConfig {
+    /// Threads that, once started, stay though they be idle: QEMU's `thread-pool-min`.
+    pub min: usize,
+    /// Most threads, at least 1: QEMU's `thread-pool-max`.
+    pub max: usize,
+}
+
+impl Default for ThreadPoolConfig {
+    fn default() -> Self {
+        ThreadPoolConfig { min: 0, max: 64 }
+    }
+}
+
+/// How long an idle thread beyond the minimum stays.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// A job: an operation, and what to do with its result.
@@ -29,6 +42,7 @@ struct Shared {
     state: Mutex<State>,
     work: Condvar,
     name: String,
+    config: ThreadPoolConfig,
     done: Box<dyn Fn(u64, i32) + Send + Sync>,
 }
 
@@ -36,18 +50,25 @@ struct Shared {
 struct State {
     jobs: VecDeque<Job>,
     idle: usize,
+    /// Threads that have not retired.
+    alive: usize,
     closing: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl ThreadPool {
     /// A pool without threads yet. `done` gets each job's `user_data` and result, on a pool thread.
-    pub(crate) fn new(name: &str, done: impl Fn(u64, i32) + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        config: ThreadPoolConfig,
+        done: impl Fn(u64, i32) + Send + Sync + 'static,
+    ) -> Self {
         ThreadPool {
             shared: Arc::new(Shared {
                 state: Mutex::default(),
                 work: Condvar::new(),
                 name: format!("{name}-pool"),
+                config,
                 done: Box::new(done),
             }),
         }
@@ -56,13 +77,16 @@ impl ThreadPool {
     /// Queues a job. Fails only when there is no thread at all and none can be started.
     pub(crate) fn submit(&self, job: Job) -> Result<(), (Job, io::Error)> {
         let mut state = self.shared.lock();
-        if state.idle <= state.jobs.len() && state.threads.len() < MAX_THREADS {
+        if state.idle <= state.jobs.len() && state.alive < self.shared.config.max.max(1) {
             state.threads.retain(|thread| !thread.is_finished());
             let shared = self.shared.clone();
             let name = self.shared.name.clone();
             match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
-                Ok(thread) => state.threads.push(thread),
-                Err(error) if state.threads.is_empty() => return Err((job, error)),
+                Ok(thread) => {
+                    state.threads.push(thread);
+                    state.alive += 1;
+                }
+                Err(error) if state.alive == 0 => return Err((job, error)),
                 Err(_) => {}
             }
         }
@@ -97,7 +121,9 @@ impl Shared {
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
             state = next;
             state.idle -= 1;
-            if timeout.timed_out() && state.jobs.is_empty() {
+            let surplus = state.alive > self.config.min;
+            if timeout.timed_out() && state.jobs.is_empty() && surplus {
+                state.alive -= 1;
                 return;
             }
         }

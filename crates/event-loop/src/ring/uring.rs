@@ -26,14 +26,19 @@ pub(crate) struct UringRing {
     /// `IORING_ENTER_NO_IOWAIT` where the kernel has it: an idle loop must not look like one that
     /// waits for a disk.
     wait_flags: u32,
+    /// Most entries queued at once; the kernel rounds the queue itself up to a power of two.
+    max_queued: usize,
 }
+
+/// Completions that find room before the kernel must set some aside.
+const MIN_COMPLETIONS: u32 = 1024;
 
 impl UringRing {
     /// Creates a ring with room for `entries` queued operations and eight times as many
     /// completions: what is in flight may far exceed what is queued between two calls.
     pub(crate) fn new(flags: RingFlags, entries: u32) -> io::Result<Self> {
         let mut builder = IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(entries.saturating_mul(8));
+        builder.dontfork().setup_clamp().setup_cqsize(entries.saturating_mul(8).max(MIN_COMPLETIONS));
         if flags.single_issuer {
             builder.setup_single_issuer();
         }
@@ -63,7 +68,7 @@ impl UringRing {
             Ok(()) => (0..FILE_TABLE).rev().collect(),
             Err(_) => Vec::new(),
         };
-        Ok(UringRing { ring, free_files, wait_flags })
+        Ok(UringRing { ring, free_files, wait_flags, max_queued: entries.max(1) as usize })
     }
 }
 
@@ -133,9 +138,10 @@ fn entry(op: &RingOp) -> squeue::Entry {
 impl Ring for UringRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
         let entry = entry(op).user_data(user_data);
+        let mut queue = self.ring.submission();
         // SAFETY: the caller keeps descriptors and memory valid until the completion, as the
         // trait's contract says.
-        unsafe { self.ring.submission().push(&entry) }.is_ok()
+        queue.len() < self.max_queued && unsafe { queue.push(&entry) }.is_ok()
     }
 
     fn queued(&mut self) -> u32 {
