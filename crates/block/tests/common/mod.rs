@@ -1,6 +1,8 @@
 //! A loop, requests and answers for the tests.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod zram;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -90,9 +92,12 @@ pub fn bytes(bufs: &IoBufs) -> Vec<u8> {
     data
 }
 
+/// What a request was answered with.
+pub type Answer = (Result<(), Errno>, IoBufs);
+
 /// Collects answers.
 #[derive(Default)]
-pub struct Answers(pub RefCell<BTreeMap<u32, (Result<(), Errno>, IoBufs)>>);
+pub struct Answers(pub RefCell<BTreeMap<u32, Answer>>);
 
 impl Completion for Answers {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
@@ -131,12 +136,12 @@ impl Rig {
     }
 
     /// The answer, if it has come.
-    pub fn answer(&self, tag: u32) -> Option<(Result<(), Errno>, IoBufs)> {
+    pub fn answer(&self, tag: u32) -> Option<Answer> {
         self.answers.0.borrow_mut().remove(&tag)
     }
 
     /// Turns the loop until the answer has come.
-    pub fn wait(&self, tag: u32) -> (Result<(), Errno>, IoBufs) {
+    pub fn wait(&self, tag: u32) -> Answer {
         loop {
             if let Some(answer) = self.answer(tag) {
                 return answer;

@@ -35,7 +35,11 @@ pub(super) fn open(
         .map_err(|e| OpenError::os(format!("Could not stat '{}'", path.display()), errno_of(&e)))?;
     check_kind(path, kind, &metadata.file_type())?;
     let align = if common.cache.direct {
-        Alignment::probe(&file).ok_or_else(|| no_direct(path, Errno::EINVAL))?
+        let device = match kind {
+            Kind::File => metadata.dev(),
+            Kind::HostDevice => metadata.rdev(),
+        };
+        Alignment::probe(&file, device).ok_or_else(|| no_direct(path, Errno::EINVAL))?
     } else {
         Alignment::NONE
     };

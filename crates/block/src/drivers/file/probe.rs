@@ -1,7 +1,7 @@
 //! What an opened file or device wants and can do: size, alignment, discard.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::sys::uio::pread;
@@ -24,10 +24,21 @@ impl Alignment {
     /// Nothing is asked.
     pub(crate) const NONE: Alignment = Alignment { memory: 1, request: 1 };
 
+    /// What a file on that block device, or the device itself, wants. `None` when it has no direct
+    /// I/O at all.
+    pub(crate) fn probe(fd: impl AsFd, device: u64) -> Option<Alignment> {
+        let mut align = Self::ask(fd.as_fd())?;
+        // zram moves whole pages whatever the segment is, so a segment that does not begin with a
+        // page has the bytes around it overwritten (Linux 6.18, where it claims to take 512).
+        if device_name(device).is_some_and(|name| name.starts_with("zram")) {
+            align.memory = align.memory.max(SAFE_ALIGN);
+        }
+        Some(align)
+    }
+
     /// What the kernel says (statx(2), `STATX_DIOALIGN`, since Linux 6.1), else what trial reads
-    /// show. `None` when the file has no direct I/O at all.
-    pub(crate) fn probe(fd: impl AsFd) -> Option<Alignment> {
-        let fd = fd.as_fd();
+    /// show.
+    fn ask(fd: BorrowedFd<'_>) -> Option<Alignment> {
         if let Ok(stat) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
             && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
         {
@@ -65,10 +76,20 @@ fn trial_read(fd: impl AsFd, len: usize, align: usize) -> bool {
     }
 }
 
+/// A block device's name in the kernel, such as `sda1`.
+fn device_name(device: u64) -> Option<String> {
+    let target = fs::read_link(sysfs(device)).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+fn sysfs(device: u64) -> String {
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    format!("/sys/dev/block/{major}:{minor}")
+}
+
 /// What sysfs says of a block device's queue, by device number; `None` where it says nothing.
 pub(crate) fn queue_attribute(device: u64, name: &str) -> Option<u64> {
-    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
-    let device = format!("/sys/dev/block/{major}:{minor}");
+    let device = sysfs(device);
     // A partition has its disk's queue.
     [format!("{device}/queue/{name}"), format!("{device}/../queue/{name}")]
         .iter()
@@ -80,7 +101,7 @@ mod tests {
     use super::*;
     use std::fs::OpenOptions;
     use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
     #[test]
     fn direct_io_alignment_is_enough_for_the_kernel() {
@@ -93,7 +114,8 @@ mod tests {
             .custom_flags(nix::libc::O_DIRECT)
             .open(&path)
             .expect("the temporary directory's file system has O_DIRECT");
-        let align = Alignment::probe(&direct).expect("an alignment");
+        let align =
+            Alignment::probe(&direct, direct.metadata().unwrap().dev()).expect("an alignment");
         assert!(trial_read(&direct, align.request, align.memory), "{align:?}");
         fs::remove_file(&path).unwrap();
     }

@@ -1,0 +1,54 @@
+//! A block device of our own, in memory: `/dev/zram0`, whose blocks are 4096 bytes, for the tests of
+//! one process at a time.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+
+const DEVICE: &str = "/dev/zram0";
+
+/// The device, empty, `size` bytes; nobody else's until dropped.
+pub struct Zram {
+    _lock: Flock<File>,
+}
+
+impl Zram {
+    /// Waits for its turn. `None`, and says so, on a machine that has no such device or does not let
+    /// us use it.
+    pub fn new(size: u64) -> Option<Zram> {
+        let lock = std::env::temp_dir().join("ringmill-test-zram.lock");
+        let lock = OpenOptions::new().create(true).append(true).open(lock).unwrap();
+        let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
+        if let Err(error) = Self::reset().and_then(|()| Self::set("disksize", &size.to_string())) {
+            let skipped = format!(
+                "\n*** NOT TESTED: block devices. There is no {DEVICE} to use here: {error}. As root, \
+                 `modprobe zram` gives one. ***\n"
+            );
+            // Past the test harness, which swallows what passing tests print.
+            let _ = std::io::stderr().lock().write_all(skipped.as_bytes());
+            return None;
+        }
+        Some(Zram { _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        Path::new(DEVICE)
+    }
+
+    fn set(attribute: &str, value: &str) -> std::io::Result<()> {
+        // What uses the device besides us is nobody we may disturb; the kernel answers EBUSY.
+        std::fs::write(format!("/sys/block/zram0/{attribute}"), value)
+    }
+
+    fn reset() -> std::io::Result<()> {
+        Self::set("reset", "1")
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        let _ = Self::reset();
+    }
+}
