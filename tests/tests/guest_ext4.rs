@@ -6,7 +6,7 @@ use std::process::Command;
 use integration::{Guest, Image, Scratch, ServerCommand, tool};
 
 const FILL: &str = "
-    mke2fs -q -t ext4 /dev/vda
+    /bin/mke2fs -q -t ext4 /dev/vda
     mount -t ext4 /dev/vda /mnt
     for i in 1 2 3 4 5 6 7 8; do
         mkdir /mnt/$i
