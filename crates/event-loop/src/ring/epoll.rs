@@ -50,6 +50,12 @@ impl EpollRing {
         self.completions.push_back(Completion { user_data, result, more });
     }
 
+    /// Ends a poll without a completion, for the simulation.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn forget(&mut self, user_data: u64) {
+        self.disarm(user_data);
+    }
+
     /// Takes a poll out of the set.
     fn disarm(&mut self, user_data: u64) -> bool {
         let Some(Armed { fd, .. }) = self.armed.remove(&user_data) else { return false };

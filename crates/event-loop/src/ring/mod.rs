@@ -7,8 +7,8 @@
 
 pub(crate) mod epoll;
 pub mod setup;
-// #[cfg(any(test, feature = "sim"))]
-// pub mod sim;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub(crate) mod uring;
 
 use std::io;

@@ -38,7 +38,10 @@ impl UringRing {
     /// completions: what is in flight may far exceed what is queued between two calls.
     pub(crate) fn new(flags: RingFlags, entries: u32) -> io::Result<Self> {
         let mut builder = IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(entries.saturating_mul(8).max(MIN_COMPLETIONS));
+        builder
+            .dontfork()
+            .setup_clamp()
+            .setup_cqsize(entries.saturating_mul(8).max(MIN_COMPLETIONS));
         if flags.single_issuer {
             builder.setup_single_issuer();
         }

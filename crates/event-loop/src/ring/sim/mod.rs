@@ -1,0 +1,448 @@
+//! A simulated ring: virtual time, seeded order, seeded and scripted faults.
+//!
+//! Operations on files are real system calls on real descriptors, [`Sim::file`]'s memory files as
+//! a rule, but *when* each is carried out, in what order, how far and with what result is up to the
+//! simulation. What it may do is what io_uring may do: complete in any order, early or late, in part or
+//! not at all; refuse to take more; have completions that only the next call fetches; return from
+//! a wait for no reason; report a descriptor ready that is not; end a multishot poll. From submission
+//! to completion it scribbles over memory to be read into, since the kernel may.
+//!
+//! Descriptors are watched for real, so that other threads can wake the loop. Time is virtual: it
+//! passes when the loop waits with operations pending, by leaps, and a little with each reading of
+//! the clock, so that busy polling ends.
+//!
+//! ```
+//! use event_loop::ring::sim::{Faults, Sim};
+//! use event_loop::{AlignedBuf, Engine, IoOp, LoopConfig};
+//!
+//! let sim = Sim::new(7, Faults { short: 30, ..Faults::default() });
+//! let event_loop = sim.event_loop(LoopConfig::default())?;
+//! let file = event_loop.register_file(sim.file(b"hello")?);
+//! let bufs = AlignedBuf::io_bufs(5, 1).unwrap();
+//! let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
+//! let (n, _) = event_loop.block_on(read)?;
+//! assert!((1..=5).contains(&n));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod carry_out;
+mod faults;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+pub use self::faults::{Faults, SimOp, Verdict};
+use self::faults::{Random, describe};
+use crate::clock::Clock;
+use crate::event_loop::{EventLoop, LoopConfig};
+use crate::ring::epoll::EpollRing;
+use crate::ring::setup::{Chosen, RingFlags, SetupError};
+use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
+
+/// A simulated world: one ring, one clock, any number of files. Clones are handles to the same.
+///
+/// The same seed, faults and calls give the same course of events, as long as no other thread takes
+/// part.
+#[derive(Clone)]
+pub struct Sim(Rc<RefCell<World>>);
+
+type Script = Box<dyn FnMut(&SimOp) -> Verdict>;
+
+struct World {
+    now_ns: u64,
+    clock_reads: u64,
+    faults: Faults,
+    random: Random,
+    script: Option<Script>,
+    /// Real descriptors.
+    polls: EpollRing,
+    from_polls: Vec<Completion>,
+    /// Polls that are armed, for faults to pick from: `user_data`, and whether it is multishot.
+    armed: Vec<(u64, bool)>,
+    queue: VecDeque<(RingOp, u64)>,
+    pending: Vec<Pending>,
+    completions: VecDeque<Completion>,
+    fixed: Vec<Option<RawFd>>,
+    /// What a power cut leaves of each of the simulation's files.
+    durable: HashMap<RawFd, Vec<u8>>,
+    max_in_flight: usize,
+}
+
+/// When held operations are due.
+const HELD: u64 = u64::MAX;
+
+/// An operation under way.
+struct Pending {
+    due_ns: u64,
+    fd: RawFd,
+    op: RingOp,
+    user_data: u64,
+    verdict: Verdict,
+}
+
+impl Sim {
+    /// A world that begins at time 0.
+    ///
+    /// # Panics
+    ///
+    /// When the process is out of file descriptors: this is for tests.
+    #[expect(clippy::expect_used, reason = "for tests")]
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        Sim(Rc::new(RefCell::new(World {
+            now_ns: 0,
+            clock_reads: 0,
+            faults,
+            random: Random::new(seed),
+            script: None,
+            polls: EpollRing::new().expect("epoll_create1"),
+            from_polls: Vec::with_capacity(256),
+            armed: Vec::new(),
+            queue: VecDeque::new(),
+            pending: Vec::new(),
+            completions: VecDeque::new(),
+            fixed: Vec::new(),
+            durable: HashMap::new(),
+            max_in_flight: 0,
+        })))
+    }
+
+    /// A loop over this world.
+    ///
+    /// # Errors
+    ///
+    /// As of [`EventLoop::with_ring`].
+    pub fn event_loop(&self, config: LoopConfig) -> Result<EventLoop, SetupError> {
+        EventLoop::with_ring(config, self.ring(), self.chosen(), self.clock())
+    }
+
+    /// The world's ring, for [`EventLoop::with_ring`].
+    pub fn ring(&self) -> Box<dyn Ring> {
+        Box::new(self.clone())
+    }
+
+    /// The world's clock, for [`EventLoop::with_ring`].
+    pub fn clock(&self) -> Box<dyn Clock> {
+        Box::new(self.clone())
+    }
+
+    /// What a loop over this world says that it runs on: io_uring at its best.
+    pub fn chosen(&self) -> Chosen {
+        Chosen { flags: Some(RingFlags::BEST), refused: Vec::new() }
+    }
+
+    /// A file in memory with this content, which counts as durable. A real one (memfd_create(2)):
+    /// whatever works on a descriptor works on it.
+    ///
+    /// # Errors
+    ///
+    /// Those of memfd_create(2) and write(2).
+    pub fn file(&self, content: &[u8]) -> io::Result<Arc<OwnedFd>> {
+        let file = std::fs::File::from(memfd_create("sim", MFdFlags::MFD_CLOEXEC)?);
+        std::os::unix::fs::FileExt::write_all_at(&file, content, 0)?;
+        let fd = OwnedFd::from(file);
+        self.0.borrow_mut().durable.insert(fd.as_raw_fd(), content.to_vec());
+        Ok(Arc::new(fd))
+    }
+
+    /// What a power cut now would leave of a file: what was written before the last completed fsync
+    /// or with `RWF_DSYNC`. `None` for a file that is not the simulation's.
+    pub fn durable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
+        self.0.borrow().durable.get(&fd.as_raw_fd()).cloned()
+    }
+
+    /// Decides about each file operation as it is submitted, instead of the seeded faults where it
+    /// does not say [`Verdict::Seeded`]. It must not call the `Sim` itself.
+    pub fn script(&self, script: impl FnMut(&SimOp) -> Verdict + 'static) {
+        self.0.borrow_mut().script = Some(Box::new(script));
+    }
+
+    /// Changes the faults from here on.
+    pub fn set_faults(&self, faults: Faults) {
+        self.0.borrow_mut().faults = faults;
+    }
+
+    /// Lets operations go on that were held by [`Verdict::Hold`]; returns how many.
+    pub fn release(&self) -> usize {
+        let world = &mut *self.0.borrow_mut();
+        let held = world.pending.iter_mut().filter(|pending| pending.due_ns == HELD);
+        held.map(|pending| pending.due_ns = world.now_ns).count()
+    }
+
+    /// File operations submitted and not yet completed.
+    pub fn in_flight(&self) -> usize {
+        self.0.borrow().pending.len()
+    }
+
+    /// The most file operations that were under way at once so far.
+    pub fn max_in_flight(&self) -> usize {
+        self.0.borrow().max_in_flight
+    }
+
+    /// Virtual time, nanoseconds; does not count as a reading of the clock.
+    pub fn now_ns(&self) -> u64 {
+        self.0.borrow().now_ns
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, ns: u64) {
+        self.0.borrow_mut().now_ns += ns;
+    }
+
+    /// How often the loop has read the clock.
+    pub fn clock_reads(&self) -> u64 {
+        self.0.borrow().clock_reads
+    }
+}
+
+impl Clock for Sim {
+    fn now_ns(&self) -> u64 {
+        let world = &mut *self.0.borrow_mut();
+        world.clock_reads += 1;
+        world.now_ns += world.faults.clock_step_ns;
+        world.now_ns
+    }
+}
+
+impl Ring for Sim {
+    unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
+        let world = &mut *self.0.borrow_mut();
+        let full = world.queue.len() >= world.faults.entries.max(1);
+        // An empty queue takes something, else nothing would ever move.
+        if full || (!world.queue.is_empty() && world.random.percent(world.faults.full)) {
+            return false;
+        }
+        world.queue.push_back((*op, user_data));
+        true
+    }
+
+    fn queued(&mut self) -> u32 {
+        self.0.borrow().queue.len() as u32
+    }
+
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        self.0.borrow_mut().enter(wait)
+    }
+
+    fn ready(&mut self) -> Ready {
+        let world = &mut *self.0.borrow_mut();
+        if !world.completions.is_empty() {
+            return Ready::Completions;
+        }
+        // What has come is there to be fetched, as flagged task work is.
+        let due = world.pending.iter().any(|pending| pending.due_ns <= world.now_ns);
+        if due || world.look_at_descriptors(Wait::No).is_err() || !world.from_polls.is_empty() {
+            return Ready::NeedsEnter;
+        }
+        Ready::Nothing
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        let world = &mut *self.0.borrow_mut();
+        let room = (into.capacity() - into.len()).min(world.completions.len());
+        into.extend(world.completions.drain(..room));
+    }
+
+    /// None: no descriptor shows virtual time.
+    fn pollable_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn does_file_io(&self) -> bool {
+        true
+    }
+
+    fn register_file(&mut self, fd: RawFd) -> Option<u32> {
+        let world = &mut *self.0.borrow_mut();
+        if world.random.percent(world.faults.no_fixed_file) {
+            return None;
+        }
+        let free = world.fixed.iter().position(Option::is_none);
+        let index = free.unwrap_or(world.fixed.len());
+        match free {
+            Some(index) => world.fixed[index] = Some(fd),
+            None => world.fixed.push(Some(fd)),
+        }
+        u32::try_from(index).ok()
+    }
+
+    fn unregister_file(&mut self, index: u32) {
+        if let Some(place) = self.0.borrow_mut().fixed.get_mut(index as usize) {
+            *place = None;
+        }
+    }
+}
+
+impl World {
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        if self.random.percent(self.faults.early_return) {
+            // As a signal has it, sometimes before anything was submitted.
+            if self.random.percent(50) {
+                self.submit_all();
+            }
+            return Ok(());
+        }
+        self.submit_all();
+        let deadline = match wait {
+            Wait::No => self.now_ns,
+            Wait::For(ns) => self.now_ns.saturating_add(ns),
+            Wait::Forever => u64::MAX,
+        };
+        loop {
+            self.look_at_descriptors(Wait::No)?;
+            self.post();
+            if !self.completions.is_empty() || wait == Wait::No {
+                return Ok(());
+            }
+            let next = self.pending.iter().map(|pending| pending.due_ns).min();
+            match next {
+                Some(due) if due <= deadline && due != HELD => self.now_ns = self.now_ns.max(due),
+                _ if deadline == u64::MAX => self.look_at_descriptors(Wait::Forever)?,
+                _ => {
+                    self.now_ns = deadline;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn submit_all(&mut self) {
+        while let Some((op, user_data)) = self.queue.pop_front() {
+            match op {
+                RingOp::PollAdd { multishot, .. } => {
+                    self.armed.push((user_data, multishot));
+                    self.push_poll(&op, user_data);
+                }
+                RingOp::PollRemove { .. } => self.push_poll(&op, user_data),
+                RingOp::Cancel { user_data: target } => self.cancel(target, user_data),
+                _ => self.start(op, user_data),
+            }
+        }
+        self.max_in_flight = self.max_in_flight.max(self.pending.len());
+    }
+
+    fn push_poll(&mut self, op: &RingOp, user_data: u64) {
+        // SAFETY: a poll names no memory, and its descriptor is the caller's promise.
+        let taken = unsafe { self.polls.push(op, user_data) };
+        debug_assert!(taken, "epoll takes any number");
+    }
+
+    fn start(&mut self, op: RingOp, user_data: u64) {
+        let Some((sim_op, file)) = describe(&op) else {
+            return self.complete(user_data, -libc::EINVAL);
+        };
+        let fd = match file {
+            RingFile::Fd(fd) => Some(fd),
+            RingFile::Fixed(index) => self.fixed.get(index as usize).copied().flatten(),
+        };
+        let Some(fd) = fd else { return self.complete(user_data, -libc::EBADF) };
+        let verdict = match &mut self.script {
+            Some(script) => script(&sim_op),
+            None => Verdict::Seeded,
+        };
+        let verdict = match verdict {
+            Verdict::Seeded => self.faults.verdict(&sim_op, &mut self.random),
+            scripted => scripted,
+        };
+        let delay = match verdict {
+            Verdict::Hold => HELD,
+            Verdict::Delay(ns) => ns,
+            _ => self.faults.latency(&mut self.random),
+        };
+        let due_ns = self.now_ns.saturating_add(delay);
+        let pending = Pending { due_ns, fd, op, user_data, verdict };
+        if self.faults.scribble {
+            pending.scribble();
+        }
+        self.pending.push(pending);
+    }
+
+    fn cancel(&mut self, target: u64, user_data: u64) {
+        let comes_late = self.random.percent(self.faults.late_cancel);
+        let Some(at) = self.pending.iter().position(|pending| pending.user_data == target) else {
+            return self.complete(user_data, -libc::ENOENT);
+        };
+        if comes_late {
+            // It goes on, and completes soon.
+            self.pending[at].due_ns = self.now_ns;
+            return self.complete(user_data, -libc::EALREADY);
+        }
+        self.pending.swap_remove(at);
+        self.complete(target, -libc::ECANCELED);
+        self.complete(user_data, 0);
+    }
+
+    fn complete(&mut self, user_data: u64, result: i32) {
+        self.completions.push_back(Completion { user_data, result, more: false });
+    }
+
+    /// Carries out what is due, in random order, as far as the completion queue has room.
+    fn post(&mut self) {
+        self.spurious_polls();
+        loop {
+            let room = self.faults.completions.max(1).saturating_sub(self.completions.len());
+            let due = self.pending.iter().filter(|pending| pending.due_ns <= self.now_ns).count();
+            let all = due + self.from_polls.len();
+            if room == 0 || all == 0 {
+                return;
+            }
+            let pick = self.random.below(all as u64) as usize;
+            if pick < self.from_polls.len() {
+                // In order: what a poll says last must come last.
+                let completion = self.from_polls.remove(0);
+                self.completions.push_back(completion);
+                continue;
+            }
+            let nth = pick - self.from_polls.len();
+            let at = (0..self.pending.len())
+                .filter(|&at| self.pending[at].due_ns <= self.now_ns)
+                .nth(nth)
+                .unwrap_or(0);
+            let pending = self.pending.swap_remove(at);
+            let result = pending.carry_out(&mut self.durable);
+            self.complete(pending.user_data, result);
+        }
+    }
+
+    /// Takes what the real descriptors have to say.
+    fn look_at_descriptors(&mut self, wait: Wait) -> io::Result<()> {
+        self.polls.enter(wait)?;
+        let before = self.from_polls.len();
+        self.from_polls.reserve(64);
+        self.polls.reap(&mut self.from_polls);
+        for at in before..self.from_polls.len() {
+            let Completion { user_data, result, more } = self.from_polls[at];
+            if !more {
+                self.armed.retain(|(armed, _)| *armed != user_data);
+            } else if result >= 0 && self.random.percent(self.faults.multishot_ends) {
+                self.from_polls[at].more = false;
+                self.forget_poll(user_data);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes an armed poll away without the loop's knowledge.
+    fn forget_poll(&mut self, user_data: u64) {
+        self.armed.retain(|(armed, _)| *armed != user_data);
+        self.polls.forget(user_data);
+    }
+
+    fn spurious_polls(&mut self) {
+        if self.armed.is_empty() || !self.random.percent(self.faults.spurious_poll) {
+            return;
+        }
+        let at = self.random.below(self.armed.len() as u64) as usize;
+        let (user_data, multishot) = self.armed[at];
+        if !multishot {
+            self.forget_poll(user_data);
+        }
+        let result = i32::from(libc::POLLIN);
+        self.from_polls.push(Completion { user_data, result, more: multishot });
+    }
+}
