@@ -132,14 +132,13 @@ impl BlkClient {
         for index in 0..queues {
             let offset = index * layout.end_offset;
             assert!(offset + layout.end_offset <= area_len, "the area holds all queues");
-            // SAFETY: the slice is inside of the area by the assertion, no two slices overlap, and nothing else
-            // refers to them. The area is a mapping that `transport` owns until it is dropped; it is dropped
-            // after the rings, by the order of the fields of `Self`, and lives on the heap of the kernel, so that
-            // moving `transport` does not move it.
             #[expect(
                 unsafe_code,
                 reason = "virtio-driver ties a queue to a borrow of its transport"
             )]
+            // SAFETY: the slice is inside of the area by the assertion, no two slices overlap, and nothing
+            // else refers to them. The area is a mapping that `transport` owns until it is dropped, which is
+            // after the rings, by the order of `Self`'s fields; moving `transport` does not move it.
             let slice = unsafe { slice::from_raw_parts_mut(start.add(offset), layout.end_offset) };
             let mut ring = Virtqueue::new(transport.iova_translator(), slice, depth, features)?;
             ring.set_used_notif_enabled(true);

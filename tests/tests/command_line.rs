@@ -1,0 +1,141 @@
+//! The daemon's command line: what it refuses, and what it does when all is well.
+
+use std::fs;
+
+use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+
+/// Runs a daemon with a good image, `arguments` and a good export after them, and finds that it refuses with a
+/// message that has `named` in it, and that nothing was made.
+fn refused(arguments: &[&str], named: &str) {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let mut server = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "");
+    for argument in arguments {
+        server = server.arg(*argument);
+    }
+    let pid_file = scratch.path("pid").display().to_string();
+    let (status, stderr) = server.arg("--pidfile").arg(pid_file).run();
+    assert_eq!(status.code(), Some(1), "{arguments:?}: {stderr}");
+    assert!(stderr.contains(named), "{arguments:?}: {stderr}");
+    let mut left: Vec<_> = fs::read_dir(scratch.dir())
+        .expect("the folder is there")
+        .map(|entry| entry.expect("it can be read").file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["daemon.log", "disk.img"], "{arguments:?}");
+}
+
+#[test]
+fn an_unknown_option() {
+    refused(&["--frobnicate"], "frobnicate");
+}
+
+#[test]
+fn an_unknown_driver() {
+    refused(&["--blockdev", "driver=frob,node-name=n"], "frob");
+}
+
+#[test]
+fn an_unknown_option_of_a_driver() {
+    refused(&["--blockdev", "driver=null-co,node-name=n,frob=1"], "frob");
+}
+
+#[test]
+fn a_missing_file() {
+    refused(&["--blockdev", "driver=file,node-name=n,filename=/nonexistent"], "/nonexistent");
+}
+
+#[test]
+fn a_node_name_twice() {
+    refused(&["--blockdev", "driver=null-co,node-name=disk"], "disk");
+}
+
+#[test]
+fn an_unknown_type_of_object() {
+    refused(&["--object", "frob,id=o"], "frob");
+}
+
+#[test]
+fn an_unknown_property_of_an_object() {
+    refused(&["--object", "iothread,id=o,frob=1"], "frob");
+}
+
+#[test]
+fn an_unknown_type_of_export() {
+    refused(&["--export", "type=frob,id=e,node-name=disk"], "frob");
+}
+
+const EXPORT: &str = "type=vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path=e";
+
+#[test]
+fn an_unknown_option_of_an_export() {
+    refused(&["--export", &format!("{EXPORT},frob=1")], "frob");
+}
+
+#[test]
+fn an_export_of_no_node() {
+    refused(&["--export", &EXPORT.replace("=disk", "=frob")], "frob");
+}
+
+#[test]
+fn an_export_on_no_iothread() {
+    refused(&["--export", &format!("{EXPORT},iothread=frob")], "frob");
+}
+
+#[test]
+fn values_that_are_none() {
+    refused(&["--export", &format!("{EXPORT},num-queues=many")], "num-queues");
+    refused(&["--export", &format!("{EXPORT},num-queues=0")], "num-queues");
+    refused(&["--export", &format!("{EXPORT},logical-block-size=1000")], "1000");
+    refused(&["--export", &format!("{EXPORT},writable=perhaps")], "writable");
+    refused(&["--object", "iothread,id=o,poll-max-ns=-1"], "poll-max-ns");
+}
+
+#[test]
+fn json_that_is_none() {
+    refused(&["--blockdev", "{\"driver\": "], "JSON");
+}
+
+#[test]
+fn help_and_version() {
+    let scratch = Scratch::new();
+    for option in ["--help", "--version"] {
+        let (status, stderr) = ServerCommand::new(&scratch).arg(option).run();
+        assert!(status.success(), "{option}: {stderr}");
+    }
+}
+
+#[test]
+fn a_daemon_in_the_background() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let pid_file = scratch.path("pid");
+    let daemon = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "");
+    let daemon = daemon.arg("--daemonize").arg("--pidfile").arg(pid_file.display().to_string());
+    let (status, stderr) = daemon.run();
+    assert!(status.success(), "{stderr}");
+
+    // It serves by the time that the command returns.
+    let pid = fs::read_to_string(&pid_file).expect("a pid file");
+    let pid = Pid::from_raw(pid.trim().parse().expect("a pid"));
+    let socket = scratch.path("disk.sock");
+    let mut client = BlkClient::connect(&socket, 1, 16).expect("the export serves");
+    assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
+    drop(client);
+
+    signal::kill(pid, Signal::SIGTERM).expect("the daemon is there");
+    eventually("the end of the daemon", || signal::kill(pid, None).is_err().then_some(()));
+    assert!(!socket.exists() && !pid_file.exists(), "files were left behind");
+}
+
+#[test]
+fn the_pid_file_is_removed() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "").start();
+    assert!(scratch.path("daemon.pid").exists());
+    server.stop();
+    assert!(!scratch.path("daemon.pid").exists());
+}

@@ -1,0 +1,99 @@
+//! The front end is killed with SIGKILL while it writes, a hundred times in a row. No acknowledged write is
+//! lost, no block is torn, no write of a dead front end lands later, and the daemon does not grow.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use integration::pattern::splitmix64;
+use integration::{BlkClient, Image, Scratch, Server, ServerCommand, eventually, pattern};
+
+const KILLS: u64 = 100;
+const MIB: u64 = 8;
+
+/// What the daemon takes up when no front end is connected: threads, mappings, KiB of memory. To have closed a
+/// connection is the last thing that it does about a front end.
+fn footprint(server: &Server, idle_files: usize) -> (usize, usize, u64) {
+    eventually("the front ends' files to be closed", || {
+        (server.open_files() == idle_files).then_some(())
+    });
+    (server.threads(), server.mappings(), server.private_kib())
+}
+
+/// Has a front end write until it got `acknowledgements` and kills it. Notes in `written` what was acknowledged.
+fn write_and_kill(server: &Server, seed: u64, acknowledgements: u64, written: &mut [u64]) {
+    let mut writer = Command::new(env!("CARGO_BIN_EXE_pattern-writer"))
+        .arg(server.socket("disk"))
+        .arg(seed.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the writer can be run");
+    let mut output = writer.stdout.take().expect("a pipe");
+    let mut records = vec![0; 16 * acknowledgements as usize];
+    output.read_exact(&mut records).expect("the writer writes");
+    writer.kill().expect("the writer is our child");
+    // What it had still written to the pipe was acknowledged too.
+    output.read_to_end(&mut records).expect("the rest");
+    writer.wait().expect("the writer is our child");
+    for record in records.chunks_exact(16) {
+        let (index, generation) = record.split_at(8);
+        let index = u64::from_ne_bytes(index.try_into().expect("eight bytes"));
+        let generation = u64::from_ne_bytes(generation.try_into().expect("eight bytes"));
+        written[index as usize] = generation;
+    }
+}
+
+/// Reads the whole disk: every block is whole and at least as new as what was acknowledged.
+fn verify(server: &Server, written: &mut [u64]) {
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 64).expect("a device");
+    for mib in 0..MIB {
+        let data = client.read(mib * 2048, 1 << 20);
+        for (index, block) in (mib * 256..).zip(data.chunks_exact(pattern::BLOCK)) {
+            let generation = pattern::generation(index, block).expect("a whole block");
+            let acknowledged = &mut written[index as usize];
+            assert!(
+                generation >= *acknowledged,
+                "block {index}: generation {acknowledged} was acknowledged, {generation} is read"
+            );
+            // From now on older data is wrong, also where the write was not acknowledged.
+            *acknowledged = generation;
+        }
+    }
+}
+
+#[test]
+fn a_hundred_front_ends_are_killed() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let server = ServerCommand::new(&scratch)
+        .iothread("io0")
+        .file("disk", &image, "aio=io_uring,cache.direct=on")
+        .export("disk", "num-queues=2,iothread=io0")
+        .start();
+    let mut written = vec![0; (MIB << 20) as usize / pattern::BLOCK];
+    let mut random = 1;
+    let idle_files = server.open_files();
+    let mut before = None;
+    for kill in 1..=KILLS {
+        // Now and then at once, while the connection is made.
+        let acknowledgements = match splitmix64(&mut random) % 400 {
+            short if short < 40 => 0,
+            some => some,
+        };
+        write_and_kill(&server, kill, acknowledgements, &mut written);
+        verify(&server, &mut written);
+        if kill == KILLS / 10 {
+            before = Some(footprint(&server, idle_files));
+        }
+    }
+    let (threads, mappings, memory) = before.expect("taken");
+    let after = footprint(&server, idle_files);
+    assert_eq!(after.0, threads, "threads");
+    // The allocator may map a little more at any time; ninety front ends would leave far more behind.
+    assert!(after.1 < mappings + 10, "{mappings} mappings have become {}", after.1);
+    assert!(after.2 < memory + 1024, "{memory} KiB have become {}", after.2);
+    server.stop();
+    for (index, &generation) in (0..).zip(&written) {
+        let block = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
+        assert_eq!(pattern::generation(index, &block), Ok(generation));
+    }
+}

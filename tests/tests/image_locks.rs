@@ -1,0 +1,90 @@
+//! Image locks, as QEMU has them: who writes an image keeps others out, and is kept out.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+use integration::{BlkClient, Image, Scratch, ServerCommand, pattern, tool};
+
+/// Fails unless `output` is that of a program that was refused a lock.
+fn assert_locked_out(output: &Output) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(stderr.contains("lock"), "{output:?}");
+}
+
+#[test]
+fn an_image_is_written_by_one() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "").start();
+
+    let second = ServerCommand::new(&scratch).named("second");
+    let (status, stderr) = second.file("again", &image, "").export("again", "").run();
+    assert_eq!(status.code(), Some(1));
+    assert!(stderr.contains("lock") && stderr.contains("disk.img"), "{stderr}");
+    assert!(!scratch.path("again.sock").exists());
+
+    assert_locked_out(&image.qemu_img(&["info"]));
+    assert!(image.qemu_img(&["info", "--force-share"]).status.success());
+
+    // And is there for the next one when the daemon has ended.
+    server.stop();
+    assert!(image.qemu_img(&["info"]).status.success());
+}
+
+#[test]
+fn an_image_that_qemu_writes_is_refused() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let mut qemu_io = Command::new(tool("qemu-io"))
+        .args(["-f", "raw"])
+        .arg(image.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("qemu-io runs");
+    // It prompts when the image is open.
+    let mut prompt = BufReader::new(qemu_io.stdout.take().expect("a pipe"));
+    prompt.read_until(b'>', &mut Vec::new()).expect("a prompt");
+
+    let daemon = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "");
+    let (status, stderr) = daemon.run();
+    assert_eq!(status.code(), Some(1));
+    assert!(stderr.contains("lock"), "{stderr}");
+
+    drop(qemu_io.stdin.take());
+    qemu_io.wait().expect("qemu-io is our child");
+    let server = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "").start();
+    server.stop();
+}
+
+#[test]
+fn readers_share() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let start = |name, node: &str| {
+        let daemon = ServerCommand::new(&scratch).named(name);
+        daemon.file(node, &image, "read-only=on").export(node, "writable=off").start()
+    };
+    let servers = [start("first", "one"), start("second", "two")];
+    for (server, node) in servers.iter().zip(["one", "two"]) {
+        let mut client = BlkClient::connect(&server.socket(node), 1, 16).expect("a device");
+        assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
+    }
+    assert!(image.qemu_img(&["info"]).status.success());
+
+    let writer = ServerCommand::new(&scratch).named("third");
+    let (status, stderr) = writer.file("three", &image, "").export("three", "").run();
+    assert_eq!(status.code(), Some(1));
+    assert!(stderr.contains("lock"), "{stderr}");
+}
+
+#[test]
+fn locking_can_be_switched_off() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server =
+        ServerCommand::new(&scratch).file("disk", &image, "locking=off").export("disk", "").start();
+    assert!(image.qemu_img(&["info"]).status.success());
+    server.stop();
+}
