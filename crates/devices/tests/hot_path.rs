@@ -1,0 +1,106 @@
+//! What a request costs, counted: allocations, system calls of the ring, signals.
+
+mod rig;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking};
+use rig::*;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: passes everything on to the system's allocator.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: as our caller promised.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, base: *mut u8, layout: Layout) {
+        // SAFETY: as our caller promised.
+        unsafe { System.dealloc(base, layout) }
+    }
+    unsafe fn realloc(&self, base: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: as our caller promised.
+        unsafe { System.realloc(base, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn file_options(name: &str) -> BlockdevOptions {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, vec![0x77; 4 << 20]).unwrap();
+    let file = FileOptions { filename: path, aio: None, locking: Locking::Off };
+    BlockdevOptions {
+        driver: Driver::File(file),
+        cache: Cache { direct: true, no_flush: false },
+        ..null_options()
+    }
+}
+
+/// Reads and writes `depth` at a time, `rounds` times.
+fn drive(rig: &mut Rig, depth: u64, rounds: u64) {
+    for round in 0..rounds {
+        for n in 0..depth {
+            let sector = (round * depth + n) % 512 * 8;
+            if n % 2 == 0 {
+                rig.add(IN, sector, &[], 4096);
+            } else {
+                rig.add(OUT, sector, &[7; 4096], 0);
+            }
+        }
+        rig.publish();
+        rig.reap(depth as usize);
+    }
+}
+
+fn count(options: &BlockdevOptions, depth: u64, poll_max_ns: u64) {
+    let mut rig = Rig::new(options, 256, poll_max_ns);
+    drive(&mut rig, depth, 300);
+    rig.signals();
+    let before = (
+        ALLOCATIONS.with(Cell::get),
+        rig.event_loop.stats().enters.get(),
+        rig.event_loop.stats().iterations.get(),
+        rig.stats.signals.get(),
+        rig.stats.batches.get(),
+    );
+    drive(&mut rig, depth, 500);
+    let stats = rig.event_loop.stats();
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before.0, 0, "allocations in steady state");
+    let (enters, iterations) = (stats.enters.get() - before.1, stats.iterations.get() - before.2);
+    assert!(enters <= iterations, "{enters} enters in {iterations} iterations");
+    let (signals, batches) =
+        (rig.stats.signals.get() - before.3, rig.stats.batches.get() - before.4);
+    assert!(signals <= batches, "{signals} signals for {batches} batches");
+    assert!(batches <= iterations, "{batches} batches in {iterations} iterations");
+    assert_eq!(rig.stats.reads.get() + rig.stats.writes.get(), 800 * depth);
+}
+
+#[test]
+fn steady_state_allocates_nothing_and_signals_once_per_batch() {
+    for poll_max_ns in [0, 32768] {
+        for depth in [1, 64] {
+            count(&null_options(), depth, poll_max_ns);
+            count(&file_options("hot-path"), depth, poll_max_ns);
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_64_is_one_signal() {
+    let mut rig = Rig::new(&null_options(), 256, 0);
+    drive(&mut rig, 64, 1);
+    rig.signals();
+    drive(&mut rig, 64, 1);
+    assert_eq!(rig.signals(), 1);
+}

@@ -1,0 +1,154 @@
+//! Each request, and each wrong request, gets the answer that the specification names.
+
+mod rig;
+
+use block::options::{BlockdevOptions, Driver, FileOptions, Locking};
+use rig::*;
+
+const SECTORS: u64 = (1 << 30) / 512;
+
+fn null(size: u16) -> Rig {
+    Rig::new(&null_options(), size, 0)
+}
+
+/// A disk of 1 MiB in a file.
+fn file(name: &str) -> (Rig, std::path::PathBuf) {
+    let path = std::env::temp_dir().join(format!("virtio-blk-{name}-{}", std::process::id()));
+    std::fs::write(&path, vec![0x55; 1 << 20]).unwrap();
+    let file = FileOptions { filename: path.clone(), aio: None, locking: Locking::Off };
+    let options = BlockdevOptions { driver: Driver::File(file), ..null_options() };
+    (Rig::new(&options, 64, 0), path)
+}
+
+#[test]
+fn data_goes_to_the_image_and_back() {
+    let (mut rig, path) = file("data");
+    let data: Vec<u8> = (0..8192u32).map(|n| (n % 251) as u8).collect();
+    assert_eq!(rig.request(OUT, 8, &data, 0), OK);
+    assert_eq!(rig.request(FLUSH, 0, &[], 0), OK);
+    assert_eq!(&std::fs::read(&path).unwrap()[4096..4096 + 8192], &data[..]);
+    assert_eq!(rig.request(IN, 8, &[], 8192), OK);
+    assert_eq!(rig.reply(8192), data);
+    assert_eq!(rig.request(IN, 0, &[], 512), OK);
+    assert_eq!(rig.reply(512), [0x55; 512]);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn ranges_are_discarded_and_zeroed() {
+    let (mut rig, path) = file("ranges");
+    let two: Vec<u8> = [range(8, 8, 1), range(64, 8, 0)].concat();
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &two, 0), OK);
+    let image = std::fs::read(&path).unwrap();
+    assert!(image[4096..8192].iter().chain(&image[32768..36864]).all(|&b| b == 0));
+    assert!(image[8192..32768].iter().all(|&b| b == 0x55));
+    assert_eq!(rig.request(DISCARD, 0, &range(16, 8, 0), 0), OK);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn the_id_is_the_serial_number_padded_with_zeroes() {
+    let mut rig = null(8);
+    assert_eq!(rig.request(GET_ID, 0, &[], 20), OK);
+    assert_eq!(rig.reply(20), *b"ringmill-test\0\0\0\0\0\0\0");
+    assert_eq!(rig.request(GET_ID, 0, &[], 8), OK, "a short buffer gets what fits");
+    assert_eq!(rig.reply(8), *b"ringmill");
+}
+
+#[test]
+fn requests_beyond_the_end_or_across_blocks_are_io_errors() {
+    let mut rig = null(8);
+    let data = [0; 512];
+    assert_eq!(rig.request(IN, SECTORS - 1, &[], 512), OK);
+    assert_eq!(rig.request(IN, SECTORS, &[], 512), IOERR);
+    assert_eq!(rig.request(IN, SECTORS - 1, &[], 1024), IOERR);
+    assert_eq!(rig.request(IN, u64::MAX, &[], 512), IOERR, "the offset overflows");
+    assert_eq!(rig.request(IN, u64::MAX / 512, &[], 512), IOERR, "the end overflows");
+    assert_eq!(rig.request(OUT, SECTORS, &data, 0), IOERR);
+    assert_eq!(rig.request(OUT, 0, &data[..100], 0), IOERR);
+    assert_eq!(rig.request(IN, 0, &[], 511), IOERR);
+    assert_eq!(rig.stats.errors.get(), 7);
+}
+
+#[test]
+fn blocks_larger_than_sectors_are_kept_to() {
+    let mut rig = Rig::with(&null_options(), 8, 0, |config| config.logical_block_size = 4096);
+    assert_eq!(rig.request(IN, 8, &[], 4096), OK);
+    assert_eq!(rig.request(IN, 1, &[], 4096), IOERR);
+    assert_eq!(rig.request(IN, 8, &[], 512), IOERR);
+}
+
+#[test]
+fn a_read_only_disk_takes_no_writes() {
+    let mut rig = Rig::with(&null_options(), 8, 0, |config| config.writable = false);
+    assert_eq!(rig.request(IN, 0, &[], 512), OK);
+    assert_eq!(rig.request(FLUSH, 0, &[], 0), OK);
+    assert_eq!(rig.request(OUT, 0, &[0; 512], 0), IOERR);
+    assert_eq!(rig.request(DISCARD, 0, &range(0, 8, 0), 0), IOERR);
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &range(0, 8, 0), 0), IOERR);
+}
+
+#[test]
+fn what_the_device_does_not_know_is_unsupported() {
+    let mut rig = null(8);
+    for unknown in [2, 3, 5, 9, 10, 12, 14, 15, 0x8000_0000, u32::MAX] {
+        assert_eq!(rig.request(unknown, 0, &[], 512), UNSUPP, "type {unknown}");
+    }
+}
+
+#[test]
+fn ranges_with_wrong_flags_counts_or_bounds_are_refused() {
+    let mut rig = null(8);
+    assert_eq!(rig.request(DISCARD, 0, &range(0, 8, 0), 0), OK);
+    assert_eq!(rig.request(DISCARD, 0, &range(0, 8, 1), 0), UNSUPP, "unmap on a discard");
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &range(0, 8, 1), 0), OK);
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &range(0, 8, 2), 0), UNSUPP, "a reserved flag");
+    assert_eq!(rig.request(DISCARD, 0, &[], 0), UNSUPP, "no range");
+    assert_eq!(rig.request(DISCARD, 0, &[0; 15], 0), UNSUPP, "half a range");
+    assert_eq!(rig.request(DISCARD, 0, &[0; 16 * 17], 0), UNSUPP, "more than max_discard_seg");
+    assert_eq!(rig.request(DISCARD, 0, &range(SECTORS, 1, 0), 0), IOERR);
+    assert_eq!(rig.request(DISCARD, 0, &range(u64::MAX, u32::MAX, 0), 0), IOERR);
+    assert_eq!(rig.request(DISCARD, 0, &range(0, (1 << 21) + 1, 0), 0), IOERR, "too long");
+    let bad_second: Vec<u8> = [range(0, 8, 0), range(SECTORS, 8, 0)].concat();
+    assert_eq!(rig.request(DISCARD, 0, &bad_second, 0), IOERR);
+}
+
+#[test]
+fn a_chain_without_room_for_a_status_breaks_its_queue_only() {
+    let mut rig = null(8);
+    let header = queue::Segment { addr: 1 << 20, len: 16 };
+    rig.driver.add(&[header], &[]).unwrap();
+    rig.publish();
+    while !rig.handler_is_broken() {
+        rig.event_loop.run_once(true).unwrap();
+    }
+    rig.add(IN, 0, &[], 512);
+    rig.publish();
+    for _ in 0..10 {
+        rig.event_loop.run_once(false).unwrap();
+    }
+    assert_eq!(rig.stats.reads.get(), 0, "a broken queue takes nothing");
+    let base = std::rc::Rc::new(std::cell::Cell::new(None));
+    let out = base.clone();
+    rig.handler.stop(move |next| out.set(Some(next)));
+    assert!(base.get().is_some(), "and can be stopped");
+}
+
+impl Rig {
+    fn handler_is_broken(&self) -> bool {
+        format!("{:?}", self.handler).contains("broken: Cell { value: true }")
+    }
+}
+
+#[test]
+fn the_write_cache_follows_the_toggle_and_the_features() {
+    let rig = null(8);
+    assert_eq!(rig.device.config_space()[32], 1, "write-back at first");
+    rig.device.write_config(32, &[0]).unwrap();
+    assert_eq!(rig.device.config_space()[32], 0);
+    assert!(rig.device.write_config(32, &[2]).is_err());
+    assert!(rig.device.write_config(0, &[0; 8]).is_err(), "the capacity is not the driver's");
+    assert!(rig.device.write_config(31, &[0, 1]).is_err());
+    rig.device.reset();
+    assert_eq!(rig.device.config_space()[32], 1);
+}
