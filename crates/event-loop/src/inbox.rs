@@ -1,12 +1,12 @@
 //! What other threads want of a loop, and how a sleeping loop learns of it (contract E1).
 //!
 //! The hand-shake: a sender first puts its message into the queue, then looks at the loop's state;
-//! the loop first announces that it will sleep, then looks at the queue. Both sides go through the
-//! queue's lock between the two steps, so at least one of them sees the other: either the
-//! loop finds the message, or the sender finds the announcement and wakes it, once. Model-checked
-//! in `tests/loom.rs` and in the module's own tests.
+//! the loop first announces that it will sleep, then looks whether there is a message. Both sides
+//! have a full fence between the two steps, so at least one of them sees the other: either the loop
+//! finds the message, or the sender finds the announcement and wakes it, once. A loop that gets no
+//! messages takes no lock, however often it sleeps. Model-checked with loom.
 
-use crate::sync::{AtomicU32, Mutex, Ordering};
+use crate::sync::{AtomicU32, Mutex, Ordering, fence};
 
 /// The loop runs and will look at its inbox before it sleeps.
 const AWAKE: u32 = 0;
@@ -21,7 +21,7 @@ const CLOSED: u32 = 3;
 pub(crate) struct Inbox<T> {
     queue: Mutex<Vec<T>>,
     state: AtomicU32,
-    /// Whether the queue has something: read by the loop as it polls, without the lock.
+    /// Whether the queue has something: written under the lock, read by the loop without it.
     pending: AtomicU32,
 }
 
@@ -53,7 +53,8 @@ impl<T> Inbox<T> {
             queue.push(message);
             self.pending.store(1, Ordering::Relaxed);
         }
-        match self.state.compare_exchange(ASLEEP, WOKEN, Ordering::AcqRel, Ordering::Relaxed) {
+        fence(Ordering::SeqCst);
+        match self.state.compare_exchange(ASLEEP, WOKEN, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => Ok(Pushed::WakeIt),
             Err(_) => Ok(Pushed::Done),
         }
@@ -74,8 +75,9 @@ impl<T> Inbox<T> {
 
     /// Announces that the loop will sleep. `false`: there are messages, it must not.
     pub(crate) fn begin_sleep(&self) -> bool {
-        self.state.store(ASLEEP, Ordering::Release);
-        let empty = lock(&self.queue).is_empty();
+        self.state.store(ASLEEP, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let empty = !self.has_messages();
         if !empty {
             self.end_sleep();
         }
@@ -84,7 +86,7 @@ impl<T> Inbox<T> {
 
     /// The loop is awake again.
     pub(crate) fn end_sleep(&self) {
-        self.state.store(AWAKE, Ordering::Release);
+        self.state.store(AWAKE, Ordering::Relaxed);
     }
 
     /// Takes no more messages; returns those that are there, to be dropped outside the lock.
