@@ -200,7 +200,7 @@ impl EventLoop {
             let idle = account(&entry.source) && !poller.keep_sources;
             if idle {
                 entry.source.in_set.set(false);
-                left.push(entry.clone());
+                left.push((*id, entry.clone()));
             }
             !idle
         });
@@ -209,9 +209,9 @@ impl EventLoop {
         if poller.polling.get() {
             // Out of the set its events come by the descriptor again; one that raced is found by
             // its `ready`, which looks before it waits.
-            for entry in left {
+            for (id, entry) in left {
                 entry.handler.poll_end();
-                entry.handler.ready(0);
+                self.0.handlers.borrow_mut().list_ready(id);
             }
         }
         if let Some(best) = best {
