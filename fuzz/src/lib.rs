@@ -1,0 +1,28 @@
+//! What a stranger can send, as functions from bytes: each target is a module with a `run` that must
+//! neither panic nor take long, whatever the bytes are.
+//!
+//! The functions are independent of libFuzzer. The test replays the seeds.
+
+pub mod input;
+pub mod queue;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    fn replay(target: &str, run: fn(&[u8])) {
+        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+        let mut replayed = 0;
+        for seed in std::fs::read_dir(&seeds).expect("the seeds are in the repository") {
+            let path = seed.expect("a directory entry").path();
+            run(&std::fs::read(&path).expect("a readable seed"));
+            replayed += 1;
+        }
+        assert!(replayed > 0, "no seeds in {}", seeds.display());
+    }
+
+    #[test]
+    fn queue() {
+        replay("queue", super::queue::run);
+    }
+}
