@@ -1,2 +1,70 @@
-//! ringmill
-fn main() {}
+//! Load generators and comparisons with peers. See docs/BENCHMARKS.md.
+
+mod host;
+mod load;
+mod options;
+mod peers;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use nix::unistd::Pid;
+
+use host::process::Usage;
+use load::Client;
+use options::{Command, LoadOptions};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    match options::parse(lexopt::Parser::from_env())? {
+        Command::Help => print!("{}", options::HELP),
+        Command::Peers(options) => {
+            let wanted = options.contenders.iter().any(|name| name == "ringmill");
+            if wanted && options.places.ringmill.is_none() {
+                peers::build_ringmill()?;
+            }
+            peers::run(&options)?;
+        }
+        Command::Load(options) => run_load(&options)?,
+    }
+    Ok(())
+}
+
+fn run_load(options: &LoadOptions) -> Result<()> {
+    let usage = || options.server_pid.map(|pid| Usage::read(Pid::from_raw(pid))).transpose();
+    let running = Client::connect(&options.socket, &options.load)?.start()?;
+    std::thread::sleep(options.warm_up);
+    running.measure(true);
+    let before = (std::time::Instant::now(), running.completed(), usage()?);
+    std::thread::sleep(options.run_time);
+    let after = (std::time::Instant::now(), running.completed(), usage()?);
+    running.measure(false);
+    let (latencies, _) = running.finish()?;
+    let requests = (after.1 - before.1) as f64;
+    ensure!(requests > 0.0, "no request was served within {:?}", options.run_time);
+    let microseconds = |percentile| latencies.value_at_percentile(percentile) as f64 / 1e3;
+    println!(
+        "{:.0} IOPS, latency p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us",
+        requests / (after.0 - before.0).as_secs_f64(),
+        microseconds(50.0),
+        microseconds(99.0),
+        microseconds(99.9)
+    );
+    if let (Some(before), Some(after)) = (before.2, after.2) {
+        println!(
+            "server: {:.3} CPU-seconds per million requests, {:.3} context switches per request",
+            (after.cpu - before.cpu).as_secs_f64() * 1e6 / requests,
+            after.switches.saturating_sub(before.switches) as f64 / requests
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! Binding threads to CPUs.
+
+use anyhow::{Context, Result};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+const THIS_THREAD: Pid = Pid::from_raw(0);
+
+/// Binds the calling thread to one CPU. Children and threads it starts inherit that.
+pub(crate) fn bind_this_thread(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu).with_context(|| format!("there is no CPU {cpu}"))?;
+    sched_setaffinity(THIS_THREAD, &set).with_context(|| format!("binding a thread to CPU {cpu}"))
+}
+
+/// The CPUs this thread may run on.
+pub(crate) fn allowed() -> Result<Vec<usize>> {
+    let set = sched_getaffinity(THIS_THREAD).context("sched_getaffinity")?;
+    Ok((0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect())
+}
+
+/// Runs `work` with the calling thread bound to `cpu`, then lets it run where it could before.
+pub(crate) fn while_bound_to<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = sched_getaffinity(THIS_THREAD).context("sched_getaffinity")?;
+    bind_this_thread(cpu)?;
+    let result = work();
+    sched_setaffinity(THIS_THREAD, &before).context("restoring the CPU affinity")?;
+    result
+}

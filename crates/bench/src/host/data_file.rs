@@ -1,0 +1,70 @@
+//! The file that file nodes are measured on.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::load::offsets::SplitMix64;
+
+/// Makes sure that `directory` holds a file of `size` bytes, each of them written: a hole is read
+/// without the disk, and a block that was only allocated (fallocate) nearly so.
+pub(crate) fn prepare(directory: &Path, size: u64) -> Result<PathBuf> {
+    let path = directory.join(format!("disk-{}m.dat", size >> 20));
+    if is_written(&path, size) {
+        return Ok(path);
+    }
+    fs::create_dir_all(directory)
+        .with_context(|| format!("making the directory {}", directory.display()))?;
+    // Under another name until all of it is on the disk, so that no half-written file is taken for
+    // a whole one later.
+    let unfinished = path.with_extension("unfinished");
+    write_random(&unfinished, size)
+        .with_context(|| format!("writing {} ({} MiB)", unfinished.display(), size >> 20))?;
+    fs::rename(&unfinished, &path).with_context(|| format!("naming {}", path.display()))?;
+    Ok(path)
+}
+
+fn is_written(path: &Path, size: u64) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).is_ok_and(|meta| meta.len() == size && meta.blocks() * 512 >= size)
+}
+
+fn write_random(path: &Path, size: u64) -> Result<()> {
+    let mut file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    let mut random = SplitMix64(size);
+    let mut chunk = vec![0u8; 1 << 20];
+    let mut left = size;
+    while left > 0 {
+        for word in chunk.chunks_exact_mut(8) {
+            word.copy_from_slice(&random.next().to_ne_bytes());
+        }
+        let length = left.min(chunk.len() as u64);
+        file.write_all(&chunk[..length as usize])?;
+        left -= length;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sparse_file_is_written_anew() {
+        let directory =
+            std::env::temp_dir().join(format!("bench-data-file-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let size = 3 << 20;
+        let path = directory.join("disk-3m.dat");
+        File::create(&path).unwrap().set_len(size).unwrap();
+        assert!(!is_written(&path, size));
+        assert_eq!(prepare(&directory, size).unwrap(), path);
+        assert!(is_written(&path, size));
+        let data = fs::read(&path).unwrap();
+        assert!(data.chunks(4096).all(|block| block.iter().any(|&byte| byte != 0)));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

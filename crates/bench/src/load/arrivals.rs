@@ -1,0 +1,111 @@
+//! When requests are to start.
+
+/// How requests arrive at the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Arrivals {
+    /// The next request starts when a slot is free: the device sets the pace.
+    Closed,
+    /// Requests start by the clock, whether or not the device keeps up.
+    Paced(Pace),
+}
+
+/// A fixed rate, in equal bursts at equal distances.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pace {
+    /// Requests per second, over all queues.
+    pub(crate) per_second: f64,
+    /// Requests that arrive at the same moment. A burst is the same for every server; a client that
+    /// submits whatever has become due while it slept would hand larger batches to a slower server.
+    pub(crate) burst: u32,
+}
+
+/// The arrival times of one queue. Time is in nanoseconds from an origin of the caller's.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    pace: Option<BurstClock>,
+}
+
+#[derive(Debug)]
+struct BurstClock {
+    start: u64,
+    gap: f64,
+    burst: u32,
+    bursts_begun: u64,
+    left_in_burst: u32,
+    due: u64,
+}
+
+impl Schedule {
+    /// A schedule that begins at `start`, for one of `queues` queues that share the load evenly.
+    pub(crate) fn new(arrivals: Arrivals, queues: usize, start: u64) -> Self {
+        let pace = match arrivals {
+            Arrivals::Closed => None,
+            Arrivals::Paced(pace) => Some(BurstClock {
+                start,
+                gap: 1e9 * f64::from(pace.burst) * queues as f64 / pace.per_second,
+                burst: pace.burst,
+                bursts_begun: 0,
+                left_in_burst: pace.burst,
+                due: start,
+            }),
+        };
+        Self { pace }
+    }
+
+    /// When the next request arrives; `None` when as soon as there is a slot.
+    pub(crate) fn due(&self) -> Option<u64> {
+        self.pace.as_ref().map(|clock| clock.due)
+    }
+
+    /// Takes the next arrival if it is due by `now`, and tells the moment its latency counts from.
+    ///
+    /// That is the moment it was to arrive, not the moment it is sent: time spent waiting behind
+    /// slower requests is latency to the one who sent it.
+    pub(crate) fn take(&mut self, now: u64) -> Option<u64> {
+        let Some(clock) = &mut self.pace else { return Some(now) };
+        if clock.due > now {
+            return None;
+        }
+        let due = clock.due;
+        clock.left_in_burst -= 1;
+        if clock.left_in_burst == 0 {
+            clock.left_in_burst = clock.burst;
+            clock.bursts_begun += 1;
+            // From the start each time, so that rounding does not add up.
+            clock.due = clock.start + (clock.bursts_begun as f64 * clock.gap) as u64;
+        }
+        Some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_keep_their_distance_however_late_they_are_taken() {
+        let pace = Pace { per_second: 400_000.0, burst: 16 };
+        let mut schedule = Schedule::new(Arrivals::Paced(pace), 1, 1_000);
+        assert_eq!(schedule.take(999), None);
+        // Taken 95 us late: three bursts are due, each counted from its own moment.
+        let taken: Vec<u64> = std::iter::from_fn(|| schedule.take(96_000)).collect();
+        assert_eq!(taken.len(), 48);
+        assert_eq!((taken[0], taken[16], taken[47]), (1_000, 41_000, 81_000));
+        assert_eq!(schedule.due(), Some(121_000));
+    }
+
+    #[test]
+    fn queues_share_the_rate() {
+        let pace = Pace { per_second: 2_000.0, burst: 1 };
+        let mut schedule = Schedule::new(Arrivals::Paced(pace), 4, 0);
+        assert_eq!(schedule.take(0), Some(0));
+        assert_eq!(schedule.due(), Some(2_000_000));
+    }
+
+    #[test]
+    fn a_closed_loop_never_waits_for_the_clock() {
+        let mut schedule = Schedule::new(Arrivals::Closed, 1, 0);
+        assert_eq!(schedule.due(), None);
+        assert_eq!((schedule.take(5), schedule.take(5)), (Some(5), Some(5)));
+    }
+}

@@ -1,0 +1,219 @@
+//! The load generator: a vhost-user-blk client that sends requests and measures how long they take.
+
+pub(crate) mod arrivals;
+pub(crate) mod offsets;
+pub(crate) mod queue;
+mod worker;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use hdrhistogram::Histogram;
+use virtio_driver::{
+    VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
+};
+
+use crate::host::affinity;
+use arrivals::{Arrivals, Schedule};
+use offsets::{Offsets, Order};
+use queue::{Buffers, Op, Queue};
+pub(crate) use worker::Wait;
+use worker::{Lane, Shared, Worker};
+
+/// A request takes three descriptors: header, buffer, status.
+const DESCRIPTORS_PER_REQUEST: usize = 3;
+/// The largest queue that vhost-user servers commonly take (QEMU's limit).
+const MAX_QUEUE_SIZE: usize = 1024;
+
+/// Which threads drive the queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// One thread drives all of them.
+    One,
+    /// Each has its own.
+    PerQueue,
+}
+
+/// A load.
+#[derive(Debug, Clone)]
+pub(crate) struct Load {
+    /// What requests do.
+    pub(crate) op: Op,
+    /// Where they go.
+    pub(crate) order: Order,
+    /// Bytes per request, a multiple of 512.
+    pub(crate) block_size: usize,
+    /// Requests in flight per queue, at most.
+    pub(crate) depth: usize,
+    /// Number of virtqueues.
+    pub(crate) queues: usize,
+    /// Client threads.
+    pub(crate) threads: Threads,
+    /// When requests start.
+    pub(crate) arrivals: Arrivals,
+    /// How the client waits for completions.
+    pub(crate) wait: Wait,
+    /// The CPU that all client threads are bound to.
+    pub(crate) cpu: Option<usize>,
+}
+
+/// A client that is connected and sends nothing.
+pub(crate) struct Client {
+    queues: Vec<Queue>,
+    capacity: u64,
+    load: Load,
+}
+
+impl Client {
+    /// Connects to the server at `socket` and sets up memory and queues for `load`.
+    pub(crate) fn connect(socket: &Path, load: &Load) -> Result<Self> {
+        let path = socket.to_str().context("the socket's path is not UTF-8")?;
+        // What Linux's virtio-blk driver takes, as far as virtio-driver has it.
+        let features = VirtioFeatureFlags::VERSION_1.bits()
+            | VirtioFeatureFlags::RING_EVENT_IDX.bits()
+            | (VirtioBlkFeatureFlags::SEG_MAX
+                | VirtioBlkFeatureFlags::BLK_SIZE
+                | VirtioBlkFeatureFlags::FLUSH
+                | VirtioBlkFeatureFlags::TOPOLOGY
+                | VirtioBlkFeatureFlags::CONFIG_WCE
+                | VirtioBlkFeatureFlags::MQ
+                | VirtioBlkFeatureFlags::DISCARD
+                | VirtioBlkFeatureFlags::WRITE_ZEROES)
+                .bits();
+        let mut transport: Box<VirtioBlkTransport> = Box::new(
+            VhostUser::new(path, features).with_context(|| format!("connecting to {path}"))?,
+        );
+        let queue_size = (load.depth * DESCRIPTORS_PER_REQUEST).next_power_of_two().max(128);
+        ensure!(
+            queue_size <= MAX_QUEUE_SIZE,
+            "depth {} needs a queue of {queue_size} descriptors, and {MAX_QUEUE_SIZE} is the most",
+            load.depth
+        );
+        let queues = VirtioBlkQueue::setup_queues(&mut *transport, load.queues, queue_size as u16)
+            .with_context(|| format!("setting up {} queues", load.queues))?;
+        let capacity = transport
+            .get_config()
+            .context("reading the device's configuration space")?
+            .capacity
+            .to_native()
+            .saturating_mul(512);
+        ensure!(
+            capacity >= load.block_size as u64,
+            "the disk ({capacity} bytes) is smaller than a block"
+        );
+        let buffers = Arc::new(Buffers::new(load.depth * load.queues, load.block_size)?);
+        buffers.share(&mut *transport)?;
+        let transport = Arc::from(transport);
+        let queues = queues
+            .into_iter()
+            .enumerate()
+            .map(|(i, queue)| Queue::new(queue, i, &transport, &buffers, i * load.depth))
+            .collect();
+        Ok(Self { queues, capacity, load: load.clone() })
+    }
+
+    /// Starts sending.
+    pub(crate) fn start(self) -> Result<Running> {
+        let load = self.load;
+        let queues = self.queues.len();
+        let origin = Instant::now();
+        let blocks = self.capacity / load.block_size as u64;
+        let lanes = self.queues.into_iter().enumerate().map(|(i, queue)| Lane {
+            queue,
+            offsets: Offsets::new(
+                load.order,
+                blocks,
+                load.block_size as u64,
+                i as u64,
+                queues as u64,
+            ),
+            schedule: Schedule::new(load.arrivals, queues, 0),
+            free: (0..load.depth as u16).rev().collect(),
+            started: vec![0; load.depth],
+        });
+        let groups: Vec<Vec<Lane>> = match load.threads {
+            Threads::One => vec![lanes.collect()],
+            Threads::PerQueue => lanes.map(|lane| vec![lane]).collect(),
+        };
+        let mut running = Running { workers: Vec::with_capacity(groups.len()) };
+        for lanes in groups {
+            let shared = Arc::new(Shared::default());
+            let worker =
+                Worker { lanes, op: load.op, wait: load.wait, origin, shared: Arc::clone(&shared) };
+            let cpu = load.cpu;
+            let thread = std::thread::Builder::new()
+                .name("client".into())
+                .spawn(move || {
+                    if let Some(cpu) = cpu {
+                        affinity::bind_this_thread(cpu)?;
+                    }
+                    worker.run()
+                })
+                .context("starting a client thread")?;
+            running.workers.push((shared, Some(thread)));
+        }
+        Ok(running)
+    }
+}
+
+type WorkerThread = JoinHandle<Result<Histogram<u64>>>;
+
+/// A load under way. Dropping it gives up on what is in flight.
+pub(crate) struct Running {
+    workers: Vec<(Arc<Shared>, Option<WorkerThread>)>,
+}
+
+impl Running {
+    /// From now on, or until now, latencies count.
+    pub(crate) fn measure(&self, on: bool) {
+        for (shared, _) in &self.workers {
+            shared.measuring.store(on, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests completed since the start.
+    pub(crate) fn completed(&self) -> u64 {
+        self.workers.iter().map(|(shared, _)| shared.completed.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Whether a client thread has ended before it was told to.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.workers.iter().any(|(_, thread)| thread.as_ref().is_none_or(JoinHandle::is_finished))
+    }
+
+    /// Waits for what is in flight and ends the load: the latencies measured (ns), and how many
+    /// requests were served in all.
+    pub(crate) fn finish(mut self) -> Result<(Histogram<u64>, u64)> {
+        for (shared, _) in &self.workers {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+        let mut all: Option<Histogram<u64>> = None;
+        for (_, thread) in &mut self.workers {
+            let Some(thread) = thread.take() else { continue };
+            let latencies = thread.join().map_err(|_| anyhow!("a client thread panicked"))??;
+            match &mut all {
+                None => all = Some(latencies),
+                Some(all) => all.add(&latencies).context("adding up latencies")?,
+            }
+        }
+        Ok((all.context("the load has no queues")?, self.completed()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for (shared, _) in &self.workers {
+            shared.abandon.store(true, Ordering::Relaxed);
+        }
+        for (_, thread) in &mut self.workers {
+            if let Some(thread) = thread.take() {
+                // An error of the client is of no interest to one who has given up on it.
+                let _ = thread.join();
+            }
+        }
+    }
+}

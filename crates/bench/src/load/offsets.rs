@@ -1,0 +1,85 @@
+//! Where on the disk requests go.
+
+/// The order of offsets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Uniformly random blocks.
+    Random,
+    /// One block after the other, from the start again at the end.
+    Sequential,
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): 64 random bits per step, good enough to spread offsets and
+/// to fill a file with data that does not compress, and fast enough not to be what is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct SplitMix64(pub(crate) u64);
+
+impl SplitMix64 {
+    /// The next 64 bits.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// The offsets of one queue, each a multiple of the block size.
+#[derive(Debug)]
+pub(crate) struct Offsets {
+    order: Order,
+    blocks: u64,
+    block_size: u64,
+    next_block: u64,
+    random: SplitMix64,
+}
+
+impl Offsets {
+    /// Offsets on a disk of `blocks` blocks, for queue `queue` of `queues`. Sequential queues start
+    /// at different places, so that they do not read the same blocks at the same time.
+    pub(crate) fn new(order: Order, blocks: u64, block_size: u64, queue: u64, queues: u64) -> Self {
+        let next_block = blocks / queues.max(1) * queue;
+        Self { order, blocks, block_size, next_block, random: SplitMix64(queue + 1) }
+    }
+
+    /// The next offset, in bytes.
+    pub(crate) fn next(&mut self) -> u64 {
+        let block = match self.order {
+            // The high half of a 128-bit product: uniform without a division (Lemire 2019).
+            Order::Random => {
+                ((u128::from(self.random.next()) * u128::from(self.blocks)) >> 64) as u64
+            }
+            Order::Sequential => {
+                let block = self.next_block;
+                self.next_block = if block + 1 == self.blocks { 0 } else { block + 1 };
+                block
+            }
+        };
+        block * self.block_size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_offsets_cover_the_disk_and_stay_on_it() {
+        let mut offsets = Offsets::new(Order::Random, 16, 4096, 0, 1);
+        let mut seen = [0u32; 16];
+        for _ in 0..16_000 {
+            let offset = offsets.next();
+            assert_eq!(offset % 4096, 0);
+            seen[(offset / 4096) as usize] += 1;
+        }
+        assert!(seen.iter().all(|&n| (800..1200).contains(&n)), "{seen:?}");
+    }
+
+    #[test]
+    fn sequential_offsets_start_apart_and_wrap() {
+        let mut offsets = Offsets::new(Order::Sequential, 8, 512, 1, 2);
+        let taken: Vec<u64> = (0..5).map(|_| offsets.next() / 512).collect();
+        assert_eq!(taken, [4, 5, 6, 7, 0]);
+    }
+}

@@ -1,0 +1,159 @@
+//! One virtqueue of the client, with the memory its requests read into and write from.
+//!
+//! The only unsafe code of the load generator is here: handing buffers that the server writes to
+//! over to `virtio-driver`.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue, VirtioBlkTransport};
+use vm_memory::FileOffset;
+use vm_memory::mmap::MmapRegion;
+
+use super::offsets::SplitMix64;
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Read a block.
+    Read,
+    /// Write a block.
+    Write,
+}
+
+/// Memory shared with the server: one buffer per request slot of every queue.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    region: MmapRegion,
+    file: File,
+    block_size: usize,
+}
+
+impl Buffers {
+    /// `count` buffers of `block_size` bytes, filled with random data: a server that looks for
+    /// zeroes, or a disk that compresses, is to find neither.
+    pub(crate) fn new(count: usize, block_size: usize) -> Result<Self> {
+        let size = count.checked_mul(block_size).context("too many buffers")?;
+        let file = File::from(
+            memfd_create("bench-buffers", MFdFlags::MFD_CLOEXEC).context("memfd_create")?,
+        );
+        file.set_len(size as u64).context("sizing the request buffers")?;
+        let mapped = FileOffset::new(file.try_clone()?, 0);
+        let region = MmapRegion::from_file(mapped, size).context("mapping the request buffers")?;
+        let mut random = SplitMix64(1);
+        let data: Vec<u8> =
+            (0..size.div_ceil(8)).flat_map(|_| random.next().to_ne_bytes()).collect();
+        std::os::unix::fs::FileExt::write_all_at(&file, &data[..size], 0)
+            .context("filling the request buffers")?;
+        Ok(Self { region, file, block_size })
+    }
+
+    /// Makes the memory known to the server.
+    pub(crate) fn share(&self, transport: &mut VirtioBlkTransport) -> Result<()> {
+        let address = self.region.as_ptr() as usize;
+        transport
+            .map_mem_region(address, self.region.size(), self.file.as_raw_fd(), 0)
+            .context("handing the request buffers to the server")?;
+        Ok(())
+    }
+}
+
+/// A queue and the buffers of its requests.
+pub(crate) struct Queue {
+    queue: VirtioBlkQueue<'static, u16>,
+    notifier: Box<dyn QueueNotifier>,
+    completion_fd: Arc<EventFd>,
+    signals_wanted: bool,
+    buffers: Arc<Buffers>,
+    first_buffer: usize,
+    // The rings live in memory that the transport owns: it has to outlive `queue`.
+    _transport: Arc<VirtioBlkTransport>,
+}
+
+impl Queue {
+    /// Queue `index` of `transport`, whose slot 0 uses buffer `first_buffer`.
+    pub(crate) fn new(
+        queue: VirtioBlkQueue<'static, u16>,
+        index: usize,
+        transport: &Arc<VirtioBlkTransport>,
+        buffers: &Arc<Buffers>,
+        first_buffer: usize,
+    ) -> Self {
+        Self {
+            queue,
+            notifier: transport.get_submission_notifier(index),
+            completion_fd: transport.get_completion_fd(index),
+            signals_wanted: false,
+            buffers: Arc::clone(buffers),
+            first_buffer,
+            _transport: Arc::clone(transport),
+        }
+    }
+
+    /// Makes a request available to the server, without a kick. `slot` comes back when it is done;
+    /// it must not be in flight, or two requests would share a buffer.
+    pub(crate) fn submit(&mut self, op: Op, offset: u64, slot: u16) -> Result<()> {
+        let length = self.buffers.block_size;
+        let start = (self.first_buffer + usize::from(slot)) * length;
+        ensure!(start + length <= self.buffers.region.size(), "slot {slot} has no buffer");
+        let buffer = self.buffers.region.as_ptr().wrapping_add(start);
+        // SAFETY: `buffer..buffer + length` lies inside the mapping, which `self.buffers` keeps for
+        // as long as the queue; no Rust reference to it is ever made, so the server may write to it
+        // at any time.
+        unsafe {
+            match op {
+                Op::Read => self.queue.read_raw(offset, buffer, length, slot),
+                Op::Write => self.queue.write_raw(offset, buffer, length, slot),
+            }
+        }
+        .context("queueing a request")
+    }
+
+    /// Kicks the server if it wants to be kicked for what was submitted since the last call.
+    pub(crate) fn kick(&mut self) -> Result<()> {
+        if self.queue.avail_notif_needed() {
+            self.notifier.notify().context("kicking a queue")?;
+        }
+        Ok(())
+    }
+
+    /// Takes one completed request: its slot, and 0 or a negative errno.
+    pub(crate) fn completed(&mut self) -> Option<(u16, i32)> {
+        if self.signals_wanted && self.has_completed() {
+            // As a guest's driver does: no more signals until there is nothing left to take.
+            self.queue.set_used_notif_enabled(false);
+            self.signals_wanted = false;
+        }
+        self.queue.completions().next().map(|done| (done.context, done.ret))
+    }
+
+    /// Whether there is a completed request to take.
+    pub(crate) fn has_completed(&mut self) -> bool {
+        self.queue.completions().has_next()
+    }
+
+    /// Asks for a signal on [`Self::signal_fd`] at the next completion. Returns whether there is
+    /// one already: then there may be no signal.
+    pub(crate) fn want_signal(&mut self) -> bool {
+        if !self.signals_wanted {
+            self.queue.set_used_notif_enabled(true);
+            self.signals_wanted = true;
+        }
+        self.has_completed()
+    }
+
+    /// The call eventfd, readable after a signal.
+    pub(crate) fn signal_fd(&self) -> BorrowedFd<'_> {
+        self.completion_fd.as_fd()
+    }
+
+    /// Takes the signal off the eventfd. Blocks when there is none.
+    pub(crate) fn take_signal(&self) -> Result<()> {
+        self.completion_fd.read().context("reading a call eventfd")?;
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lexopt::prelude::{Long, Short, Value, ValueExt};
+
+use crate::load::arrivals::{Arrivals, Pace};
+use crate::load::offsets::Order;
+use crate::load::queue::Op;
+use crate::load::{Load, Threads, Wait};
+use crate::peers;
+use crate::peers::contender::Places;
+use crate::peers::rows::Extent;
+
+/// `bench --help`.
+pub(crate) const HELP: &str = "\
+Measures vhost-user-blk servers.
+
+bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
+  --quick               a few short rows, for CI (under a minute)
+  --full                also rows that take long or say little
+  --rows TEXT,...       only rows whose name contains one of these
+  --rounds N            rounds per row (3; with --quick 1)
+  --runtime SECONDS     measured time per round (2; with --quick 0.5)
+  --contenders NAME,... servers, the first is what others are compared with (qsd,ringmill);
+                        qsd,qsd shows the noise
+  --qsd PATH            qemu-storage-daemon to run
+  --qsd-chroot DIR      Debian tree with qemu-storage-daemon (default: the one that
+                        scripts/setup-peers.sh makes if there is one, else PATH)
+  --ringmill PATH       ringmill to run (default: the one beside this program)
+  --dir DIR             for sockets, logs and the data file (target/bench)
+  --client-cpu N        CPU of the client (the first)
+  --server-cpu N        CPU of the servers (the second)
+  --markdown FILE       also write the report into FILE, between its marks
+
+bench load --socket PATH [OPTIONS]   a load on any vhost-user-blk server
+  --rw WHAT             read, write, randread or randwrite (randread)
+  --bs BYTES            block size (4096)
+  --depth N             requests in flight per queue (1)
+  --queues N            virtqueues (1)
+  --threads WHICH       one over all queues, or per-queue (one)
+  --rate N              requests per second, by the clock (as fast as served)
+  --burst N             requests that arrive together, with --rate (1)
+  --wait HOW            for completions: signal (sleep until signalled) or poll (signal)
+  --warm-up SECONDS     load before anything counts (0.5)
+  --runtime SECONDS     measured time (5)
+  --cpu N               CPU to bind the client to (none)
+  --server-pid PID      also print this process's CPU time per request
+";
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Print the help text.
+    Help,
+    /// Compare servers.
+    Peers(Box<peers::Options>),
+    /// Load one server.
+    Load(LoadOptions),
+}
+
+/// `bench load`.
+#[derive(Debug)]
+pub(crate) struct LoadOptions {
+    /// The server's socket.
+    pub(crate) socket: PathBuf,
+    /// The load.
+    pub(crate) load: Load,
+    /// Time before anything counts.
+    pub(crate) warm_up: Duration,
+    /// Time that counts.
+    pub(crate) run_time: Duration,
+    /// The server's process.
+    pub(crate) server_pid: Option<i32>,
+}
+
+/// Reads the command line.
+pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
+    match parser.next()? {
+        Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
+        Some(Value(command)) if command == "load" => parse_load(&mut parser),
+        Some(Value(command)) => {
+            bail!("unknown command {}; known are peers, load", command.display())
+        }
+        Some(Short('h') | Long("help")) => Ok(Command::Help),
+        Some(argument) => Err(argument.unexpected().into()),
+        None => bail!("no command; known are peers, load (bench --help tells more)"),
+    }
+}
+
+fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = peers::Options {
+        extent: Extent::Standard,
+        only: Vec::new(),
+        contenders: vec!["qsd".into(), "ringmill".into()],
+        places: Places::default(),
+        rounds: None,
+        run_time: None,
+        directory: default_directory()?,
+        client_cpu: None,
+        server_cpu: None,
+        markdown: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("quick") => options.extent = Extent::Quick,
+            Long("full") => options.extent = Extent::Full,
+            Long("rows") => options.only = list(&string(parser)?),
+            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
+            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
+            Long("contenders") => options.contenders = list(&string(parser)?),
+            Long("qsd") => options.places.qsd = Some(parser.value()?.into()),
+            Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
+            Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("client-cpu") => options.client_cpu = Some(number(parser, "--client-cpu")?),
+            Long("server-cpu") => options.server_cpu = Some(number(parser, "--server-cpu")?),
+            Long("markdown") => options.markdown = Some(parser.value()?.into()),
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(Command::Peers(Box::new(options)))
+}
+
+fn parse_load(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut load = peers::rows::load();
+    let (mut socket, mut server_pid, mut rate, mut burst) = (None, None, None, 1);
+    let (mut warm_up, mut run_time) = (Duration::from_millis(500), Duration::from_secs(5));
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("socket") => socket = Some(parser.value()?.into()),
+            Long("rw") => {
+                (load.op, load.order) = match string(parser)?.as_str() {
+                    "read" => (Op::Read, Order::Sequential),
+                    "write" => (Op::Write, Order::Sequential),
+                    "randread" => (Op::Read, Order::Random),
+                    "randwrite" => (Op::Write, Order::Random),
+                    other => bail!("--rw={other}: known are read, write, randread, randwrite"),
+                }
+            }
+            Long("bs") => load.block_size = number(parser, "--bs")?,
+            Long("depth") => load.depth = number(parser, "--depth")?,
+            Long("queues") => load.queues = number(parser, "--queues")?,
+            Long("threads") => {
+                load.threads = match string(parser)?.as_str() {
+                    "one" => Threads::One,
+                    "per-queue" => Threads::PerQueue,
+                    other => bail!("--threads={other}: known are one, per-queue"),
+                }
+            }
+            Long("rate") => rate = Some(number::<f64>(parser, "--rate")?),
+            Long("burst") => burst = number(parser, "--burst")?,
+            Long("wait") => {
+                load.wait = match string(parser)?.as_str() {
+                    "signal" => Wait::Signal,
+                    "poll" => Wait::Poll,
+                    other => bail!("--wait={other}: known are signal, poll"),
+                }
+            }
+            Long("warm-up") => warm_up = seconds(parser, "--warm-up")?,
+            Long("runtime") => run_time = seconds(parser, "--runtime")?,
+            Long("cpu") => load.cpu = Some(number(parser, "--cpu")?),
+            Long("server-pid") => server_pid = Some(number(parser, "--server-pid")?),
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    if let Some(per_second) = rate {
+        ensure!(per_second > 0.0 && burst > 0, "--rate and --burst have to be more than 0");
+        load.arrivals = Arrivals::Paced(Pace { per_second, burst });
+    }
+    ensure!(
+        load.block_size > 0 && load.block_size.is_multiple_of(512),
+        "--bs={}: has to be a multiple of 512",
+        load.block_size
+    );
+    ensure!(load.depth > 0 && load.queues > 0, "--depth and --queues have to be more than 0");
+    let socket = socket.context("--socket is missing")?;
+    Ok(Command::Load(LoadOptions { socket, load, warm_up, run_time, server_pid }))
+}
+
+/// `target/bench`, beside the directory this program was built into.
+fn default_directory() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("finding this program's own path")?;
+    let target = this.parent().and_then(|profile| profile.parent());
+    Ok(target.context("this program is not in a target directory; use --dir")?.join("bench"))
+}
+
+fn string(parser: &mut lexopt::Parser) -> Result<String> {
+    Ok(parser.value()?.string()?)
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').filter(|item| !item.is_empty()).map(String::from).collect()
+}
+
+fn number<T: FromStr>(parser: &mut lexopt::Parser, option: &str) -> Result<T>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    let text = string(parser)?;
+    text.parse().with_context(|| format!("{option}={text}"))
+}
+
+fn seconds(parser: &mut lexopt::Parser, option: &str) -> Result<Duration> {
+    let seconds: f64 = number(parser, option)?;
+    Duration::try_from_secs_f64(seconds).with_context(|| format!("{option}={seconds}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &str) -> Result<Command> {
+        parse(lexopt::Parser::from_args(arguments.split_whitespace()))
+    }
+
+    #[test]
+    fn options_are_read() {
+        let Command::Load(options) =
+            parsed("load --socket s --rw write --depth 8 --rate 1000 --burst 4").unwrap()
+        else {
+            panic!("not a load");
+        };
+        assert_eq!((options.load.op, options.load.order), (Op::Write, Order::Sequential));
+        assert_eq!(options.load.arrivals, Arrivals::Paced(Pace { per_second: 1000.0, burst: 4 }));
+        let Command::Peers(options) = parsed("peers --quick --contenders qsd,qsd").unwrap() else {
+            panic!("not peers");
+        };
+        assert_eq!(options.extent, Extent::Quick);
+        assert_eq!(options.contenders, ["qsd", "qsd"]);
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        for (arguments, word) in [
+            ("", "no command"),
+            ("frobnicate", "frobnicate"),
+            ("peers --frobnicate", "--frobnicate"),
+            ("peers --rounds x", "--rounds=x"),
+            ("peers --runtime -1", "--runtime=-1"),
+            ("load", "--socket"),
+            ("load --socket s --bs 1000", "--bs=1000"),
+            ("load --socket s --rw trim", "--rw=trim"),
+        ] {
+            let error = format!("{:#}", parsed(arguments).unwrap_err());
+            assert!(error.contains(word), "{arguments}: {error}");
+        }
+    }
+}

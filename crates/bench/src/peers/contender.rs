@@ -1,0 +1,223 @@
+//! The servers that are compared: where each is found, and how it is told what to serve.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// What is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Node {
+    /// A disk of 1 GiB that answers at once; reads clear the buffer.
+    Null,
+    /// A file, past the page cache, through io_uring.
+    File(PathBuf),
+}
+
+/// Whether the server may busy-poll.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Polling {
+    /// As the server does by default.
+    Default,
+    /// Not at all: polled time is not work.
+    Off,
+}
+
+/// What a server is to do, in terms that every contender can be told.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    /// The disk. Each export gets a node of its own.
+    pub(crate) node: Node,
+    /// Busy-polling.
+    pub(crate) polling: Polling,
+    /// Queues per export.
+    pub(crate) queues: usize,
+    /// One vhost-user-blk export on each socket.
+    pub(crate) sockets: Vec<PathBuf>,
+}
+
+/// A server. To add one: a `Contender` with the function that turns a [`Setup`] into its options,
+/// and a line in [`find`].
+#[derive(Debug, Clone)]
+pub(crate) struct Contender {
+    /// What it is called in the table.
+    pub(crate) name: String,
+    /// The version it says it has.
+    pub(crate) version: String,
+    /// The program, with the arguments that come before its options.
+    program: Vec<OsString>,
+    options: OptionsFor,
+}
+
+/// How a kind of server is told what to serve.
+type OptionsFor = fn(&Setup) -> Vec<String>;
+
+impl Contender {
+    /// The command that serves `setup` in the foreground.
+    pub(crate) fn command(&self, setup: &Setup) -> Vec<OsString> {
+        let mut command = self.program.clone();
+        command.extend((self.options)(setup).into_iter().map(OsString::from));
+        command
+    }
+}
+
+/// Where contenders are found.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Places {
+    /// `--qsd`.
+    pub(crate) qsd: Option<PathBuf>,
+    /// `--qsd-chroot`.
+    pub(crate) qsd_tree: Option<PathBuf>,
+    /// `--ringmill`.
+    pub(crate) ringmill: Option<PathBuf>,
+}
+
+/// The contender called `name`.
+pub(crate) fn find(name: &str, places: &Places) -> Result<Contender> {
+    let (program, options): (Vec<OsString>, OptionsFor) = match name {
+        "qsd" => (qsd_program(places)?, storage_daemon_options),
+        "ringmill" => {
+            let path = ringmill_program(places)?;
+            (vec![path.into(), "storage-daemon".into()], storage_daemon_options)
+        }
+        _ => bail!("unknown contender '{name}'; known are qsd, ringmill"),
+    };
+    let version = version(&program).with_context(|| format!("asking {name} for its version"))?;
+    Ok(Contender { name: name.to_owned(), version, program, options })
+}
+
+/// The options of qemu-storage-daemon, which are ringmill's too.
+fn storage_daemon_options(setup: &Setup) -> Vec<String> {
+    let polling = match setup.polling {
+        Polling::Default => "",
+        Polling::Off => ",poll-max-ns=0",
+    };
+    let mut options = vec!["--object".into(), format!("iothread,id=io0{polling}")];
+    for (i, socket) in setup.sockets.iter().enumerate() {
+        let node = match &setup.node {
+            Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
+            Node::File(path) => {
+                format!("driver=file,filename={},cache.direct=on,aio=io_uring", quoted(path))
+            }
+        };
+        options.push("--blockdev".into());
+        options.push(format!("{node},node-name=disk{i}"));
+        options.push("--export".into());
+        options.push(format!(
+            "type=vhost-user-blk,id=export{i},node-name=disk{i},writable=on,num-queues={},\
+             iothread=io0,addr.type=unix,addr.path={}",
+            setup.queues,
+            quoted(socket)
+        ));
+    }
+    options
+}
+
+/// A path as an option value: a comma is doubled.
+fn quoted(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// qemu-storage-daemon: the one named, else the newest one that scripts/setup-peers.sh has set up,
+/// else the machine's own.
+fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
+    if let Some(path) = &places.qsd {
+        return Ok(vec![path.into()]);
+    }
+    if let Some(tree) = &places.qsd_tree {
+        return in_tree(tree, "usr/bin/qemu-storage-daemon");
+    }
+    let default = std::env::var_os("RINGMILL_PEERS")
+        .map_or(PathBuf::from("/var/tmp/ringmill-peers"), PathBuf::from);
+    if default.join("usr/bin/qemu-storage-daemon").exists() {
+        return in_tree(&default, "usr/bin/qemu-storage-daemon");
+    }
+    if let Some(path) = in_path("qemu-storage-daemon") {
+        return Ok(vec![path.into()]);
+    }
+    bail!(
+        "qemu-storage-daemon is neither in {} (made by scripts/setup-peers.sh) nor in PATH \
+         (Debian packages qemu-system-common or qemu-utils); --qsd PATH names it",
+        default.display()
+    )
+}
+
+/// A program of another Debian tree, run by that tree's own loader with its libraries. Unlike a
+/// chroot that needs no root and leaves all paths as they are.
+fn in_tree(tree: &Path, program: &str) -> Result<Vec<OsString>> {
+    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let loader = match std::env::consts::ARCH {
+        "x86_64" => "lib64/ld-linux-x86-64.so.2",
+        "aarch64" => "lib/ld-linux-aarch64.so.1",
+        arch => bail!("do not know the program loader of {arch}; use --qsd"),
+    };
+    let (loader, path) = (tree.join(loader), tree.join(program));
+    for needed in [&loader, &path] {
+        if !needed.exists() {
+            bail!("{} is missing; scripts/setup-peers.sh makes such a tree", needed.display());
+        }
+    }
+    let libraries = tree.join("usr/lib").join(triplet);
+    Ok(vec![loader.into(), "--library-path".into(), libraries.into(), path.into()])
+}
+
+/// ringmill: the one named, else the one built beside this program.
+fn ringmill_program(places: &Places) -> Result<PathBuf> {
+    let path = match &places.ringmill {
+        Some(path) => path.clone(),
+        None => beside_this("ringmill")?,
+    };
+    if !path.exists() {
+        bail!("{} is missing; build it: cargo build --release -p ringmill", path.display());
+    }
+    Ok(path)
+}
+
+/// A program in this program's directory.
+pub(crate) fn beside_this(name: &str) -> Result<PathBuf> {
+    let this = std::env::current_exe().context("finding this program's own path")?;
+    Ok(this.with_file_name(name))
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())
+}
+
+fn version(program: &[OsString]) -> Result<String> {
+    let (first, rest) = program.split_first().context("no program")?;
+    let output = Command::new(first)
+        .args(rest)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("starting {}", first.display()))?;
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        bail!("{} --version: {}: {}", first.display(), output.status, error.trim());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_node_is_spelled_as_qsd_wants_it() {
+        let setup = Setup {
+            node: Node::File("/tmp/a,b.dat".into()),
+            polling: Polling::Off,
+            queues: 4,
+            sockets: vec!["/tmp/s.sock".into()],
+        };
+        assert_eq!(
+            storage_daemon_options(&setup).join(" "),
+            "--object iothread,id=io0,poll-max-ns=0 \
+             --blockdev driver=file,filename=/tmp/a,,b.dat,cache.direct=on,aio=io_uring,node-name=disk0 \
+             --export type=vhost-user-blk,id=export0,node-name=disk0,writable=on,num-queues=4,\
+             iothread=io0,addr.type=unix,addr.path=/tmp/s.sock"
+        );
+    }
+}

@@ -1,0 +1,226 @@
+//! One measurement of one server.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::contender::{Contender, Node, Polling, Setup};
+use super::rows::Disk;
+use super::server::Server;
+use crate::host::process::Usage;
+use crate::host::syscalls::{Counter, Tool};
+use crate::load::arrivals::{Arrivals, Pace};
+use crate::load::{Load, Running};
+
+/// What is the same for all measurements of a run.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    /// Where sockets, logs and the data file are.
+    pub(crate) directory: PathBuf,
+    /// The file of the file node.
+    pub(crate) data_file: PathBuf,
+    /// Load before anything counts.
+    pub(crate) warm_up: Duration,
+    /// Load that counts.
+    pub(crate) run_time: Duration,
+    /// The CPU of the client's threads, if they are bound.
+    pub(crate) client_cpu: Option<usize>,
+    /// The CPU of the servers, if they are bound.
+    pub(crate) server_cpu: Option<usize>,
+    /// What counts system calls.
+    pub(crate) syscall_tool: Option<Tool>,
+}
+
+/// What a server did under a load.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoadSample {
+    /// Requests per second.
+    pub(crate) iops: f64,
+    /// Server CPU time per request, microseconds (the same number as CPU-seconds per million).
+    pub(crate) cpu: f64,
+    /// Server context switches per request.
+    pub(crate) switches: f64,
+    /// Latency in microseconds at the 50th, 99th and 99.9th percentile.
+    pub(crate) latency: [f64; 3],
+}
+
+/// What a server did with nothing to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IdleSample {
+    /// CPU time, percent of one CPU.
+    pub(crate) cpu: f64,
+    /// Context switches per second: each wake-up is one.
+    pub(crate) switches: f64,
+}
+
+/// How long a server may take to settle after its last request before it counts as idle. Adaptive
+/// polling is over long before.
+const SETTLE: Duration = Duration::from_secs(1);
+
+impl Bench {
+    /// The options of a server for a row.
+    pub(crate) fn setup(
+        &self,
+        disk: Disk,
+        polling: Polling,
+        queues: usize,
+        exports: usize,
+    ) -> Setup {
+        let node = match disk {
+            Disk::Null => Node::Null,
+            Disk::File => Node::File(self.data_file.clone()),
+        };
+        let sockets =
+            (0..exports).map(|i| self.directory.join(format!("export{i}.sock"))).collect();
+        Setup { node, polling, queues, sockets }
+    }
+
+    /// Throughput, latency and CPU time under a load.
+    pub(crate) fn load(
+        &self,
+        contender: &Contender,
+        disk: Disk,
+        load: &Load,
+        polling: Polling,
+    ) -> Result<LoadSample> {
+        let setup = self.setup(disk, polling, load.queues, 1);
+        let mut server = self.start(contender, &setup)?;
+        let running = server.connect(0, &self.bound(load))?.start()?;
+        let window = watch_window(&mut server, &running, self.warm_up, self.run_time);
+        // What the client has to say about a failure comes before what the server leaves unsaid.
+        let (latencies, _) = match window {
+            Ok(_) => running.finish()?,
+            Err(error) if running.has_failed() => {
+                return Err(running.finish().err().unwrap_or(error));
+            }
+            Err(error) => return Err(error),
+        };
+        let (before, after) = window?;
+        server.stop()?;
+        let requests = (after.requests - before.requests) as f64;
+        ensure!(requests > 0.0, "no request was served within {:?}", self.run_time);
+        let seconds = (after.usage.at - before.usage.at).as_secs_f64();
+        let percentile = |p| latencies.value_at_percentile(p) as f64 / 1e3;
+        Ok(LoadSample {
+            iops: requests / seconds,
+            cpu: (after.usage.cpu - before.usage.cpu).as_secs_f64() * 1e6 / requests,
+            switches: after.usage.switches.saturating_sub(before.usage.switches) as f64 / requests,
+            latency: [percentile(50.0), percentile(99.0), percentile(99.9)],
+        })
+    }
+
+    /// System calls per request under a load, polling off. Nothing is timed meanwhile. `None` when
+    /// there is nothing to count them with.
+    pub(crate) fn syscalls(
+        &self,
+        contender: &Contender,
+        disk: Disk,
+        load: &Load,
+    ) -> Result<Option<f64>> {
+        let Some(tool) = self.syscall_tool else { return Ok(None) };
+        let setup = self.setup(disk, Polling::Off, load.queues, 1);
+        let mut server = self.start(contender, &setup)?;
+        let client = server.connect(0, &self.bound(load))?;
+        // Attached before the first request and detached after the last: no call of a counted
+        // request is missed, and no request of a counted call.
+        let counter = Counter::attach(tool, server.pid(), &self.directory)?;
+        let running = client.start()?;
+        watch(&mut server, &running, self.run_time.min(Duration::from_secs(1)))?;
+        let (_, requests) = running.finish()?;
+        let calls = counter.detach()?;
+        server.stop()?;
+        ensure!(requests > 0, "no request was served while system calls were counted");
+        Ok(Some(calls as f64 / requests as f64))
+    }
+
+    /// What a server does with nothing to do, default polling, after a few requests.
+    pub(crate) fn idle(&self, contender: &Contender, exports: usize) -> Result<IdleSample> {
+        const REQUESTS: u32 = 16;
+        let setup = self.setup(Disk::Null, Polling::Default, 1, exports);
+        let mut server = self.start(contender, &setup)?;
+        // One burst at once, and the next one when the measurement is long over.
+        let pace = Pace { per_second: f64::from(REQUESTS) / 86_400.0, burst: REQUESTS };
+        let load = self.bound(&Load {
+            arrivals: Arrivals::Paced(pace),
+            depth: REQUESTS as usize,
+            ..super::rows::load()
+        });
+        let clients: Vec<Running> = (0..exports)
+            .map(|export| server.connect(export, &load)?.start())
+            .collect::<Result<_>>()?;
+        for client in &clients {
+            while client.completed() < u64::from(REQUESTS) {
+                watch(&mut server, client, Duration::from_millis(1))?;
+            }
+        }
+        std::thread::sleep(SETTLE);
+        let before = Usage::read(server.pid())?;
+        std::thread::sleep(self.run_time);
+        let after = Usage::read(server.pid())?;
+        server.check()?;
+        drop(clients);
+        server.stop()?;
+        let seconds = (after.at - before.at).as_secs_f64();
+        Ok(IdleSample {
+            cpu: (after.cpu - before.cpu).as_secs_f64() / seconds * 100.0,
+            switches: after.switches.saturating_sub(before.switches) as f64 / seconds,
+        })
+    }
+
+    fn start(&self, contender: &Contender, setup: &Setup) -> Result<Server> {
+        Server::start(contender, setup, self.server_cpu, &self.directory)
+    }
+
+    fn bound(&self, load: &Load) -> Load {
+        Load { cpu: self.client_cpu, ..load.clone() }
+    }
+}
+
+struct Moment {
+    usage: Usage,
+    requests: u64,
+}
+
+/// Lets the load warm up, then measures for `run_time`.
+fn watch_window(
+    server: &mut Server,
+    running: &Running,
+    warm_up: Duration,
+    run_time: Duration,
+) -> Result<(Moment, Moment)> {
+    watch(server, running, warm_up)?;
+    let pid = server.pid();
+    let now = || -> Result<Moment> {
+        Ok(Moment { usage: Usage::read(pid)?, requests: running.completed() })
+    };
+    running.measure(true);
+    let before = now()?;
+    watch(server, running, run_time)?;
+    let after = now()?;
+    running.measure(false);
+    Ok((before, after))
+}
+
+/// Waits, unless the server or the client ends first.
+fn watch(server: &mut Server, running: &Running, time: Duration) -> Result<()> {
+    const STEP: Duration = Duration::from_millis(250);
+    let end = std::time::Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(STEP));
+        server.check()?;
+        ensure!(!running.has_failed(), "the client has given up");
+    }
+}
+
+/// Makes the directory for sockets, logs and data.
+pub(crate) fn make_directory(directory: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("making the directory {}", directory.display()))?;
+    // Absolute, since servers may change their working directory.
+    directory.canonicalize().with_context(|| format!("resolving {}", directory.display()))
+}
