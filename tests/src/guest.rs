@@ -25,6 +25,7 @@ pub struct Guest {
     cpus: u32,
     queues: u32,
     disks: Vec<PathBuf>,
+    attachment: Option<String>,
     reboots: bool,
 }
 
@@ -50,13 +51,26 @@ impl Guest {
         reason = "a guest without a disk is a start, not a default"
     )]
     pub fn new() -> Self {
-        let (initramfs, disks) = ("initramfs", Vec::new());
-        Self { initramfs, memory_mib: 256, cpus: 2, queues: 1, disks, reboots: false }
+        Self {
+            initramfs: "initramfs",
+            memory_mib: 256,
+            cpus: 2,
+            queues: 1,
+            disks: Vec::new(),
+            attachment: None,
+            reboots: false,
+        }
     }
 
     /// Gives it a disk: `/dev/vda` for the first one.
     pub fn disk(mut self, socket: PathBuf) -> Self {
         self.disks.push(socket);
+        self
+    }
+
+    /// Uses these options of QEMU for memory and disk, instead of the harness's own.
+    pub fn attached_by(mut self, options: &str) -> Self {
+        self.attachment = Some(options.to_owned());
         self
     }
 
@@ -81,8 +95,8 @@ impl Guest {
         self
     }
 
-    /// Boots it, has it run `job` (a script for busybox sh, under `set -eu`, with the kernel's modules loaded)
-    /// and waits until it is off. Gives the lines that the job printed.
+    /// Boots it, has it run `job` (a script for busybox sh, under `set -eu`, which may use the functions of
+    /// `tests/guest/functions.sh`) and waits until it is off. Gives the lines that the job printed.
     ///
     /// # Panics
     ///
@@ -99,6 +113,7 @@ impl Guest {
         let turn = Flock::lock(turn, FlockArg::LockExclusive).expect("a lock");
 
         let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
+        let job = [include_str!("../guest/functions.sh"), job].concat();
         fs::write(dir.path().join("job"), job).expect("space for the job");
         let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
         let mut qemu = tied_command(&tool("qemu-system-x86_64"))
@@ -124,16 +139,15 @@ impl Guest {
 
     fn arguments(&self, dir: &Path) -> Vec<String> {
         let file = |name: &str| dir.join(name).display().to_string();
-        let memory = self.memory_mib;
-        let mut arguments = Vec::new();
+        let mut arguments = self.attachment.as_ref().map_or_else(
+            || self.attachment(),
+            |options| options.split_whitespace().map(String::from).collect(),
+        );
         let mut add = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
-        add("machine", "q35,memory-backend=ram".into());
+        add("machine", "q35".into());
         add("accel", "tcg".into());
         add("cpu", "max".into());
         add("smp", self.cpus.to_string());
-        add("m", format!("{memory}M,slots=2,maxmem=2G"));
-        // vhost-user needs memory that the daemon can map: not private to QEMU.
-        add("object", format!("memory-backend-memfd,id=ram,size={memory}M,share=on"));
         add("kernel", guest_file("vmlinuz").display().to_string());
         add("initrd", guest_file(self.initramfs).display().to_string());
         add("append", "console=ttyS0 quiet loglevel=4 panic=-1".into());
@@ -142,16 +156,28 @@ impl Guest {
         add("serial", "chardev:job".into());
         add("fw_cfg", format!("name=opt/ringmill/job,file={}", file("job")));
         add("qmp", format!("unix:{},server=on,wait=off", file("qmp")));
+        arguments.extend(["-no-user-config", "-nodefaults"].map(String::from));
+        arguments.extend(["-display", "none"].map(String::from));
+        if !self.reboots {
+            arguments.push("-no-reboot".into());
+        }
+        arguments
+    }
+
+    /// The options for memory and disks.
+    fn attachment(&self) -> Vec<String> {
+        let memory = self.memory_mib;
+        let mut arguments = Vec::new();
+        let mut add = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
+        add("m", format!("{memory}M,slots=2,maxmem=2G"));
+        // vhost-user needs memory that the daemon can map: not private to QEMU.
+        add("object", format!("memory-backend-memfd,id=ram,size={memory}M,share=on"));
+        add("machine", "memory-backend=ram".into());
         for (index, socket) in self.disks.iter().enumerate() {
             let (path, queues) = (socket.display(), self.queues);
             add("chardev", format!("socket,id=chardev{index},path={path}"));
             let device = format!("vhost-user-blk-pci,id=disk{index},chardev=chardev{index}");
             add("device", format!("{device},num-queues={queues}"));
-        }
-        arguments.extend(["-no-user-config", "-nodefaults"].map(String::from));
-        arguments.extend(["-display", "none"].map(String::from));
-        if !self.reboots {
-            arguments.push("-no-reboot".into());
         }
         arguments
     }

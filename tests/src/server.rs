@@ -19,6 +19,7 @@ pub struct ServerCommand<'a> {
     scratch: &'a Scratch,
     wrapper: Option<PathBuf>,
     name: &'static str,
+    command: &'static str,
     arguments: Vec<String>,
     stdin: Option<OwnedFd>,
 }
@@ -34,8 +35,13 @@ pub struct Server {
 impl<'a> ServerCommand<'a> {
     /// A daemon whose sockets, pid file and log are in `scratch`.
     pub fn new(scratch: &'a Scratch) -> Self {
+        Self::other_command(scratch, "storage-daemon")
+    }
+
+    /// Another of ringmill's commands, for which only the methods without QSD's options are of use.
+    pub fn other_command(scratch: &'a Scratch, command: &'static str) -> Self {
         let (wrapper, name, arguments, stdin) = (None, "daemon", Vec::new(), None);
-        Self { scratch, wrapper, name, arguments, stdin }
+        Self { scratch, wrapper, name, command, arguments, stdin }
     }
 
     /// Names the daemon, which is needed when there are two in a folder.
@@ -105,25 +111,27 @@ impl<'a> ServerCommand<'a> {
         server
     }
 
-    /// Starts the daemon, waits until it has ended; gives how, and what it wrote to stderr.
+    /// Starts the daemon, waits until it has ended; gives how, and what it wrote to stdout and stderr.
     pub fn run(self) -> (ExitStatus, String) {
         let mut server = self.spawn();
         let status = server.wait();
         (status, server.log())
     }
 
-    fn spawn(self) -> Server {
+    /// Starts the daemon and does not wait for anything.
+    pub fn spawn(self) -> Server {
         let daemon = daemon();
         let mut command = tied_command(self.wrapper.as_deref().unwrap_or(daemon));
         if self.wrapper.is_some() {
             command.arg(daemon);
         }
         if daemon.file_name() != Some(OsStr::new("qemu-storage-daemon")) {
-            command.arg("storage-daemon");
+            command.arg(self.command);
         }
         let log = self.scratch.path(self.name).with_extension("log");
-        let stderr = File::create(&log).expect("a new log");
-        command.args(&self.arguments).stderr(stderr);
+        let stdout = File::create(&log).expect("a new log");
+        let stderr = stdout.try_clone().expect("another fd");
+        command.args(&self.arguments).stdout(stdout).stderr(stderr);
         command.stdin(self.stdin.map_or_else(Stdio::null, Stdio::from));
         let child = command.spawn().expect("the daemon can be run");
         Server { child, dir: self.scratch.dir().to_owned(), log }
@@ -141,7 +149,7 @@ impl Server {
         self.child.id()
     }
 
-    /// What it has written to stderr.
+    /// What it has written to stdout and stderr.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).expect("the daemon's log")
     }
@@ -185,9 +193,9 @@ impl Server {
         self.proc_entries("task")
     }
 
-    /// How many ranges of memory it has mapped.
-    pub fn mappings(&self) -> usize {
-        self.proc("maps").lines().count()
+    /// How many mappings it has of memory that front ends share with it.
+    pub fn guest_mappings(&self) -> usize {
+        self.proc("maps").lines().filter(|line| line.contains("/memfd:")).count()
     }
 
     /// Its resident private memory in KiB.

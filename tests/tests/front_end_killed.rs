@@ -8,16 +8,9 @@ use integration::pattern::splitmix64;
 use integration::{BlkClient, Image, Scratch, Server, ServerCommand, eventually, pattern};
 
 const KILLS: u64 = 100;
+/// After so many the daemon is looked at for the first time.
+const WARM: u64 = 10;
 const MIB: u64 = 8;
-
-/// What the daemon takes up when no front end is connected: threads, mappings, KiB of memory. To have closed a
-/// connection is the last thing that it does about a front end.
-fn footprint(server: &Server, idle_files: usize) -> (usize, usize, u64) {
-    eventually("the front ends' files to be closed", || {
-        (server.open_files() == idle_files).then_some(())
-    });
-    (server.threads(), server.mappings(), server.private_kib())
-}
 
 /// Has a front end write until it got `acknowledgements` and kills it. Notes in `written` what was acknowledged.
 fn write_and_kill(server: &Server, seed: u64, acknowledgements: u64, written: &mut [u64]) {
@@ -42,8 +35,9 @@ fn write_and_kill(server: &Server, seed: u64, acknowledgements: u64, written: &m
     }
 }
 
-/// Reads the whole disk: every block is whole and at least as new as what was acknowledged.
-fn verify(server: &Server, written: &mut [u64]) {
+/// Reads the whole disk: every block is whole and at least as new as what was acknowledged. Gives the front end
+/// that has read it, still connected.
+fn verify(server: &Server, written: &mut [u64]) -> BlkClient {
     let mut client = BlkClient::connect(&server.socket("disk"), 1, 64).expect("a device");
     for mib in 0..MIB {
         let data = client.read(mib * 2048, 1 << 20);
@@ -58,6 +52,7 @@ fn verify(server: &Server, written: &mut [u64]) {
             *acknowledged = generation;
         }
     }
+    client
 }
 
 #[test]
@@ -71,8 +66,7 @@ fn a_hundred_front_ends_are_killed() {
         .start();
     let mut written = vec![0; (MIB << 20) as usize / pattern::BLOCK];
     let mut random = 1;
-    let idle_files = server.open_files();
-    let mut before = None;
+    let (mut open_files, mut threads, mut mappings, mut memory) = (0, 0, 0, 0);
     for kill in 1..=KILLS {
         // Now and then at once, while the connection is made.
         let acknowledgements = match splitmix64(&mut random) % 400 {
@@ -80,17 +74,27 @@ fn a_hundred_front_ends_are_killed() {
             some => some,
         };
         write_and_kill(&server, kill, acknowledgements, &mut written);
-        verify(&server, &mut written);
-        if kill == KILLS / 10 {
-            before = Some(footprint(&server, idle_files));
+        let client = verify(&server, &mut written);
+        // Looked at while a front end is connected: with it the daemon has all that it will ever have.
+        match kill {
+            WARM => {
+                open_files = server.open_files();
+                threads = server.threads();
+                mappings = server.guest_mappings();
+                memory = server.private_kib();
+            }
+            KILLS => {
+                eventually("the killed front ends' files to be closed", || {
+                    (server.open_files() == open_files).then_some(())
+                });
+                assert_eq!(server.threads(), threads, "threads");
+                assert_eq!(server.guest_mappings(), mappings, "mappings of front ends' memory");
+                assert!(server.private_kib() < memory + 1024, "from {memory} KiB");
+            }
+            _ => {}
         }
+        drop(client);
     }
-    let (threads, mappings, memory) = before.expect("taken");
-    let after = footprint(&server, idle_files);
-    assert_eq!(after.0, threads, "threads");
-    // The allocator may map a little more at any time; ninety front ends would leave far more behind.
-    assert!(after.1 < mappings + 10, "{mappings} mappings have become {}", after.1);
-    assert!(after.2 < memory + 1024, "{memory} KiB have become {}", after.2);
     server.stop();
     for (index, &generation) in (0..).zip(&written) {
         let block = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);

@@ -3,19 +3,15 @@
 
 use integration::{Guest, Image, Scratch, ServerCommand};
 
-/// Writes with all sizes from 4 to 64 KiB, from as many jobs as there are queues.
+/// Writes of all sizes from 4 to 64 KiB, from as many jobs as there are queues.
 fn job(queues: u32) -> String {
     format!(
-        "verify() {{
-            fio --minimal --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
-                --rw=randwrite --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs={queues} \
-                --verify=crc32c --verify_fatal=1 --randseed=7 --name=job \"$@\" >/tmp/fio || {{
-                cat /tmp/fio; exit 1
-            }}
+        "everywhere() {{
+            verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs={queues} $1
         }}
         [ $(ls -d /sys/block/vda/mq/* | wc -l) = {queues} ]
-        verify --do_verify=1
-        verify --verify_only=1
+        everywhere --do_verify=1
+        everywhere --verify_only=1
         md5sum </dev/vda"
     )
 }

@@ -7,19 +7,14 @@ use serde_json::json;
 /// The guest's first memory is all below 4 GiB, the new memory above, which is where Linux takes its page cache
 /// from first: the buffered copy that follows runs through it.
 const JOB: &str = "
-    verify() {
-        fio --minimal --name=job --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
-            --rw=randwrite --bs=16k --size=16m --verify=crc32c --verify_fatal=1 \"$@\" \
-            >/tmp/fio || { cat /tmp/fio; exit 1; }
-    }
-    memory() { awk '/MemTotal/ { print $2 }' /proc/meminfo; }
-    echo online_kernel >/sys/devices/system/memory/auto_online_blocks
-    before=$(memory)
-    (while [ ! -e /tmp/enough ]; do verify --do_verify=1; done) &
-    until [ $(awk '{ print $1 + $5 }' /sys/block/vda/stat) -gt 500 ]; do :; done
-    echo ready
-    until [ $(memory) -gt $((before + 200000)) ]; do :; done
+    online() { cat /sys/devices/system/memory/memory*/state | grep -cx online; }
     free() { awk '/zone  *Normal/ { getline; print $3 }' /proc/zoneinfo; }
+    echo online_kernel >/sys/devices/system/memory/auto_online_blocks
+    (while [ ! -e /tmp/enough ]; do verify --do_verify=1; done) &
+    wait_for_requests 500
+    blocks=$(($(online) + 2))
+    echo ready
+    until [ $(online) = $blocks ]; do :; done
     before=$(free)
     dd if=/dev/vda of=/dev/vda bs=1M skip=32 seek=48 count=16 conv=notrunc,fsync 2>/dev/null
     [ $(free) -lt $((before - 4000)) ]

@@ -4,12 +4,6 @@
 use integration::{Guest, Image, Scratch, ServerCommand};
 
 const JOB: &str = "
-    verify() {
-        fio --minimal --name=job --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
-            --rw=randwrite --bs=16k --size=8m --verify=crc32c --verify_fatal=1 --randseed=7 \"$@\" \
-            >/tmp/fio || { cat /tmp/fio; exit 1; }
-    }
-    requests() { awk '{ print $1 + $5 }' /sys/block/vda/stat; }
     echo 'which boot?'
     read -r boot
     if [ $boot = 1 ]; then
@@ -18,12 +12,9 @@ const JOB: &str = "
         verify --verify_only=1
     fi
     if [ $boot -lt 4 ]; then
-        fio --minimal --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 \
-            --rw=randrw --bs=4k --offset=16m --size=16m --time_based --runtime=60 >/dev/null 2>&1 &
-        before=$(requests)
-        until [ $(requests) -gt $((before + 200)) ]; do :; done
+        load
         reboot -f
-        sleep 60
+        wait $load
         exit 1
     fi
     verify --offset=16m --do_verify=1

@@ -3,21 +3,12 @@
 use integration::{Guest, Image, Scratch, ServerCommand};
 
 const JOB: &str = "
-    verify() {
-        fio --minimal --name=job --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
-            --rw=randwrite --bs=16k --size=8m --verify=crc32c --verify_fatal=1 --randseed=7 \"$@\" \
-            >/tmp/fio || { cat /tmp/fio; exit 1; }
-    }
-    requests() { awk '{ print $1 + $5 }' /sys/block/vda/stat; }
     verify --do_verify=1
     device=$(basename $(readlink /sys/block/vda/device))
     for round in 1 2 3 4 5; do
-        fio --minimal --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 \
-            --rw=randrw --bs=4k --offset=16m --size=16m --time_based --runtime=60 >/dev/null 2>&1 &
-        before=$(requests)
-        until [ $(requests) -gt $((before + 200)) ]; do :; done
+        load
         echo $device >/sys/bus/virtio/drivers/virtio_blk/unbind
-        wait $! && { echo 'fio did not notice'; exit 1; }
+        wait $load && { echo 'fio did not notice'; exit 1; }
         [ ! -e /sys/block/vda ]
         echo $device >/sys/bus/virtio/drivers/virtio_blk/bind
         until [ -b /dev/vda ]; do :; done
