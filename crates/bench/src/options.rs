@@ -31,7 +31,8 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --qsd-chroot DIR      Debian tree with qemu-storage-daemon (default: the one that
                         scripts/setup-peers.sh makes if there is one, else PATH)
   --ringmill PATH       ringmill to run (default: the one beside this program)
-  --dir DIR             for sockets, logs and the data file (target/bench)
+  --dir DIR             for logs and the data file, whose file system is measured
+                        (target/bench)
   --client-cpu N        CPU of the client (the first)
   --server-cpu N        CPU of the servers (the second)
   --markdown FILE       also write the report into FILE, between its marks

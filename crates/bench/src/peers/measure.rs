@@ -9,15 +9,17 @@ use super::contender::{Contender, Node, Polling, Setup};
 use super::rows::Disk;
 use super::server::Server;
 use crate::host::process::Usage;
-use crate::host::syscalls::{Counter, Tool};
+use crate::host::syscalls::Counter;
 use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::{Load, Running};
 
 /// What is the same for all measurements of a run.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// Where sockets, logs and the data file are.
+    /// Where logs and the data file are.
     pub(crate) directory: PathBuf,
+    /// Where sockets are.
+    pub(crate) sockets: SocketDirectory,
     /// The file of the file node.
     pub(crate) data_file: PathBuf,
     /// Load before anything counts.
@@ -28,8 +30,8 @@ pub(crate) struct Bench {
     pub(crate) client_cpu: Option<usize>,
     /// The CPU of the servers, if they are bound.
     pub(crate) server_cpu: Option<usize>,
-    /// What counts system calls.
-    pub(crate) syscall_tool: Option<Tool>,
+    /// Whether system calls are counted.
+    pub(crate) count_syscalls: bool,
 }
 
 /// What a server did under a load.
@@ -72,7 +74,7 @@ impl Bench {
             Disk::File => Node::File(self.data_file.clone()),
         };
         let sockets =
-            (0..exports).map(|i| self.directory.join(format!("export{i}.sock"))).collect();
+            (0..exports).map(|i| self.sockets.0.join(format!("export{i}.sock"))).collect();
         Setup { node, polling, queues, sockets }
     }
 
@@ -110,21 +112,23 @@ impl Bench {
         })
     }
 
-    /// System calls per request under a load, polling off. Nothing is timed meanwhile. `None` when
-    /// there is nothing to count them with.
+    /// System calls per request under a load, polling off; nothing is timed meanwhile. `None` when
+    /// they cannot be counted here.
     pub(crate) fn syscalls(
         &self,
         contender: &Contender,
         disk: Disk,
         load: &Load,
     ) -> Result<Option<f64>> {
-        let Some(tool) = self.syscall_tool else { return Ok(None) };
+        if !self.count_syscalls {
+            return Ok(None);
+        }
         let setup = self.setup(disk, Polling::Off, load.queues, 1);
         let mut server = self.start(contender, &setup)?;
         let client = server.connect(0, &self.bound(load))?;
         // Attached before the first request and detached after the last: no call of a counted
         // request is missed, and no request of a counted call.
-        let counter = Counter::attach(tool, server.pid(), &self.directory)?;
+        let counter = Counter::attach(server.pid(), &self.directory)?;
         let running = client.start()?;
         watch(&mut server, &running, self.run_time.min(Duration::from_secs(1)))?;
         let (_, requests) = running.finish()?;
@@ -217,7 +221,28 @@ fn watch(server: &mut Server, running: &Running, time: Duration) -> Result<()> {
     }
 }
 
-/// Makes the directory for sockets, logs and data.
+/// A directory for sockets, removed when dropped. Not below the target directory, whose path may be
+/// longer than a socket's can be (108 bytes, unix(7)).
+#[derive(Debug)]
+pub(crate) struct SocketDirectory(pub(crate) PathBuf);
+
+impl SocketDirectory {
+    /// Makes it.
+    pub(crate) fn new() -> Result<Self> {
+        let template = std::env::temp_dir().join("bench-XXXXXX");
+        let path = nix::unistd::mkdtemp(&template)
+            .with_context(|| format!("making a directory like {}", template.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SocketDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Makes the directory for logs and data.
 pub(crate) fn make_directory(directory: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(directory)
         .with_context(|| format!("making the directory {}", directory.display()))?;

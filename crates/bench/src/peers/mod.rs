@@ -13,11 +13,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::host::syscalls::Tool;
-use crate::host::{affinity, data_file, machine};
+use crate::host::{affinity, data_file, machine, syscalls};
 use bars::bars;
 use contender::{Contender, Places, Polling};
-use measure::Bench;
+use measure::{Bench, SocketDirectory};
 use report::Report;
 use result::{LoadFigures, Outcome};
 use rows::{Disk, Extent, Row, Work};
@@ -37,7 +36,7 @@ pub(crate) struct Options {
     pub(crate) rounds: Option<usize>,
     /// Time that counts, per measurement.
     pub(crate) run_time: Option<Duration>,
-    /// Where sockets, logs and the data file go.
+    /// Where logs and the data file go.
     pub(crate) directory: PathBuf,
     /// The CPUs to bind client and server to; otherwise the first two.
     pub(crate) client_cpu: Option<usize>,
@@ -65,11 +64,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             false => PathBuf::new(),
         },
         directory,
+        sockets: SocketDirectory::new()?,
         warm_up: Duration::from_millis(if quick { 200 } else { 500 }),
         run_time: options.run_time.unwrap_or(Duration::from_millis(if quick { 500 } else { 2000 })),
         client_cpu,
         server_cpu,
-        syscall_tool: Tool::find(),
+        count_syscalls: syscalls::can_count(),
     };
     // This thread reads /proc while servers are measured: not on their CPU.
     if let Some(cpu) = client_cpu {
@@ -213,9 +213,11 @@ fn describe_method(bench: &Bench, rounds: usize, size: u64) -> String {
         }
         _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
     };
-    let calls = match bench.syscall_tool {
-        Some(tool) => format!("system calls by {}", tool.name()),
-        None => "system calls not counted: neither perf nor strace works here".into(),
+    let calls = match bench.count_syscalls {
+        true => "system calls counted by perf",
+        false => {
+            "system calls not counted, since perf does not work here (Debian: linux-perf, as root)"
+        }
     };
     let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
     format!(
@@ -241,7 +243,10 @@ fn command_to_show(bench: &Bench, contender: &Contender, rows: &[Row]) -> String
         .enumerate()
         .map(|(i, word)| match i {
             0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),
-            _ => word.to_string_lossy().replace(&*bench.directory.to_string_lossy(), "$DIR"),
+            _ => word
+                .to_string_lossy()
+                .replace(&*bench.directory.to_string_lossy(), "$DIR")
+                .replace(&*bench.sockets.0.to_string_lossy(), "$SOCKETS"),
         })
         .collect::<Vec<_>>()
         .join(" ")
