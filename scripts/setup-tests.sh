@@ -39,7 +39,7 @@ mkdir -p "$guest"
 if [ ! -e "$guest/vmlinuz" ]; then
     package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
     download=$(mktemp -d)
-    (cd "$download" && apt-get -q download "$package")
+    (cd "$download" && apt-get -q -o APT::Sandbox::User=root download "$package")
     rm -rf "$guest/kernel"
     dpkg -x "$download"/*.deb "$guest/kernel"
     rm -r "$download"
