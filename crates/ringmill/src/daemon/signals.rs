@@ -1,0 +1,48 @@
+//! SIGINT, SIGTERM and SIGHUP, as descriptors on the control loop.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use event_loop::{EventLoop, Readiness};
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// The signals that stop the daemon.
+pub(crate) struct StopSignals {
+    fd: SignalFd,
+    ready: Readiness,
+}
+
+/// Blocks the stop signals in the calling thread and all it will start. To be called before there
+/// are other threads.
+pub(crate) fn block() -> Result<SigSet, Errno> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGINT);
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGHUP);
+    set.thread_block()?;
+    Ok(set)
+}
+
+impl StopSignals {
+    /// Watches the blocked signals.
+    pub(crate) fn new(event_loop: &EventLoop, blocked: &SigSet) -> Result<Self, Errno> {
+        let fd = SignalFd::with_flags(blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let dup: OwnedFd = fd.as_fd().try_clone_to_owned().map_err(|_| Errno::last())?;
+        debug_assert_ne!(dup.as_raw_fd(), fd.as_fd().as_raw_fd());
+        let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
+        Ok(StopSignals { ready: Readiness::new(event_loop, Arc::new(dup), events.into()), fd })
+    }
+
+    /// Waits for the next signal.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        loop {
+            if let Ok(Some(info)) = self.fd.read_signal() {
+                let number = i32::try_from(info.ssi_signo).unwrap_or_default();
+                return Signal::try_from(number).map_or("a signal", Signal::as_str);
+            }
+            self.ready.wait().await;
+        }
+    }
+}

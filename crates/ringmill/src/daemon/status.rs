@@ -1,0 +1,110 @@
+//! The status line: how much the guest does, once a second on a terminal, else as a log line every
+//! ten seconds in which something happened.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+
+use devices::virtio_blk::QueueStats;
+use event_loop::{EventLoop, LoopHandle};
+
+/// Seconds between two lines.
+const ON_TERMINAL: u64 = 1;
+const IN_LOG: u64 = 10;
+
+/// Where the numbers come from.
+pub(crate) struct Sources {
+    pub(crate) queues: Vec<Arc<QueueStats>>,
+    pub(crate) loops: Vec<LoopHandle>,
+}
+
+/// Shows the status while the daemon runs.
+pub(crate) struct Status {
+    terminal: bool,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Totals {
+    requests: u64,
+    bytes: u64,
+    latency_ns: u64,
+    errors: u64,
+}
+
+impl Sources {
+    fn totals(&self) -> Totals {
+        self.queues.iter().fold(Totals::default(), |t, q| Totals {
+            requests: t.requests
+                + q.reads.get()
+                + q.writes.get()
+                + q.flushes.get()
+                + q.ranges.get()
+                + q.errors.get(),
+            bytes: t.bytes + q.bytes_read.get() + q.bytes_written.get(),
+            latency_ns: t.latency_ns + q.latency_ns.get(),
+            errors: t.errors + q.errors.get(),
+        })
+    }
+
+    /// The widest poll window, microseconds.
+    fn window_us(&self) -> f64 {
+        let widest = self.loops.iter().map(|l| l.stats().poll_window_ns.get()).max();
+        widest.unwrap_or(0) as f64 / 1e3
+    }
+}
+
+impl Status {
+    pub(crate) fn new() -> Self {
+        Status { terminal: std::io::stdout().is_terminal() }
+    }
+
+    /// Shows a line after each interval, for as long as the loop runs.
+    pub(crate) async fn show(self, event_loop: EventLoop, sources: Sources) {
+        let seconds = if self.terminal { ON_TERMINAL } else { IN_LOG };
+        let mut before = sources.totals();
+        let mut deadline = event_loop.now_ns();
+        loop {
+            deadline += seconds * 1_000_000_000;
+            event_loop.sleep_until(deadline).await;
+            let now = sources.totals();
+            let line = line(before, now, seconds as f64, sources.window_us());
+            if self.terminal {
+                let mut out = std::io::stdout();
+                // A terminal that is gone takes the process along by SIGHUP.
+                let _ = write!(out, "\r\x1b[K{line}").and_then(|()| out.flush());
+            } else if now != before {
+                log::info!("{line}");
+            }
+            before = now;
+        }
+    }
+}
+
+fn line(before: Totals, now: Totals, seconds: f64, window_us: f64) -> String {
+    let requests = now.requests - before.requests;
+    let rate = requests as f64 / seconds;
+    let mib = (now.bytes - before.bytes) as f64 / seconds / f64::from(1 << 20);
+    let latency = (now.latency_ns - before.latency_ns) as f64 / requests.max(1) as f64 / 1e3;
+    let mut line = format!(
+        "{rate:.0} requests/s  {mib:.1} MiB/s  latency {latency:.1} us  poll window {window_us:.1} us"
+    );
+    if now.errors > 0 {
+        line += &format!("  {} errors so far", now.errors);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_gives_rates_of_the_interval() {
+        let before = Totals { requests: 100, bytes: 0, latency_ns: 0, errors: 0 };
+        let now = Totals { requests: 300, bytes: 4 << 20, latency_ns: 2_000_000, errors: 0 };
+        assert_eq!(
+            line(before, now, 2.0, 32.768),
+            "100 requests/s  2.0 MiB/s  latency 10.0 us  poll window 32.8 us"
+        );
+        assert!(line(now, now, 1.0, 0.0).starts_with("0 requests/s"));
+    }
+}
