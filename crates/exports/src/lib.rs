@@ -1,1 +1,5 @@
-//! Placeholder.
+//! Export protocols: how a block node is offered to virtual machines.
+//!
+//! [`vhost_user`]: virtio-blk over a unix socket, the guest's memory shared.
+
+pub mod vhost_user;

@@ -1,0 +1,202 @@
+//! Carries out what a session wants done: memory is mapped here, rings run on the I/O threads.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::oneshot;
+use guest_memory::{GuestMemory, Region};
+
+use super::error::RequestError;
+use super::eventfd::EventFd;
+use super::session::{MAX_MEM_SLOTS, RingSetup};
+use super::wire::RegionId;
+use super::worker::WorkerHandle;
+
+/// The workers of an export, one per I/O thread, and what one front end has set up on them.
+pub(crate) struct Backend {
+    workers: Rc<[WorkerHandle]>,
+    memory: Arc<GuestMemory>,
+    /// The rings that run, and how they were started.
+    running: BTreeMap<u16, RingSetup>,
+    /// Rings that were stopped for other memory and could not go on in it; and their bases.
+    lost: BTreeMap<u16, u16>,
+}
+
+impl Backend {
+    pub(crate) fn new(workers: Rc<[WorkerHandle]>) -> Self {
+        Backend {
+            workers,
+            memory: Arc::new(GuestMemory::new()),
+            running: BTreeMap::new(),
+            lost: BTreeMap::new(),
+        }
+    }
+
+    /// The worker of a ring. Ring i runs on the export's I/O thread i, counted round.
+    fn worker(&self, index: u16) -> &WorkerHandle {
+        &self.workers[usize::from(index) % self.workers.len()]
+    }
+
+    /// Replaces all memory. Rings that run are stopped meanwhile: when this is done nothing uses
+    /// the old memory, and it is unmapped.
+    pub(crate) async fn set_memory(&mut self, regions: Vec<Region>) -> Result<(), RequestError> {
+        let mapped: Result<Vec<_>, _> =
+            regions.into_iter().map(|region| region.map().map(Arc::new)).collect();
+        let memory = GuestMemory::from_regions(mapped?)?;
+        self.exchange_memory(memory).await
+    }
+
+    /// Adds memory; rings that run go on running.
+    pub(crate) async fn add_region(&mut self, region: Region) -> Result<(), RequestError> {
+        if self.memory.regions().len() >= MAX_MEM_SLOTS {
+            return Err(RequestError::MemSlots);
+        }
+        let memory = Arc::new(self.memory.with_region(Arc::new(region.map()?))?);
+        let asked: Vec<_> = self
+            .workers
+            .iter()
+            .map(|worker| {
+                let memory = memory.clone();
+                worker.ask(move |worker, answer| answer.send(worker.replace_memory(&memory)))
+            })
+            .collect();
+        self.memory = memory;
+        for answer in asked {
+            answer.await?.map_err(|(index, error)| RequestError::Ring { index, error })?;
+        }
+        Ok(())
+    }
+
+    /// Takes memory away, as [`set_memory`](Self::set_memory) does.
+    pub(crate) async fn remove_region(&mut self, region: RegionId) -> Result<(), RequestError> {
+        let RegionId { guest_addr, user_addr, size } = region;
+        let memory = self.memory.without_region(guest_addr, user_addr, size)?;
+        self.exchange_memory(memory).await
+    }
+
+    async fn exchange_memory(&mut self, memory: GuestMemory) -> Result<(), RequestError> {
+        let mut rings = std::mem::take(&mut self.running);
+        let bases = self.stop(rings.keys().copied()).await?;
+        self.memory = Arc::new(memory);
+        let mut result = Ok(());
+        for (index, base) in bases {
+            if let Some(mut setup) = rings.remove(&index) {
+                setup.config.next_avail = base;
+                if let Err(error) = self.start(index, setup).await {
+                    self.lost.insert(index, base);
+                    result = Err(error);
+                }
+            }
+        }
+        result
+    }
+
+    /// Starts a ring; one that runs goes on where it was.
+    pub(crate) async fn start_ring(
+        &mut self,
+        index: u16,
+        mut setup: RingSetup,
+    ) -> Result<(), RequestError> {
+        if let Some(base) = self.stop_ring(index).await? {
+            setup.config.next_avail = base;
+            self.lost.insert(index, base);
+        }
+        self.start(index, setup).await?;
+        self.lost.remove(&index);
+        Ok(())
+    }
+
+    async fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), RequestError> {
+        let (memory, copy) = (self.memory.clone(), setup.clone());
+        self.worker(index)
+            .ask(move |worker, answer| answer.send(worker.start(index, copy, memory)))
+            .await?
+            .map_err(|error| RequestError::Ring { index, error })?;
+        self.running.insert(index, setup);
+        Ok(())
+    }
+
+    /// Stops a ring. Returns its base once what was in flight is done; `None`: it did not run.
+    pub(crate) async fn stop_ring(&mut self, index: u16) -> Result<Option<u16>, RequestError> {
+        if self.running.remove(&index).is_none() {
+            return Ok(self.lost.remove(&index));
+        }
+        Ok(Some(self.ask_to_stop(index).await?))
+    }
+
+    /// Stops all rings.
+    pub(crate) async fn stop_rings(&mut self) -> Result<(), RequestError> {
+        self.lost.clear();
+        let rings = std::mem::take(&mut self.running);
+        self.stop(rings.keys().copied()).await?;
+        Ok(())
+    }
+
+    /// Stops rings, all at the same time. Returns their bases.
+    async fn stop(
+        &self,
+        rings: impl Iterator<Item = u16>,
+    ) -> Result<Vec<(u16, u16)>, RequestError> {
+        let asked: Vec<_> = rings.map(|index| (index, self.ask_to_stop(index))).collect();
+        let mut bases = Vec::with_capacity(asked.len());
+        for (index, answer) in asked {
+            bases.push((index, answer.await?));
+        }
+        Ok(bases)
+    }
+
+    fn ask_to_stop(&self, index: u16) -> oneshot::Receiver<u16> {
+        self.worker(index).ask(move |worker, answer| worker.stop(index, answer))
+    }
+
+    /// Sets a ring's call eventfd and signals it once.
+    pub(crate) async fn set_call(
+        &mut self,
+        index: u16,
+        call: Option<EventFd>,
+    ) -> Result<(), RequestError> {
+        if let Some(setup) = self.running.get_mut(&index) {
+            setup.call = call.clone();
+        }
+        let answer = self.worker(index).ask(move |worker, answer| {
+            worker.set_call(index, call);
+            answer.send(());
+        });
+        Ok(answer.await?)
+    }
+
+    /// Sets a ring's err eventfd.
+    pub(crate) async fn set_err(
+        &mut self,
+        index: u16,
+        err: Option<EventFd>,
+    ) -> Result<(), RequestError> {
+        if let Some(setup) = self.running.get_mut(&index) {
+            setup.err = err.clone();
+        }
+        let answer = self.worker(index).ask(move |worker, answer| {
+            worker.set_err(index, err);
+            answer.send(());
+        });
+        Ok(answer.await?)
+    }
+
+    /// Enables or disables a ring that runs.
+    pub(crate) async fn set_enabled(
+        &mut self,
+        index: u16,
+        enabled: bool,
+    ) -> Result<(), RequestError> {
+        if let Some(setup) = self.running.get_mut(&index) {
+            setup.enabled = enabled;
+        }
+        let answer = self.worker(index).ask(move |worker, answer| {
+            worker.set_enabled(index, enabled);
+            answer.send(());
+        });
+        Ok(answer.await?)
+    }
+}

@@ -1,0 +1,174 @@
+//! A socket with a front end at the other end: messages in, replies out, never blocking.
+//!
+//! A front end that sends half a message, or does not read its replies, costs a task that waits and
+//! a buffer of one message; no thread, and nobody else's time.
+
+#![forbid(unsafe_code)]
+
+use std::future::poll_fn;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Poll;
+
+use event_loop::{EventLoop, Readiness};
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{MsgFlags, send};
+
+use super::error::ConnectionError;
+use super::fd_passing;
+use super::wire::{HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD, Reply, WireError};
+
+/// Messages taken in a row before other tasks of the loop get their turn.
+const TURN: u32 = 16;
+
+/// A message as it came, its header understood.
+pub(crate) struct Incoming {
+    pub(crate) header: Header,
+    /// Exactly as long as the header says.
+    pub(crate) payload: Vec<u8>,
+    /// What came with it; more than any message may have shows as an error.
+    pub(crate) fds: Result<Vec<OwnedFd>, WireError>,
+}
+
+/// A connected socket.
+pub(crate) struct Connection {
+    event_loop: EventLoop,
+    socket: Arc<OwnedFd>,
+    readable: Readiness,
+    /// Messages left in this turn.
+    turn: u32,
+}
+
+impl Connection {
+    /// Takes a connected stream socket, which need not be non-blocking.
+    pub(crate) fn new(event_loop: &EventLoop, socket: OwnedFd) -> Self {
+        let socket = Arc::new(socket);
+        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+        let readable = Readiness::new(event_loop, socket.clone(), events);
+        Connection { event_loop: event_loop.clone(), socket, readable, turn: TURN }
+    }
+
+    /// Waits for the next message, whole; `None`: the front end has left.
+    ///
+    /// # Errors
+    ///
+    /// It left within a message, or its bytes make no sense.
+    pub(crate) async fn receive(&mut self) -> Result<Option<Incoming>, ConnectionError> {
+        self.take_turns().await;
+        let mut fds = Descriptors::default();
+        let mut header = [0; HEADER_LEN];
+        if !self.fill(&mut header, &mut fds, true).await? {
+            return Ok(None);
+        }
+        let header = Header::parse(header).map_err(ConnectionError::Framing)?;
+        debug_assert!(header.payload_len <= MAX_PAYLOAD, "checked by the header");
+        let mut payload = vec![0; header.payload_len];
+        self.fill(&mut payload, &mut fds, false).await?;
+        Ok(Some(Incoming { header, payload, fds: fds.taken() }))
+    }
+
+    /// Fills `buf`. `false`: the stream ends before its first byte, and `may_end`.
+    ///
+    /// Never reads beyond the message, so that descriptors are those of this message.
+    async fn fill(
+        &mut self,
+        buf: &mut [u8],
+        fds: &mut Descriptors,
+        may_end: bool,
+    ) -> Result<bool, ConnectionError> {
+        let mut filled = 0;
+        while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match fd_passing::receive(self.socket.as_fd(), rest) {
+                Ok(received) if received.len == 0 => {
+                    return if may_end && filled == 0 {
+                        Ok(false)
+                    } else {
+                        Err(ConnectionError::CutShort)
+                    };
+                }
+                Ok(received) => {
+                    filled += received.len;
+                    fds.add(received.fds);
+                }
+                Err(Errno::EAGAIN) => self.readable.wait().await,
+                Err(Errno::EINTR) => {}
+                // With replies of ours unread at the other end, its close is a reset.
+                Err(Errno::ECONNRESET) if may_end && filled == 0 => return Ok(false),
+                Err(Errno::ECONNRESET) => return Err(ConnectionError::CutShort),
+                Err(errno) => {
+                    return Err(ConnectionError::Os { call: "recvmsg", error: errno.into() });
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends a reply. `false`: the front end has left.
+    pub(crate) async fn reply(&self, code: u32, reply: &Reply) -> Result<bool, ConnectionError> {
+        let bytes = reply.encode(code);
+        let mut rest = bytes.as_slice();
+        let mut writable = None;
+        while !rest.is_empty() {
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            match send(self.socket.as_raw_fd(), rest, flags) {
+                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+                Err(Errno::EAGAIN) => {
+                    let events = PollFlags::POLLOUT.bits().cast_unsigned().into();
+                    let writable = writable.get_or_insert_with(|| {
+                        Readiness::new(&self.event_loop, self.socket.clone(), events)
+                    });
+                    writable.wait().await;
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(false),
+                Err(errno) => {
+                    return Err(ConnectionError::Os { call: "send", error: errno.into() });
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets others run now and then, however much this front end sends (contract E11).
+    async fn take_turns(&mut self) {
+        if self.turn > 0 {
+            self.turn -= 1;
+            return;
+        }
+        self.turn = TURN;
+        let mut yielded = false;
+        poll_fn(|cx| {
+            if yielded {
+                return Poll::Ready(());
+            }
+            yielded = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// The descriptors of a message, as they come.
+#[derive(Default)]
+struct Descriptors {
+    fds: Vec<OwnedFd>,
+    too_many: bool,
+}
+
+impl Descriptors {
+    fn add(&mut self, more: Vec<OwnedFd>) {
+        // Those beyond are closed at once, so that a message holds no more than its share.
+        if self.fds.len() + more.len() > MAX_FDS {
+            self.too_many = true;
+            self.fds.clear();
+        } else if !self.too_many {
+            self.fds.extend(more);
+        }
+    }
+
+    fn taken(self) -> Result<Vec<OwnedFd>, WireError> {
+        if self.too_many { Err(WireError::TooManyDescriptors) } else { Ok(self.fds) }
+    }
+}

@@ -1,0 +1,254 @@
+//! Why a request is refused, or an export cannot be: in words for an operator.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::io;
+
+use event_loop::LoopGone;
+use queue::QueueError;
+
+use super::eventfd::NotEventfd;
+use super::session::{MAX_MEM_SLOTS, MAX_QUEUE_SIZE};
+use super::wire::WireError;
+
+/// A message that does not fit the session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionError {
+    /// Virtio features that were not offered.
+    Features(u64),
+    /// Protocol features that were not offered.
+    ProtocolFeatures(u64),
+    /// There is no such queue.
+    QueueIndex {
+        /// The one named.
+        index: u32,
+        /// How many there are.
+        num_queues: usize,
+    },
+    /// The queue is larger than any served here.
+    QueueSize(u16),
+    /// That cannot change while a ring runs.
+    Running {
+        /// The ring that runs.
+        index: u16,
+    },
+    /// A ring is to be started of which not all is known.
+    Incomplete {
+        /// The ring.
+        index: u16,
+        /// The request that should have come before.
+        missing: &'static str,
+    },
+    /// Logging of writes was not offered.
+    Log,
+    /// Not an eventfd.
+    NotEventfd(NotEventfd),
+    /// The device does not take that write to its configuration space.
+    Config(String),
+}
+
+impl From<NotEventfd> for SessionError {
+    fn from(error: NotEventfd) -> Self {
+        SessionError::NotEventfd(error)
+    }
+}
+
+impl fmt::Display for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SessionError::Features(bits) => write!(f, "features {bits:#x} were not offered"),
+            SessionError::ProtocolFeatures(bits) => {
+                write!(f, "protocol features {bits:#x} were not offered")
+            }
+            SessionError::QueueIndex { index, num_queues } => {
+                write!(f, "queue {index} does not exist, there are {num_queues}")
+            }
+            SessionError::QueueSize(size) => {
+                write!(f, "queue size {size} is over the maximum, {MAX_QUEUE_SIZE}")
+            }
+            SessionError::Running { index } => {
+                write!(f, "cannot change while ring {index} is running")
+            }
+            SessionError::Incomplete { index, missing } => {
+                write!(f, "ring {index} cannot start without {missing}")
+            }
+            SessionError::Log => f.write_str("logging (VHOST_VRING_F_LOG) was not offered"),
+            SessionError::NotEventfd(error) => error.fmt(f),
+            SessionError::Config(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for SessionError {}
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(crate) enum RequestError {
+    /// It is malformed.
+    Wire(WireError),
+    /// It does not fit.
+    Session(SessionError),
+    /// The memory cannot be used.
+    Memory(guest_memory::Error),
+    /// Too many regions.
+    MemSlots,
+    /// A ring cannot be set up, or has lost its memory.
+    Ring {
+        /// Which.
+        index: u16,
+        /// Why.
+        error: QueueError,
+    },
+    /// The I/O thread has stopped.
+    LoopGone(LoopGone),
+}
+
+impl From<WireError> for RequestError {
+    fn from(error: WireError) -> Self {
+        RequestError::Wire(error)
+    }
+}
+
+impl From<SessionError> for RequestError {
+    fn from(error: SessionError) -> Self {
+        RequestError::Session(error)
+    }
+}
+
+impl From<guest_memory::Error> for RequestError {
+    fn from(error: guest_memory::Error) -> Self {
+        RequestError::Memory(error)
+    }
+}
+
+impl From<LoopGone> for RequestError {
+    fn from(error: LoopGone) -> Self {
+        RequestError::LoopGone(error)
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestError::Wire(error) => error.fmt(f),
+            RequestError::Session(error) => error.fmt(f),
+            RequestError::Memory(error) => error.fmt(f),
+            RequestError::MemSlots => write!(f, "more than {MAX_MEM_SLOTS} memory regions"),
+            RequestError::Ring { index, error } => {
+                write!(f, "ring {index}: {error}")?;
+                match std::error::Error::source(error) {
+                    Some(source) => write!(f, ": {source}"),
+                    None => Ok(()),
+                }
+            }
+            RequestError::LoopGone(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Why a connection ended, other than by the front end's leave or our own.
+#[derive(Debug)]
+pub(crate) enum ConnectionError {
+    /// The bytes make no sense, and where the next message begins is unknown.
+    Framing(WireError),
+    /// A request failed that the front end waits for no answer to.
+    Request {
+        /// Its name.
+        request: String,
+        /// Why.
+        error: RequestError,
+    },
+    /// The front end left in the middle of a message.
+    CutShort,
+    /// It goes on sending requests that fail.
+    TooManyRefused,
+    /// A system call failed.
+    Os {
+        /// Which.
+        call: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectionError::Framing(error) => error.fmt(f),
+            ConnectionError::Request { request, error } => write!(f, "{request}: {error}"),
+            ConnectionError::CutShort => f.write_str("front end left in the middle of a message"),
+            ConnectionError::TooManyRefused => f.write_str("too many requests were refused"),
+            ConnectionError::Os { call, error } => write!(f, "{call} failed: {error}"),
+        }
+    }
+}
+
+/// Why an export cannot be started, or did not end well.
+#[derive(Debug)]
+pub enum ExportError {
+    /// The configuration does not fit together.
+    Config(String),
+    /// The socket cannot be listened on.
+    Listen {
+        /// Its path, or what stands for it.
+        socket: String,
+        /// What was tried.
+        call: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Somebody else listens on the socket.
+    SocketInUse {
+        /// Its path.
+        socket: String,
+    },
+    /// The device cannot work on an I/O thread.
+    Attach {
+        /// The thread.
+        io_thread: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// What was written may not be on stable storage.
+    Flush(io::Error),
+    /// A loop has stopped.
+    LoopGone(LoopGone),
+}
+
+impl From<LoopGone> for ExportError {
+    fn from(error: LoopGone) -> Self {
+        ExportError::LoopGone(error)
+    }
+}
+
+impl fmt::Display for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExportError::Config(reason) => f.write_str(reason),
+            ExportError::Listen { socket, call, error } => {
+                write!(f, "cannot listen on {socket}: {call} failed: {error}")
+            }
+            ExportError::SocketInUse { socket } => write!(
+                f,
+                "cannot listen on {socket}: another process does; stop it, or use another path"
+            ),
+            ExportError::Attach { io_thread, error } => {
+                write!(f, "cannot work on I/O thread {io_thread}: {error}")
+            }
+            ExportError::Flush(error) => write!(f, "flush failed: {error}"),
+            ExportError::LoopGone(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ExportError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ExportError::Listen { error, .. }
+            | ExportError::Attach { error, .. }
+            | ExportError::Flush(error) => Some(error),
+            _ => None,
+        }
+    }
+}

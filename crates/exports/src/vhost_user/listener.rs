@@ -1,0 +1,198 @@
+//! The socket that front ends connect to: one we make, or one that was handed to us.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use event_loop::{EventLoop, Readiness};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::PollFlags;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
+    listen, socket, sockopt,
+};
+
+use super::error::ExportError;
+
+/// Pause before the next try when the process is out of descriptors, or the machine out of memory:
+/// no event tells when there are some again. Nanoseconds.
+const RETRY_NS: u64 = 500_000_000;
+
+/// Where front ends connect.
+#[derive(Debug)]
+pub enum Listen {
+    /// A unix socket at this path, made here and removed in the end (`addr.type=unix`).
+    Path(PathBuf),
+    /// A listening unix socket that was inherited (`addr.type=fd`). Set to non-blocking, which
+    /// whoever else has it sees too.
+    Fd(OwnedFd),
+}
+
+impl Listen {
+    /// The listening socket that the process inherited under this number (`addr.type=fd`).
+    ///
+    /// # Errors
+    ///
+    /// No such descriptor is open.
+    pub fn inherited(fd: std::os::fd::RawFd) -> Result<Self, ExportError> {
+        super::fd_passing::inherited(fd).map(Listen::Fd).map_err(|error| ExportError::Listen {
+            socket: format!("file descriptor {fd}"),
+            call: "fcntl",
+            error,
+        })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Path(path) => write!(f, "{}", path.display()),
+            Listen::Fd(fd) => write!(f, "file descriptor {}", fd.as_raw_fd()),
+        }
+    }
+}
+
+/// A listening socket. Dropping it removes the socket's file, if that is ours still.
+pub(crate) struct Listener {
+    event_loop: EventLoop,
+    socket: Arc<OwnedFd>,
+    readable: Readiness,
+    _file: Option<SocketFile>,
+}
+
+/// The file of a socket that we have bound.
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: another process may have put its socket in this place.
+    id: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if file_id(&self.path).is_ok_and(|id| id == self.id) {
+            // What cannot be removed is found and removed by whoever binds to the path next.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn file_id(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+impl Listener {
+    /// Begins to listen.
+    ///
+    /// A socket file that nobody answers on is replaced.
+    ///
+    /// # Errors
+    ///
+    /// Says what was tried on which socket, and why it failed.
+    pub(crate) fn new(event_loop: &EventLoop, at: Listen) -> Result<Self, ExportError> {
+        let name = at.to_string();
+        let fail = |call: &'static str| {
+            let socket = name.clone();
+            move |error: io::Error| ExportError::Listen { socket, call, error }
+        };
+        let (socket, file) = match at {
+            Listen::Path(path) => {
+                let (socket, file) = bind_path(&path, &name)?;
+                listen(&socket, Backlog::MAXCONN).map_err(|e| fail("listen")(e.into()))?;
+                (socket, Some(file))
+            }
+            Listen::Fd(fd) => {
+                let listening = getsockopt(&fd, sockopt::AcceptConn)
+                    .map_err(|e| fail("getsockopt")(e.into()))?;
+                let kind =
+                    getsockopt(&fd, sockopt::SockType).map_err(|e| fail("getsockopt")(e.into()))?;
+                let address = nix::sys::socket::getsockname::<UnixAddr>(fd.as_raw_fd());
+                if !listening || kind != SockType::Stream || address.is_err() {
+                    return Err(ExportError::Config(format!(
+                        "{name} is not a listening unix stream socket"
+                    )));
+                }
+                let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|e| fail("fcntl")(e.into()))?;
+                let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
+                fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(|e| fail("fcntl")(e.into()))?;
+                (fd, None)
+            }
+        };
+        let socket = Arc::new(socket);
+        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+        let readable = Readiness::new(event_loop, socket.clone(), events);
+        Ok(Listener { event_loop: event_loop.clone(), socket, readable, _file: file })
+    }
+
+    /// Waits for the next front end.
+    ///
+    /// # Errors
+    ///
+    /// The socket accepts no more, for good.
+    pub(crate) async fn accept(&self, export: &str) -> io::Result<OwnedFd> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        loop {
+            match accept4(self.socket.as_raw_fd(), flags) {
+                Ok(fd) => return Ok(super::fd_passing::accepted(fd)),
+                Err(Errno::EAGAIN) => self.readable.wait().await,
+                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)) => {
+                    log::warn!("export {export}: accept failed: {}; trying again", errno.desc());
+                    let at = self.event_loop.now_ns() + RETRY_NS;
+                    self.event_loop.sleep_until(at).await;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket(AddressFamily::Unix, SockType::Stream, flags, None)
+}
+
+/// Binds a socket to a path; a socket file without anybody behind it makes room.
+fn bind_path(path: &Path, name: &str) -> Result<(OwnedFd, SocketFile), ExportError> {
+    let fail = |call, error| ExportError::Listen { socket: name.to_owned(), call, error };
+    let address = UnixAddr::new(path).map_err(|errno| match errno {
+        Errno::ENAMETOOLONG => ExportError::Config(format!(
+            "socket path {name} is too long: a unix socket's has at most 107 bytes"
+        )),
+        errno => fail("bind", errno.into()),
+    })?;
+    let fd = new_socket().map_err(|e| fail("socket", e.into()))?;
+    let mut bound = bind(fd.as_raw_fd(), &address);
+    if bound == Err(Errno::EADDRINUSE) {
+        remove_stale(path, &address, name)?;
+        bound = bind(fd.as_raw_fd(), &address);
+    }
+    bound.map_err(|e| fail("bind", e.into()))?;
+    let id = file_id(path).map_err(|e| fail("stat", e))?;
+    Ok((fd, SocketFile { path: path.to_owned(), id }))
+}
+
+/// Removes a socket file, if that is what it is and nobody answers on it.
+fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), ExportError> {
+    let fail = |call, error| ExportError::Listen { socket: name.to_owned(), call, error };
+    let metadata = fs::symlink_metadata(path).map_err(|e| fail("stat", e))?;
+    if !metadata.file_type().is_socket() {
+        return Err(ExportError::Config(format!("{name} exists and is not a socket")));
+    }
+    let probe = new_socket().map_err(|e| fail("socket", e.into()))?;
+    match connect(probe.as_raw_fd(), address) {
+        Err(Errno::ECONNREFUSED) => fs::remove_file(path).map_err(|e| fail("unlink", e)),
+        // Gone by itself meanwhile.
+        Err(Errno::ENOENT) => Ok(()),
+        // EAGAIN: somebody listens, and has many callers.
+        Ok(()) | Err(Errno::EAGAIN) => Err(ExportError::SocketInUse { socket: name.to_owned() }),
+        Err(errno) => Err(fail("connect", errno.into())),
+    }
+}

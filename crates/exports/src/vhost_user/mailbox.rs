@@ -1,0 +1,98 @@
+//! Jobs for a task on another loop, in order: what [`event_loop::oneshot`] is to one value.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+use event_loop::LoopGone;
+
+struct State<T> {
+    queue: VecDeque<T>,
+    waker: Option<Waker>,
+    open: bool,
+}
+
+/// The end that sends, from any thread. Dropping it ends the receiver.
+pub(crate) struct Sender<T>(Arc<Mutex<State<T>>>);
+
+/// The end that receives, in a task.
+pub(crate) struct Receiver<T>(Arc<Mutex<State<T>>>);
+
+/// A pair of ends.
+pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
+    let state = State { queue: VecDeque::new(), waker: None, open: true };
+    let state = Arc::new(Mutex::new(state));
+    (Sender(state.clone()), Receiver(state))
+}
+
+fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+    state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl<T> Sender<T> {
+    /// Sends a value.
+    ///
+    /// # Errors
+    ///
+    /// The receiver is gone, with its loop.
+    pub(crate) fn send(&self, value: T) -> Result<(), LoopGone> {
+        let waker = {
+            let mut state = lock(&self.0);
+            if !state.open {
+                return Err(LoopGone);
+            }
+            state.queue.push_back(value);
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        let waker = {
+            let mut state = lock(&self.0);
+            state.open = false;
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Receiver<T> {
+    /// Waits for the next value; `None`: the sender is gone, and all was received.
+    pub(crate) async fn receive(&mut self) -> Option<T> {
+        poll_fn(|cx| {
+            let mut state = lock(&self.0);
+            if let Some(value) = state.queue.pop_front() {
+                return Poll::Ready(Some(value));
+            }
+            if !state.open {
+                return Poll::Ready(None);
+            }
+            state.waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        let queue = {
+            let mut state = lock(&self.0);
+            state.open = false;
+            std::mem::take(&mut state.queue)
+        };
+        // Outside the lock: a job that is dropped tells whoever waits for it.
+        drop(queue);
+    }
+}

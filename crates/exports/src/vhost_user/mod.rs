@@ -1,0 +1,30 @@
+//! vhost-user: the back end's side of the protocol by which a VMM shares a guest's memory and
+//! queues with a process that plays the device.
+//!
+//! From the socket inwards: [`wire`] makes typed messages of bytes, [`session`] knows what was
+//! agreed on and says what is to be done, `backend` and `worker` do it on the I/O threads, `server`
+//! ties them to sockets. What the device is, is behind [`device::Device`]; [`VhostUserBlkExport`]
+//! puts virtio-blk there.
+//!
+//! The server is a task on the control loop, not a thread per connection: a front end that sends
+//! half a message is waited for as long as it likes, at the cost of a buffer.
+
+mod backend;
+mod blk;
+mod connection;
+pub mod device;
+mod error;
+mod eventfd;
+mod fd_passing;
+mod listener;
+mod mailbox;
+mod server;
+pub mod session;
+pub mod wire;
+mod worker;
+
+pub use blk::{VhostUserBlkConfig, VhostUserBlkExport};
+pub use error::{ExportError, SessionError};
+pub use eventfd::{EventFd, NotEventfd};
+pub use listener::Listen;
+pub use server::{MAX_QUEUES, Server};

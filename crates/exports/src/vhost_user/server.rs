@@ -1,0 +1,276 @@
+//! An export's server: one front end after the other, from its first message to its last request.
+//!
+//! It is a task on the control loop, which serves all exports. While one front end is connected the
+//! next waits in the socket's backlog, as with qemu-storage-daemon.
+
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use event_loop::{EventLoop, LoopHandle, oneshot};
+
+use super::backend::Backend;
+use super::connection::{Connection, Incoming};
+use super::device::Device;
+use super::error::{ConnectionError, ExportError, RequestError};
+use super::listener::{Listen, Listener};
+use super::session::{Action, Session, Step};
+use super::wire::{Message, Reply, Request, request_name};
+use super::worker::WorkerHandle;
+
+/// Requests that a front end may have refused before it is sent away: each costs a line in the log.
+const MAX_REFUSED: u32 = 32;
+
+/// The most queues: SET_VRING_KICK and its kin have 8 bits for the queue's index.
+pub const MAX_QUEUES: u16 = 256;
+
+/// A device offered over a vhost-user socket. Dropping it stops it without waiting.
+pub struct Server {
+    stop: oneshot::Sender<()>,
+    ended: oneshot::Receiver<Result<(), ExportError>>,
+    connected: Arc<AtomicBool>,
+}
+
+impl Server {
+    /// Offers a device under the name `id`. Its queues are spread over the I/O threads, queue i on
+    /// thread i, counted round. When this returns front ends can connect.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers do not fit, the socket cannot be listened on, or the device cannot work on
+    /// one of the threads.
+    pub async fn start(
+        control_loop: EventLoop,
+        id: String,
+        listen: Listen,
+        device: Arc<dyn Device>,
+        io_threads: &[LoopHandle],
+    ) -> Result<Server, ExportError> {
+        let num_queues = device.num_queues();
+        if num_queues == 0 || num_queues > MAX_QUEUES {
+            let allowed = format!("num-queues must be from 1 to {MAX_QUEUES}, not {num_queues}");
+            return Err(ExportError::Config(allowed));
+        }
+        if io_threads.is_empty() {
+            return Err(ExportError::Config("an export needs an I/O thread".into()));
+        }
+        let mut workers = Vec::with_capacity(io_threads.len());
+        for io_thread in io_threads {
+            let worker = WorkerHandle::spawn(io_thread, device.clone())?;
+            worker.ask(|worker, answer| answer.send(worker.attach())).await?.map_err(|error| {
+                ExportError::Attach { io_thread: io_thread.name().into(), error }
+            })?;
+            workers.push(worker);
+        }
+        let listener = Listener::new(&control_loop, listen)?;
+        let (stop, stop_request) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let connected = Arc::new(AtomicBool::new(false));
+        let service = Service {
+            event_loop: control_loop.clone(),
+            id,
+            device,
+            workers: workers.into(),
+            stop: StopRequest(RefCell::new(stop_request)),
+            connected: connected.clone(),
+        };
+        control_loop.spawn(async move { end.send(service.run(listener).await) });
+        Ok(Server { stop, ended, connected })
+    }
+
+    /// Whether a front end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Takes no more requests, finishes those in flight, flushes, removes the socket.
+    ///
+    /// # Errors
+    ///
+    /// When the flush failed, or a loop has stopped before.
+    pub async fn stop(self) -> Result<(), ExportError> {
+        self.stop.send(());
+        self.ended.await?
+    }
+}
+
+/// Asks the service to stop; also when the [`Server`] is dropped.
+struct StopRequest(RefCell<oneshot::Receiver<()>>);
+
+impl StopRequest {
+    fn is_made(&self, cx: &mut Context<'_>) -> bool {
+        Pin::new(&mut *self.0.borrow_mut()).poll(cx).is_ready()
+    }
+
+    /// What the future gives, or `None` when the request comes first.
+    async fn or<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        std::future::poll_fn(|cx| {
+            if self.is_made(cx) {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+}
+
+/// Why a front end is served no longer.
+enum End {
+    Left,
+    Stopped,
+}
+
+struct Service {
+    event_loop: EventLoop,
+    id: String,
+    device: Arc<dyn Device>,
+    workers: Rc<[WorkerHandle]>,
+    stop: StopRequest,
+    connected: Arc<AtomicBool>,
+}
+
+impl Service {
+    async fn run(self, listener: Listener) -> Result<(), ExportError> {
+        let id = &self.id;
+        loop {
+            match self.stop.or(listener.accept(id)).await {
+                Some(Ok(socket)) => {
+                    self.connected.store(true, Ordering::Relaxed);
+                    log::info!("export {id}: front end connected");
+                    match self.serve(socket).await {
+                        Ok(End::Left) => log::info!("export {id}: front end disconnected"),
+                        Ok(End::Stopped) => {
+                            log::info!("export {id}: stopping, closed the connection");
+                        }
+                        Err(error) => log::warn!("export {id}: closed the connection: {error}"),
+                    }
+                    self.connected.store(false, Ordering::Relaxed);
+                }
+                Some(Err(error)) => {
+                    log::error!("export {id}: takes no more front ends: accept failed: {error}");
+                    self.stop.or(std::future::pending::<()>()).await;
+                }
+                None => break,
+            }
+        }
+        self.flush().await
+    }
+
+    /// Serves a front end until it leaves, and then finishes what is in flight.
+    async fn serve(&self, socket: OwnedFd) -> Result<End, ConnectionError> {
+        let mut connection = Connection::new(&self.event_loop, socket);
+        let mut backend = Backend::new(self.workers.clone());
+        let end = self.converse(&mut connection, &mut backend).await;
+        if let Err(error) = backend.stop_rings().await {
+            log::error!("export {}: {error}", self.id);
+        }
+        // Only now is nothing left that writes to the guest's memory: it is unmapped. And only now
+        // may the front end, if it still is there, see us go: it takes from the used rings what it
+        // has to submit again elsewhere.
+        drop(backend);
+        drop(connection);
+        end
+    }
+
+    async fn converse(
+        &self,
+        connection: &mut Connection,
+        backend: &mut Backend,
+    ) -> Result<End, ConnectionError> {
+        let mut session = Session::new(self.device.clone());
+        let mut refused = 0;
+        loop {
+            let incoming = match self.stop.or(connection.receive()).await {
+                None => return Ok(End::Stopped),
+                Some(incoming) => incoming?,
+            };
+            let Some(Incoming { header, payload, fds }) = incoming else { return Ok(End::Left) };
+            let result = match fds.and_then(|fds| Message::parse(header.code, &payload, fds)) {
+                Ok(message) => carry_out(&mut session, backend, message).await,
+                Err(error) => Err(error.into()),
+            };
+            let wants_ack = header.need_reply
+                && session.has_reply_ack()
+                && !Request::from_code(header.code).is_some_and(Request::has_reply);
+            let reply = match result {
+                Ok(Some(reply)) => reply,
+                Ok(None) if wants_ack => Reply::ACK,
+                Ok(None) => continue,
+                Err(error) if wants_ack => {
+                    let request = request_name(header.code);
+                    log::warn!("export {}: refused {request}: {error}", self.id);
+                    refused += 1;
+                    if refused > MAX_REFUSED {
+                        return Err(ConnectionError::TooManyRefused);
+                    }
+                    Reply::NACK
+                }
+                // Without an answer the front end would believe that it was done.
+                Err(error) => {
+                    let request = request_name(header.code);
+                    return Err(ConnectionError::Request { request, error });
+                }
+            };
+            let Some(sent) = self.stop.or(connection.reply(header.code, &reply)).await else {
+                return Ok(End::Stopped);
+            };
+            if !sent? {
+                return Ok(End::Left);
+            }
+        }
+    }
+
+    /// Makes what was answered durable. One thread's flush is the node's.
+    async fn flush(&self) -> Result<(), ExportError> {
+        let Some(worker) = self.workers.first() else { return Ok(()) };
+        worker
+            .ask(|worker, answer| worker.flush(answer))
+            .await?
+            .map_err(|errno| ExportError::Flush(errno.into()))
+    }
+}
+
+/// Does what a message asks for. Returns the reply, where the request has one of its own.
+async fn carry_out(
+    session: &mut Session,
+    backend: &mut Backend,
+    message: Message,
+) -> Result<Option<Reply>, RequestError> {
+    let action = match session.handle(message)? {
+        Step::Done => return Ok(None),
+        Step::Reply(reply) => return Ok(Some(reply)),
+        Step::Do(action) => action,
+    };
+    match action {
+        Action::SetMemory(regions) => backend.set_memory(regions).await?,
+        Action::AddRegion(region) => backend.add_region(region).await?,
+        Action::RemoveRegion(region) => backend.remove_region(region).await?,
+        Action::StartRing { index, setup } => {
+            let started = backend.start_ring(index, setup).await;
+            if started.is_ok() {
+                session.ring_started(index);
+            }
+            started?;
+        }
+        Action::StopRing { index } => {
+            let base = backend.stop_ring(index).await?;
+            return Ok(Some(session.ring_stopped(index, base)));
+        }
+        Action::SetCall { index, call } => backend.set_call(index, call).await?,
+        Action::SetErr { index, err } => backend.set_err(index, err).await?,
+        Action::SetEnabled { index, enabled } => backend.set_enabled(index, enabled).await?,
+        Action::ResetRings => {
+            backend.stop_rings().await?;
+            session.rings_reset();
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,383 @@
+//! What front end and back end have agreed on so far: a state machine without threads or sockets.
+//!
+//! [`Session::handle`] takes a message and says what to do about it. What the session learns from
+//! actions comes back through [`Session::ring_started`], [`Session::ring_stopped`] and
+//! [`Session::rings_reset`], so that it never believes in something that failed.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use guest_memory::Region;
+use queue::QueueConfig;
+
+use super::device::Device;
+use super::error::SessionError;
+use super::eventfd::EventFd;
+use super::wire::{Message, RegionId, Reply, VringAddr};
+
+/// virtio feature bits (virtio 1.3, section 6) and VHOST_USER_F_PROTOCOL_FEATURES.
+pub const VIRTIO_F_RING_INDIRECT_DESC: u64 = 1 << 28;
+/// See above.
+pub const VIRTIO_F_RING_EVENT_IDX: u64 = 1 << 29;
+/// See above.
+pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// See above.
+pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
+
+/// What the server adds to the device's own features.
+const RING_FEATURES: u64 = VIRTIO_F_RING_INDIRECT_DESC
+    | VIRTIO_F_RING_EVENT_IDX
+    | VHOST_USER_F_PROTOCOL_FEATURES
+    | VIRTIO_F_VERSION_1;
+
+/// Protocol feature bits.
+pub mod protocol_features {
+    /// Several queues: GET_QUEUE_NUM.
+    pub const MQ: u64 = 1 << 0;
+    /// Acknowledgements where the front end asks for them.
+    pub const REPLY_ACK: u64 = 1 << 3;
+    /// GET_CONFIG, SET_CONFIG.
+    pub const CONFIG: u64 = 1 << 9;
+    /// RESET_DEVICE.
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    /// ADD_MEM_REG, REM_MEM_REG, GET_MAX_MEM_SLOTS.
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    /// GET_STATUS, SET_STATUS.
+    pub const STATUS: u64 = 1 << 16;
+
+    /// All that are offered.
+    pub const OFFERED: u64 = MQ | REPLY_ACK | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+}
+
+/// How many memory regions a session may have: as many memory slots as KVM gave a guest for years,
+/// less those that QEMU keeps for itself.
+pub const MAX_MEM_SLOTS: usize = 509;
+
+/// The largest queue: that of QEMU's virtio. Each entry costs memory when the queue starts, so what
+/// a front end can ask for is bounded.
+pub const MAX_QUEUE_SIZE: u16 = 1024;
+
+/// What is to be done about a message.
+#[derive(Debug)]
+pub enum Step {
+    /// Nothing more.
+    Done,
+    /// Answer it.
+    Reply(Reply),
+    /// Do this first.
+    Do(Action),
+}
+
+/// What a session wants done outside of itself.
+#[derive(Debug)]
+pub enum Action {
+    /// Put these regions in place of all there were.
+    SetMemory(Vec<Region>),
+    /// Add a region.
+    AddRegion(Region),
+    /// Take a region away; nothing uses it any more when this is done.
+    RemoveRegion(RegionId),
+    /// Start a ring, then tell [`Session::ring_started`]. A ring that runs is stopped, and goes on
+    /// where it was.
+    StartRing {
+        /// Which.
+        index: u16,
+        /// How.
+        setup: RingSetup,
+    },
+    /// Stop a ring that runs and finish what is in flight, then ask [`Session::ring_stopped`] for
+    /// the reply.
+    StopRing {
+        /// Which.
+        index: u16,
+    },
+    /// Replace the call eventfd of a ring, and signal the new one: what was published before may
+    /// have gone unnoticed.
+    SetCall {
+        /// Which ring; it may not run.
+        index: u16,
+        /// The new one.
+        call: Option<EventFd>,
+    },
+    /// Replace the err eventfd of a ring.
+    SetErr {
+        /// Which ring; it may not run.
+        index: u16,
+        /// The new one.
+        err: Option<EventFd>,
+    },
+    /// Enable or disable a ring that runs.
+    SetEnabled {
+        /// Which.
+        index: u16,
+        /// On or off.
+        enabled: bool,
+    },
+    /// Stop all rings, then tell [`Session::rings_reset`].
+    ResetRings,
+}
+
+/// All that starting a ring takes, but the memory.
+#[derive(Debug, Clone)]
+pub struct RingSetup {
+    /// Size, addresses, features, base.
+    pub config: QueueConfig,
+    /// Fires when the driver has put buffers in; without it the ring is polled.
+    pub kick: Option<EventFd>,
+    /// To be signalled for used buffers; without it the driver polls.
+    pub call: Option<EventFd>,
+    /// To be signalled when the ring breaks.
+    pub err: Option<EventFd>,
+    /// Whether buffers are taken.
+    pub enabled: bool,
+}
+
+/// What the front end has said of a ring.
+#[derive(Debug, Default)]
+struct Ring {
+    num: Option<u16>,
+    addr: Option<VringAddr>,
+    base: u16,
+    call: Option<EventFd>,
+    err: Option<EventFd>,
+    /// `None`: not said, and it depends on the features.
+    enabled: Option<bool>,
+    running: bool,
+}
+
+/// A session with one front end.
+pub struct Session {
+    device: Arc<dyn Device>,
+    features: u64,
+    protocol_features: u64,
+    status: u8,
+    rings: Vec<Ring>,
+    /// The front end has seen the configuration space, and goes by what it has seen.
+    config_seen: bool,
+}
+
+impl Session {
+    /// A session in which nothing was said yet.
+    pub fn new(device: Arc<dyn Device>) -> Self {
+        device.set_features(0);
+        let rings = (0..device.num_queues()).map(|_| Ring::default()).collect();
+        Session { device, features: 0, protocol_features: 0, status: 0, rings, config_seen: false }
+    }
+
+    /// Whether the front end may ask for acknowledgements.
+    pub fn has_reply_ack(&self) -> bool {
+        self.protocol_features & protocol_features::REPLY_ACK != 0
+    }
+
+    /// Takes a message. After an error the session is as before.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError`] when the message does not fit what was agreed on.
+    pub fn handle(&mut self, message: Message) -> Result<Step, SessionError> {
+        Ok(match message {
+            Message::GetFeatures => Step::Reply(Reply::U64(self.offered())),
+            Message::SetFeatures(features) => self.set_features(features)?,
+            // Whoever is connected owns the session; RESET_OWNER is to be ignored.
+            Message::SetOwner | Message::ResetOwner => Step::Done,
+            Message::GetProtocolFeatures => Step::Reply(Reply::U64(protocol_features::OFFERED)),
+            Message::SetProtocolFeatures(features) => {
+                let unknown = features & !protocol_features::OFFERED;
+                if unknown != 0 {
+                    return Err(SessionError::ProtocolFeatures(unknown));
+                }
+                self.protocol_features = features;
+                Step::Done
+            }
+            Message::GetQueueNum => Step::Reply(Reply::U64(self.rings.len() as u64)),
+            Message::GetMaxMemSlots => Step::Reply(Reply::U64(MAX_MEM_SLOTS as u64)),
+            Message::SetMemTable(regions) => Step::Do(Action::SetMemory(regions)),
+            Message::AddMemReg(region) => Step::Do(Action::AddRegion(region)),
+            Message::RemMemReg(region) => Step::Do(Action::RemoveRegion(region)),
+            Message::SetVringNum { index, num } => {
+                if num > MAX_QUEUE_SIZE {
+                    return Err(SessionError::QueueSize(num));
+                }
+                let (index, ring) = self.ring(index)?;
+                if ring.running && ring.num != Some(num) {
+                    return Err(SessionError::Running { index });
+                }
+                ring.num = Some(num);
+                Step::Done
+            }
+            Message::SetVringAddr { index, addr } => {
+                let (index, ring) = self.ring(index)?;
+                if addr.log {
+                    return Err(SessionError::Log);
+                }
+                if ring.running && ring.addr != Some(addr) {
+                    return Err(SessionError::Running { index });
+                }
+                ring.addr = Some(addr);
+                Step::Done
+            }
+            Message::SetVringBase { index, base } => {
+                let (index, ring) = self.ring(index)?;
+                if ring.running {
+                    return Err(SessionError::Running { index });
+                }
+                ring.base = base;
+                Step::Done
+            }
+            Message::GetVringBase { index } => {
+                let (index, ring) = self.ring(index)?;
+                if ring.running {
+                    Step::Do(Action::StopRing { index })
+                } else {
+                    Step::Reply(Reply::VringState { index: index.into(), num: ring.base.into() })
+                }
+            }
+            Message::SetVringKick { index, fd } => {
+                let (index, _) = self.ring(index)?;
+                let kick = fd.map(EventFd::new).transpose()?;
+                let setup = self.ring_setup(index, kick)?;
+                Step::Do(Action::StartRing { index, setup })
+            }
+            Message::SetVringCall { index, fd } => {
+                let (index, ring) = self.ring(index)?;
+                let call = fd.map(EventFd::new).transpose()?;
+                ring.call = call.clone();
+                Step::Do(Action::SetCall { index, call })
+            }
+            Message::SetVringErr { index, fd } => {
+                let (index, ring) = self.ring(index)?;
+                let err = fd.map(EventFd::new).transpose()?;
+                ring.err = err.clone();
+                Step::Do(Action::SetErr { index, err })
+            }
+            Message::SetVringEnable { index, enable: enabled } => {
+                let (index, ring) = self.ring(index)?;
+                ring.enabled = Some(enabled);
+                match ring.running {
+                    true => Step::Do(Action::SetEnabled { index, enabled }),
+                    false => Step::Done,
+                }
+            }
+            Message::GetConfig { offset, size, flags } => {
+                Step::Reply(Reply::Config { offset, flags, data: self.read_config(offset, size) })
+            }
+            Message::SetConfig { offset, data, writer: _ } => {
+                self.device.write_config(offset, &data).map_err(SessionError::Config)?;
+                Step::Done
+            }
+            Message::SetStatus(0) | Message::ResetDevice => Step::Do(Action::ResetRings),
+            Message::SetStatus(status) => {
+                self.status = status;
+                Step::Done
+            }
+            Message::GetStatus => Step::Reply(Reply::U64(self.status.into())),
+        })
+    }
+
+    /// A ring was started.
+    pub fn ring_started(&mut self, index: u16) {
+        if let Some(ring) = self.rings.get_mut(usize::from(index)) {
+            ring.running = true;
+        }
+    }
+
+    /// A ring was stopped at `base`; `None`: where it was to begin. Returns the reply to
+    /// GET_VRING_BASE.
+    ///
+    /// Its kick and call eventfds are given up, as other back ends do: the front end hands over new
+    /// ones before it starts the ring again.
+    pub fn ring_stopped(&mut self, index: u16, base: Option<u16>) -> Reply {
+        let mut num = 0;
+        if let Some(ring) = self.rings.get_mut(usize::from(index)) {
+            ring.running = false;
+            ring.base = base.unwrap_or(ring.base);
+            ring.call = None;
+            num = ring.base.into();
+        }
+        Reply::VringState { index: index.into(), num }
+    }
+
+    /// All rings were stopped for a reset of the device (RESET_DEVICE, or status 0).
+    ///
+    /// Memory and protocol features belong to the connection and stay. So does the write cache mode
+    /// and all else that the configuration space shows: a front end answers its guest from what it
+    /// has read, and is not told of a change.
+    pub fn rings_reset(&mut self) {
+        self.rings.fill_with(Ring::default);
+        self.features = 0;
+        self.status = 0;
+        self.device.set_features(0);
+    }
+
+    fn offered(&self) -> u64 {
+        self.device.features() | RING_FEATURES
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<Step, SessionError> {
+        let unknown = features & !self.offered();
+        if unknown != 0 {
+            return Err(SessionError::Features(unknown));
+        }
+        if features != self.features
+            && let Some(index) = self.rings.iter().position(|ring| ring.running)
+        {
+            return Err(SessionError::Running { index: index as u16 });
+        }
+        self.features = features;
+        self.device.set_features(features & !VHOST_USER_F_PROTOCOL_FEATURES);
+        Ok(Step::Done)
+    }
+
+    fn ring(&mut self, index: u32) -> Result<(u16, &mut Ring), SessionError> {
+        let num_queues = self.rings.len();
+        let out_of_range = SessionError::QueueIndex { index, num_queues };
+        let Ok(short) = u16::try_from(index) else { return Err(out_of_range) };
+        let ring = self.rings.get_mut(usize::from(short)).ok_or(out_of_range)?;
+        Ok((short, ring))
+    }
+
+    fn ring_setup(&mut self, index: u16, kick: Option<EventFd>) -> Result<RingSetup, SessionError> {
+        let features = self.features;
+        let (_, ring) = self.ring(index.into())?;
+        let size = ring.num.ok_or(SessionError::Incomplete { index, missing: "SET_VRING_NUM" })?;
+        let addr =
+            ring.addr.ok_or(SessionError::Incomplete { index, missing: "SET_VRING_ADDR" })?;
+        let enabled = ring.enabled.unwrap_or(features & VHOST_USER_F_PROTOCOL_FEATURES == 0);
+        Ok(RingSetup {
+            config: QueueConfig {
+                size,
+                desc: addr.desc,
+                avail: addr.avail,
+                used: addr.used,
+                event_idx: features & VIRTIO_F_RING_EVENT_IDX != 0,
+                indirect: features & VIRTIO_F_RING_INDIRECT_DESC != 0,
+                next_avail: ring.base,
+            },
+            kick,
+            call: ring.call.clone(),
+            err: ring.err.clone(),
+            enabled,
+        })
+    }
+
+    /// Reads configuration space. Bytes beyond its end are 0, for front ends that know fields which
+    /// the device does not have.
+    fn read_config(&mut self, offset: u32, size: u32) -> Vec<u8> {
+        if !self.config_seen {
+            self.config_seen = true;
+            // A front end that reads before it starts begins anew, whatever the one before it has
+            // left. One that reconnects under a running guest does not read, and finds the write
+            // cache mode as its guest has set it.
+            if !self.rings.iter().any(|ring| ring.running) {
+                self.device.reset();
+                self.device.set_features(self.features & !VHOST_USER_F_PROTOCOL_FEATURES);
+            }
+        }
+        let space = self.device.config_space();
+        let from = space.get(offset as usize..).unwrap_or_default();
+        let mut data: Vec<u8> = from.iter().copied().take(size as usize).collect();
+        data.resize(size as usize, 0);
+        data
+    }
+}

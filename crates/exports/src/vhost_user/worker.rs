@@ -1,0 +1,163 @@
+//! An export on one of its I/O threads: the device's presence there, and the rings that run there.
+//!
+//! It is a task on that thread's loop, which owns all this and takes jobs from the control plane.
+//! When the loop stops it goes with it.
+
+#![forbid(unsafe_code)]
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::{EventLoop, LoopGone, LoopHandle, oneshot};
+use guest_memory::{GuestMemory, MemoryView};
+use nix::errno::Errno;
+use queue::{Queue, QueueError};
+
+use super::device::{Device, DeviceOnLoop, RunningQueue};
+use super::eventfd::EventFd;
+use super::mailbox;
+use super::session::RingSetup;
+
+type Job = Box<dyn FnOnce(&Worker) + Send>;
+
+/// The control plane's way to a [`Worker`]. Dropping it ends the worker.
+pub(crate) struct WorkerHandle {
+    jobs: mailbox::Sender<Job>,
+}
+
+/// What lives on the I/O thread.
+pub(crate) struct Worker {
+    event_loop: EventLoop,
+    device: Arc<dyn Device>,
+    on_loop: OnceCell<Rc<dyn DeviceOnLoop>>,
+    rings: RefCell<BTreeMap<u16, Rc<dyn RunningQueue>>>,
+}
+
+impl WorkerHandle {
+    /// Puts a worker on a loop.
+    ///
+    /// # Errors
+    ///
+    /// The loop is gone.
+    pub(crate) fn spawn(io_thread: &LoopHandle, device: Arc<dyn Device>) -> Result<Self, LoopGone> {
+        let (jobs, mut receiver) = mailbox::channel::<Job>();
+        io_thread.spawn(move |event_loop| {
+            let worker = Worker {
+                event_loop: event_loop.clone(),
+                device,
+                on_loop: OnceCell::new(),
+                rings: RefCell::default(),
+            };
+            event_loop.spawn(async move {
+                while let Some(job) = receiver.receive().await {
+                    job(&worker);
+                }
+            });
+        })?;
+        Ok(WorkerHandle { jobs })
+    }
+
+    /// Has `job` done on the worker's thread. The answer comes when the job gives it, maybe later
+    /// than it returns. Jobs are begun in the order they were given.
+    pub(crate) fn ask<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Worker, oneshot::Sender<R>) + Send + 'static,
+    ) -> oneshot::Receiver<R> {
+        let (sender, receiver) = oneshot::channel();
+        // A job that cannot be sent is dropped, its sender with it; the receiver then says so.
+        let _ = self.jobs.send(Box::new(move |worker| job(worker, sender)));
+        receiver
+    }
+}
+
+impl Worker {
+    /// Gets the device ready for this loop.
+    pub(crate) fn attach(&self) -> io::Result<()> {
+        let on_loop = self.device.clone().attach(&self.event_loop)?;
+        // Asked for once, when the export starts.
+        let _ = self.on_loop.set(on_loop);
+        Ok(())
+    }
+
+    /// Starts a ring.
+    pub(crate) fn start(
+        &self,
+        index: u16,
+        setup: RingSetup,
+        memory: Arc<GuestMemory>,
+    ) -> Result<(), QueueError> {
+        // An export whose device could not attach does not start.
+        let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
+        let queue = Queue::new(MemoryView::new(memory), setup.config)?;
+        let ring = on_loop.start_queue(index, queue, setup.kick, setup.call);
+        ring.set_err(setup.err);
+        ring.set_enabled(setup.enabled);
+        self.rings.borrow_mut().insert(index, ring);
+        Ok(())
+    }
+
+    /// Stops a ring. The answer is its base, once what was in flight is done.
+    pub(crate) fn stop(&self, index: u16, answer: oneshot::Sender<u16>) {
+        let Some(ring) = self.rings.borrow_mut().remove(&index) else { return };
+        let (sender, stopped) = oneshot::channel();
+        ring.stop(Box::new(move |base| sender.send(base)));
+        self.event_loop.spawn(async move {
+            if let Ok(base) = stopped.await {
+                // Before the answer: whoever gets it may unmap, and look for what is left open.
+                drop(ring);
+                answer.send(base);
+            }
+        });
+    }
+
+    /// Goes on in new memory with all rings. The error names the ring that cannot.
+    pub(crate) fn replace_memory(
+        &self,
+        memory: &Arc<GuestMemory>,
+    ) -> Result<(), (u16, QueueError)> {
+        for (&index, ring) in self.rings.borrow().iter() {
+            ring.replace_memory(MemoryView::new(memory.clone())).map_err(|error| (index, error))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the call eventfd of a ring that runs, then signals it.
+    pub(crate) fn set_call(&self, index: u16, call: Option<EventFd>) {
+        if let Some(ring) = self.ring(index) {
+            ring.set_call(call.clone());
+        }
+        if let Some(call) = call {
+            call.signal();
+        }
+    }
+
+    /// Sets the err eventfd of a ring that runs.
+    pub(crate) fn set_err(&self, index: u16, err: Option<EventFd>) {
+        if let Some(ring) = self.ring(index) {
+            ring.set_err(err);
+        }
+    }
+
+    /// Enables or disables a ring that runs.
+    pub(crate) fn set_enabled(&self, index: u16, enabled: bool) {
+        if let Some(ring) = self.ring(index) {
+            ring.set_enabled(enabled);
+        }
+    }
+
+    /// Makes what was answered durable.
+    pub(crate) fn flush(&self, answer: oneshot::Sender<Result<(), Errno>>) {
+        match self.on_loop.get() {
+            Some(on_loop) => on_loop.flush(Box::new(move |result| answer.send(result))),
+            None => answer.send(Ok(())),
+        }
+    }
+
+    /// Out of the borrow, as a ring may take requests, and answer them, when it is enabled.
+    fn ring(&self, index: u16) -> Option<Rc<dyn RunningQueue>> {
+        self.rings.borrow().get(&index).cloned()
+    }
+}
