@@ -1,2 +1,52 @@
-//! ringmill
-fn main() {}
+//! `ringmill`, the program: reads the command line and runs what it asks for.
+
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod daemonize;
+mod logger;
+mod pidfile;
+mod probe;
+mod serve;
+mod storage_daemon;
+
+use std::env;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use control::{Command, parse_args, program_name};
+
+use daemon::DaemonError;
+
+fn main() -> ExitCode {
+    let program = program_name(&env::args_os().next().unwrap_or_default());
+    let command = match parse_args(env::args_os()) {
+        Ok(command) => command,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    logger::start(program);
+    run(command).unwrap_or_else(|error| {
+        eprintln!("{program}: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: Command) -> Result<ExitCode, DaemonError> {
+    match command {
+        Command::Print(text) => Ok(print(&text)),
+        Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
+        Command::Serve(options) => serve::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::StorageDaemon(options) => storage_daemon::run(&options),
+    }
+}
+
+/// Prints what was asked for. A reader that has gone away, as `head` does, is no failure.
+fn print(text: &str) -> ExitCode {
+    match writeln!(io::stdout(), "{}", text.trim_end()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
+    }
+}

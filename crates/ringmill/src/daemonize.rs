@@ -1,0 +1,87 @@
+//! `--daemonize`: to the background, once everything is ready.
+//!
+//! fork(2) keeps only the calling thread and is unsafe in a program with several, so the program
+//! starts itself anew instead, with the same arguments: the child gets a session of its own and a
+//! pipe as its standard output, on which it says when it is ready. Until then it has the parent's
+//! standard error, so its errors are seen; the parent then exits with the child's code.
+
+use std::env;
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::prctl;
+use nix::unistd;
+
+/// Tells a process that it is the child of the process with this id. The id is compared, so that a
+/// variable left in somebody's environment does no harm.
+const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
+
+/// Which of the two processes this is.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// The one that was called. All is done: exit with this code.
+    Parent(u8),
+    /// The one in the background: set everything up, then say [`Daemon::ready`].
+    Child(Daemon),
+}
+
+/// The process in the background, while its parent waits for it.
+#[derive(Debug)]
+pub(crate) struct Daemon(());
+
+/// Splits the process in two. To be called before anything is set up, and before there are threads
+/// whose work the child would repeat.
+///
+/// # Errors
+///
+/// The child could not be started, or its session could not be created.
+pub(crate) fn split() -> io::Result<Role> {
+    let parent = env::var(PARENT).ok().and_then(|pid| pid.parse().ok());
+    if parent == Some(unistd::getppid().as_raw()) {
+        unistd::setsid()?;
+        // The kernel named the process after the link it was started by: "exe".
+        let name = env::args_os().next().unwrap_or_default();
+        let name = Path::new(&name).file_name().unwrap_or_default();
+        prctl::set_name(&CString::new(name.as_encoded_bytes())?)?;
+        return Ok(Role::Child(Daemon(())));
+    }
+    let (mut ready, child_stdout) = io::pipe()?;
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_else(|| OsString::from("ringmill"));
+    let mut child = Command::new("/proc/self/exe")
+        .arg0(name)
+        .args(arguments)
+        .env(PARENT, std::process::id().to_string())
+        .stdin(Stdio::null())
+        .stdout(child_stdout)
+        .spawn()?;
+    // `Command` was a temporary: the pipe's end in this process is closed, so the child's death
+    // ends the pipe too.
+    let mut word = [0];
+    if ready.read(&mut word)? == 1 {
+        return Ok(Role::Parent(0));
+    }
+    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+    Ok(Role::Parent(code.filter(|code| *code != 0).unwrap_or(1)))
+}
+
+impl Daemon {
+    /// Everything is ready: lets the parent go, and lets go of its terminal and directory.
+    ///
+    /// # Errors
+    ///
+    /// `/dev/null` could not be opened. The parent has not been told then.
+    pub(crate) fn ready(self) -> io::Result<()> {
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        unistd::chdir("/")?;
+        // Fails where the parent was killed meanwhile, which is no reason to stop.
+        let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
+        unistd::dup2_stdout(&null)?;
+        unistd::dup2_stderr(&null)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! A file or device, looked at as an image.
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use block::NodeRegistry;
+use block::node::Geometry;
+use block::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking};
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::limits::bytes;
+use super::row;
+
+/// What was found out.
+pub(super) struct FileReport {
+    pub(super) path: PathBuf,
+    driver: &'static str,
+    /// What statx(2) says of direct I/O: alignment of memory and of offsets and lengths, bytes;
+    /// both 0 where there is none. `None` where it says nothing (before Linux 6.1).
+    statx: Option<(u32, u32)>,
+    /// The node as it would be opened with cache.direct=on, or why it cannot be.
+    direct: Result<Geometry, String>,
+    /// The node as it would be opened without.
+    buffered: Geometry,
+}
+
+impl FileReport {
+    /// Opens the image, to read only and without a lock, as the daemon would.
+    pub(super) fn take(path: &Path) -> Result<Self, String> {
+        let could_not = |error: std::io::Error| format!("{}: {error}", path.display());
+        let device = std::fs::metadata(path).map_err(could_not)?.file_type().is_block_device();
+        let buffered = open(path, device, false)?;
+        let file = std::fs::File::open(path).map_err(could_not)?;
+        Ok(Self {
+            path: path.to_owned(),
+            driver: if device { "host_device" } else { "file" },
+            statx: statx(file.as_fd()),
+            direct: open(path, device, true),
+            buffered,
+        })
+    }
+
+    /// What ringmill would choose for it, and why.
+    pub(super) fn choice(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        row(f, "driver", self.driver)?;
+        let cache = match &self.direct {
+            Ok(_) => "none (direct I/O): the default of serve; cache.direct=on of storage-daemon",
+            Err(_) => "none does not work here: give serve --cache writeback",
+        };
+        row(f, "cache", cache)
+    }
+}
+
+fn open(path: &Path, device: bool, direct: bool) -> Result<Geometry, String> {
+    let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Off };
+    let options = BlockdevOptions {
+        node_name: Some("probe".to_owned()),
+        read_only: true,
+        auto_read_only: false,
+        discard: Discard::Ignore,
+        detect_zeroes: DetectZeroes::Off,
+        cache: Cache { direct, no_flush: false },
+        driver: if device { Driver::HostDevice(file) } else { Driver::File(file) },
+    };
+    let node = NodeRegistry::new().open(&options).map_err(|error| error.to_string())?;
+    Ok(node.geometry())
+}
+
+fn statx(file: std::os::fd::BorrowedFd<'_>) -> Option<(u32, u32)> {
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let told = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    told.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+impl fmt::Display for FileReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        row(f, "size", &format!("{} ({} bytes)", bytes(self.buffered.size), self.buffered.size))?;
+        let statx = match self.statx {
+            Some((0, _) | (_, 0)) => "no direct I/O".to_owned(),
+            Some((memory, offset)) => {
+                format!("memory {memory} bytes, offsets and lengths {offset} bytes")
+            }
+            None => "not told (Linux before 6.1): found by trial".to_owned(),
+        };
+        row(f, "alignment by statx", &statx)?;
+        match &self.direct {
+            Ok(geometry) => {
+                let align = geometry.request_alignment;
+                let direct = format!("works, in multiples of {align} bytes");
+                row(f, "O_DIRECT", &direct)?;
+            }
+            Err(why) => row(f, "O_DIRECT", &format!("refused: {why}"))?,
+        }
+        let geometry = self.direct.as_ref().unwrap_or(&self.buffered);
+        row(f, "physical block", &format!("{} bytes", geometry.physical_block_size))?;
+        row(f, "discard granularity", &format!("{} bytes", geometry.discard_granularity))
+    }
+}

@@ -1,0 +1,77 @@
+//! `ringmill probe`: what this machine offers, what ringmill would choose, and why.
+//!
+//! Where the daemon decides, the probe asks the daemon's own code: the event loop climbs its ladder
+//! of set-up flags, the block layer opens the file.
+
+mod file;
+mod kernel;
+mod limits;
+mod ring;
+
+use std::fmt::{self, Write as _};
+use std::path::Path;
+
+use control::ProbeOptions;
+
+use crate::daemon::DaemonError;
+use file::FileReport;
+use kernel::Kernel;
+use limits::Limits;
+use ring::RingReport;
+
+/// Everything that was found out.
+struct Report {
+    kernel: Kernel,
+    ring: RingReport,
+    limits: Limits,
+    file: Option<FileReport>,
+}
+
+/// Looks around.
+///
+/// # Errors
+///
+/// What the kernel offers is never an error; a file that cannot be looked at is.
+pub(crate) fn run(options: &ProbeOptions) -> Result<String, DaemonError> {
+    let kernel = Kernel::read(Path::new("/proc"));
+    let ring = RingReport::take();
+    let limits = Limits::read(kernel.may_lock_memory());
+    let look = |path: &Path| FileReport::take(path).map_err(DaemonError::new);
+    let file = options.file.as_deref().map(look).transpose()?;
+    let report = Report { kernel, ring, limits, file };
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write!(text, "{report}");
+    Ok(text)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Kernel")?;
+        self.kernel.fmt(f)?;
+        writeln!(f, "\nio_uring")?;
+        self.ring.fmt(f)?;
+        if let Some(why) = self.kernel.why_refused(&self.ring) {
+            row(f, "refused by", &why)?;
+        }
+        writeln!(f, "\nLimits")?;
+        self.limits.fmt(f)?;
+        if let Some(file) = &self.file {
+            writeln!(f, "\nFile {}", file.path.display())?;
+            file.fmt(f)?;
+        }
+        writeln!(f, "\nringmill would choose")?;
+        row(f, "event loop", &self.ring.choice())?;
+        row(f, "aio", &self.ring.aio())?;
+        row(f, "guest memory", "not registered: this version never does")?;
+        match &self.file {
+            Some(file) => file.choice(f),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A line of the report.
+fn row(f: &mut fmt::Formatter<'_>, name: &str, value: &str) -> fmt::Result {
+    writeln!(f, "  {name:<26}{value}")
+}

@@ -1,0 +1,38 @@
+//! `ringmill storage-daemon`: QSD's command line, in the foreground or in the background.
+
+use std::process::ExitCode;
+
+use control::StorageDaemonOptions;
+
+use crate::daemon::{self, DaemonError};
+use crate::daemonize::{self, Role};
+use crate::pidfile::Pidfile;
+
+/// Serves until a signal comes.
+pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonError> {
+    let mut child = None;
+    if options.daemonize {
+        match daemonize::split() {
+            Ok(Role::Parent(code)) => return Ok(ExitCode::from(code)),
+            Ok(Role::Child(daemon)) => child = Some(daemon),
+            Err(error) => {
+                return Err(DaemonError::new(format!("cannot go to the background: {error}")));
+            }
+        }
+    }
+    // Outlives the daemon: while the file is there, so is what it stands for.
+    let mut pidfile = None;
+    daemon::run(&options.steps, |_| {
+        if let Some(path) = &options.pidfile {
+            pidfile = Some(Pidfile::create(path).map_err(DaemonError::new)?);
+        }
+        if let Some(child) = child {
+            child
+                .ready()
+                .map_err(|error| DaemonError::new(format!("cannot leave the terminal: {error}")))?;
+        }
+        Ok(None)
+    })?;
+    drop(pidfile);
+    Ok(ExitCode::SUCCESS)
+}
