@@ -1,15 +1,16 @@
 //! Image locks, as QEMU has them: who writes an image keeps others out, and is kept out.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use integration::{BlkClient, Image, Scratch, ServerCommand, pattern, tool};
 
-/// Fails unless `output` is that of a program that was refused a lock.
-fn assert_locked_out(output: &Output) {
+/// Fails unless `program`, given the image between its arguments, is refused a lock.
+fn assert_locked_out(image: &Image, program: &str, before: &[&str], after: &[&str]) {
+    let mut command = Command::new(tool(program));
+    let output = command.args(before).arg(image.path()).args(after).output().expect("it runs");
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{output:?}");
-    assert!(stderr.contains("lock"), "{output:?}");
+    assert!(!output.status.success() && stderr.contains("lock"), "{command:?}: {output:?}");
 }
 
 #[test]
@@ -24,12 +25,17 @@ fn an_image_is_written_by_one() {
     assert!(stderr.contains("lock") && stderr.contains("disk.img"), "{stderr}");
     assert!(!scratch.path("again.sock").exists());
 
-    assert_locked_out(&image.qemu_img(&["info"]));
+    let copy = scratch.path("copy").display().to_string();
+    assert_locked_out(&image, "qemu-img", &["convert", "-f", "raw", "-O", "raw"], &[&copy]);
+    assert_locked_out(&image, "qemu-img", &["resize", "-f", "raw"], &["2M"]);
+    assert_locked_out(&image, "qemu-io", &["-f", "raw", "-c", "write 0 512"], &[]);
     assert!(image.qemu_img(&["info", "--force-share"]).status.success());
 
     // And is there for the next one when the daemon has ended.
     server.stop();
-    assert!(image.qemu_img(&["info"]).status.success());
+    let mut resize = Command::new(tool("qemu-img"));
+    let resize = resize.args(["resize", "-f", "raw"]).arg(image.path()).arg("2M").output();
+    assert!(resize.expect("qemu-img runs").status.success());
 }
 
 #[test]
@@ -83,8 +89,9 @@ fn readers_share() {
 fn locking_can_be_switched_off() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
-    let server =
-        ServerCommand::new(&scratch).file("disk", &image, "locking=off").export("disk", "").start();
-    assert!(image.qemu_img(&["info"]).status.success());
-    server.stop();
+    let start = |name, node: &str| {
+        let daemon = ServerCommand::new(&scratch).named(name);
+        daemon.file(node, &image, "locking=off").export(node, "").start()
+    };
+    let _servers = [start("first", "one"), start("second", "two")];
 }
