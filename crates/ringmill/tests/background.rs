@@ -127,6 +127,23 @@ fn the_parent_fails_when_the_daemon_does() {
     assert_eq!(fs::read_dir(&scratch.0).expect("a directory").count(), 0, "nothing is left");
 }
 
+/// Their paths are relative to a directory that the daemon leaves.
+#[test]
+fn relative_sockets_go_with_the_daemon() {
+    let scratch = Scratch::new("socket");
+    let export = "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=e.sock";
+    let output = scratch
+        .daemon(&[NODE[0], NODE[1], "--export", export, "--daemonize", "--pidfile", "a.pid"])
+        .output()
+        .expect("it starts");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(scratch.0.join("e.sock").exists());
+    let pid = scratch.pid("a.pid");
+    kill(pid, Signal::SIGTERM).expect("it lives");
+    wait_until("it ends", || is_gone(pid));
+    assert_eq!(fs::read_dir(&scratch.0).expect("a directory").count(), 0, "nothing is left");
+}
+
 #[test]
 fn a_stale_variable_does_no_harm() {
     let scratch = Scratch::new("stale");

@@ -176,7 +176,9 @@ fn bind_path(path: &Path, name: &str) -> Result<(OwnedFd, SocketFile), ExportErr
     }
     bound.map_err(|e| fail("bind", e.into()))?;
     let id = file_id(path).map_err(|e| fail("stat", e))?;
-    Ok((fd, SocketFile { path: path.to_owned(), id }))
+    // A daemon leaves the directory it was started in.
+    let path = std::path::absolute(path).map_err(|e| fail("getcwd", e))?;
+    Ok((fd, SocketFile { path, id }))
 }
 
 /// Removes a socket file, if that is what it is and nobody answers on it.
