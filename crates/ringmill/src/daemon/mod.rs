@@ -61,12 +61,14 @@ pub(crate) fn run(
         threads: IoThreads::default(),
         control: control.clone(),
     };
-    for step in steps {
-        daemon
-            .take(&step.action)
-            .map_err(|error| DaemonError(format!("{}: {error}", step.origin)))?;
-    }
-    let status = ready(&daemon)?;
+    let status = match daemon.make(steps).and_then(|()| ready(&daemon)) {
+        Ok(status) => status,
+        Err(error) => {
+            // Sockets are removed by the tasks that listen on them, which end here.
+            let _ = control.block_on(daemon.take_down());
+            return Err(error);
+        }
+    };
     if let Some(status) = status {
         control.spawn(status.show(control.clone(), daemon.sources()));
     }
@@ -95,6 +97,13 @@ async fn until<T, U>(work: impl Future<Output = T>, end: impl Future<Output = U>
 }
 
 impl Daemon {
+    fn make(&mut self, steps: &[Step]) -> Result<(), DaemonError> {
+        steps.iter().try_for_each(|step| {
+            self.take(&step.action)
+                .map_err(|error| DaemonError(format!("{}: {error}", step.origin)))
+        })
+    }
+
     fn take(&mut self, action: &Action) -> Result<(), DaemonError> {
         match action {
             Action::Object(iothread) => self.threads.add(iothread),
