@@ -57,11 +57,14 @@ impl QueueHandler {
 
 impl DeferredCall for QueueHandler {
     fn run(&self) {
-        let wanted = self.queue.publish();
-        if wanted {
-            self.signal();
+        if !self.batch.is_empty() {
+            let wanted = self.queue.publish();
+            if wanted {
+                self.signal();
+            }
+            self.batch.publish(&self.stats, wanted);
         }
-        self.batch.publish(&self.stats, wanted);
+        self.enable_kicks();
         self.finish_stop();
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use event_loop::{EventLoop, Handler, HandlerId, Progress, Trigger};
+use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger};
 use guest_memory::MemoryView;
 use queue::{Chain, Queue, QueueError};
 
@@ -39,6 +39,8 @@ pub struct QueueHandler {
     enabled: Cell<bool>,
     /// The loop polls: the driver need not kick.
     polled: Cell<bool>,
+    /// Nothing was left to take: the driver is to be asked for a kick.
+    wants_kick: Cell<bool>,
     /// The answer to `stop`, once nothing is in flight.
     stopping: Cell<Option<StopCall>>,
     stopped: Cell<bool>,
@@ -78,6 +80,7 @@ impl QueueHandler {
             kick: Cell::new(None),
             enabled: Cell::new(false),
             polled: Cell::new(false),
+            wants_kick: Cell::new(false),
             stopping: Cell::new(None),
             stopped: Cell::new(false),
             queued: Cell::new(false),
@@ -158,31 +161,47 @@ impl QueueHandler {
             return Progress::Done;
         }
         let Some(me) = self.me.upgrade() else { return Progress::Done };
-        let me: Rc<dyn Completion> = me;
-        let mut left = self.queue.size();
+        let completion: Rc<dyn Completion> = me.clone();
         if !self.polled.get() {
             self.queue.suppress_kicks();
         }
-        loop {
-            match self.take_one(&me) {
-                Ok(true) => {
-                    left -= 1;
-                    if left == 0 {
-                        return Progress::More;
-                    }
-                    continue;
+        for _ in 0..self.queue.size() {
+            match self.take_one(&completion) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.ask_for_kick(me);
+                    return Progress::Done;
                 }
-                Ok(false) => {}
                 Err(reason) => {
                     self.break_queue(&reason);
                     return Progress::Done;
                 }
             }
-            // Nothing left: ask for a kick, unless the loop looks by itself, and look once more.
-            if self.polled.get() || !self.queue.enable_kicks() {
-                return Progress::Done;
+        }
+        Progress::More
+    }
+
+    /// There is nothing left to take: unless the loop looks by itself, the driver has to kick.
+    /// It is told at the end of the section, after the signal: what it puts in until then, woken
+    /// or not, is found without a kick.
+    fn ask_for_kick(&self, me: Rc<Self>) {
+        if !self.polled.get() {
+            self.wants_kick.set(true);
+            if !self.queued.get() {
+                self.event_loop.defer(&(me as Rc<dyn DeferredCall>));
             }
-            self.queue.suppress_kicks();
+        }
+    }
+
+    /// The end of the section: tells the driver to kick, and looks once more.
+    pub(crate) fn enable_kicks(&self) {
+        if self.wants_kick.replace(false)
+            && self.enabled.get()
+            && !self.polled.get()
+            && self.queue.enable_kicks()
+            && let Some(kick) = self.kick.get()
+        {
+            self.event_loop.call_again(kick);
         }
     }
 

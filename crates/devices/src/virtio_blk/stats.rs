@@ -72,6 +72,12 @@ impl Batch {
         self.numbers.set(n);
     }
 
+    /// Whether nothing was answered since the last publishing.
+    pub(crate) fn is_empty(&self) -> bool {
+        let n = self.numbers.get();
+        n.errors == 0 && n.requests == [0; 5]
+    }
+
     /// Adds the batch to the counters.
     pub(crate) fn publish(&self, stats: &QueueStats, signalled: bool) {
         let n = self.numbers.take();
