@@ -18,13 +18,20 @@ pub(crate) fn describe(directory: &Path) -> Vec<String> {
         ),
         format!("Kernel: {}", read("/proc/sys/kernel/osrelease")),
         format!("File system of the file node: {}", file_system(directory)),
-        format!("Load average at the start: {}", load_average()),
+        load_average(),
     ]
 }
 
-/// The load average over one minute. Above 0.1 or so before a run, something else is running.
-pub(crate) fn load_average() -> String {
-    read("/proc/loadavg").split_whitespace().next().unwrap_or("unknown").to_owned()
+/// The load average over one minute, and whether it speaks against the figures.
+fn load_average() -> String {
+    const QUIET: f64 = 0.5;
+    let text = read("/proc/loadavg");
+    let average = text.split_whitespace().next().unwrap_or("unknown");
+    let verdict = match average.parse::<f64>() {
+        Ok(average) if average <= QUIET => "",
+        _ => ". PROVISIONAL: something else was running, measure again on a quiet machine",
+    };
+    format!("Load average before the run: {average}{verdict}")
 }
 
 fn read(path: &str) -> String {
