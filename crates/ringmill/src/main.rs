@@ -27,7 +27,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    logger::start(program);
+    // A probe prints what it finds; what the loops it tries log would be noise.
+    if !matches!(command, Command::Probe(_)) {
+        logger::start(program);
+    }
     run(command).unwrap_or_else(|error| {
         eprintln!("{program}: {error}");
         ExitCode::FAILURE

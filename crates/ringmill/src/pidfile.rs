@@ -67,10 +67,10 @@ impl Pidfile {
 impl Drop for Pidfile {
     fn drop(&mut self) {
         // Somebody may have put another file there.
-        if is_at(&self.file, &self.path) {
-            if let Err(error) = fs::remove_file(&self.path) {
-                log::warn!("cannot remove PID file {}: {error}", self.path.display());
-            }
+        if is_at(&self.file, &self.path)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            log::warn!("cannot remove PID file {}: {error}", self.path.display());
         }
     }
 }

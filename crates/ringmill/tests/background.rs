@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getsid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
 const NODE: [&str; 2] = ["--blockdev", "null-co,node-name=n"];
 
@@ -26,11 +28,6 @@ impl Scratch {
         command.arg("storage-daemon").args(arguments).current_dir(&self.0).stdin(Stdio::null());
         command
     }
-
-    fn pid(&self, file: &str) -> Pid {
-        let text = fs::read_to_string(self.0.join(file)).expect("a pid file");
-        Pid::from_raw(text.strip_suffix('\n').expect("a line").parse().expect("a pid"))
-    }
 }
 
 impl Drop for Scratch {
@@ -39,65 +36,55 @@ impl Drop for Scratch {
     }
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
+/// A daemon in the background, killed with its test.
+struct Daemon {
+    pid: Pid,
+    /// Readable once the process has ended.
+    process: OwnedFd,
+}
+
+impl Daemon {
+    /// Starts one with `--daemonize` and `--pidfile a.pid`, and finds that its parent succeeds.
+    fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
+        Self::of(scratch, &mut scratch.daemon(arguments))
+    }
+
+    fn of(scratch: &Scratch, command: &mut Command) -> Self {
+        // Standard output and error are pipes: `output` also waits until the daemon has let go.
+        let output =
+            command.args(["--daemonize", "--pidfile", "a.pid"]).output().expect("it starts");
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(output.stdout.is_empty());
+        let text = fs::read_to_string(scratch.0.join("a.pid")).expect("a pid file");
+        let pid = text.strip_suffix('\n').expect("a line").parse().expect("a pid");
+        let rustix_pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+        let process = pidfd_open(rustix_pid, PidfdFlags::empty()).expect("it lives");
+        Self { pid: Pid::from_raw(pid), process }
+    }
+
+    fn end_by(&self, signal: Signal) {
+        kill(self.pid, signal).expect("it lives");
+        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
+        let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+        assert_eq!(poll(&mut ended, Some(&patience)), Ok(1), "it ends");
     }
 }
 
-fn is_gone(pid: Pid) -> bool {
-    !Path::new(&format!("/proc/{pid}")).exists()
-        || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = pidfd_send_signal(&self.process, rustix::process::Signal::KILL);
+    }
 }
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A daemon in the foreground, killed with its test.
-struct Foreground(Child);
-
-impl Foreground {
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.0.id().cast_signed())
-    }
-}
-
-impl Drop for Foreground {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Runs in the foreground until the pid file is there.
-fn foreground(scratch: &Scratch, file: &str) -> Foreground {
-    let child = scratch
-        .daemon(&[NODE[0], NODE[1], "--pidfile", file])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("it starts");
-    let daemon = Foreground(child);
-    let path = scratch.0.join(file);
-    wait_until("the pid file is filled", || {
-        fs::read_to_string(&path).is_ok_and(|text| text == format!("{}\n", daemon.pid()))
-    });
-    daemon
-}
-
 #[test]
 fn the_parent_leaves_when_the_daemon_is_ready() {
     let scratch = Scratch::new("ready");
-    let arguments = [NODE[0], NODE[1], "--daemonize", "--pidfile", "a.pid"];
-    // Standard output and error are pipes: `output` also waits until the daemon has let go of them.
-    let output = scratch.daemon(&arguments).output().expect("it starts");
-    assert!(output.status.success(), "{}", stderr(&output));
-    assert!(output.stdout.is_empty());
-
-    let pid = scratch.pid("a.pid");
+    let daemon = Daemon::start(&scratch, &NODE);
+    let pid = daemon.pid;
     let proc = PathBuf::from(format!("/proc/{pid}"));
     assert_eq!(getsid(Some(pid)), Ok(pid), "it has a session of its own");
     assert_eq!(fs::read_link(proc.join("cwd")).expect("a directory"), Path::new("/"));
@@ -107,8 +94,7 @@ fn the_parent_leaves_when_the_daemon_is_ready() {
     }
     assert_eq!(fs::read_to_string(proc.join("comm")).expect("a name"), "ringmill\n");
 
-    kill(pid, Signal::SIGTERM).expect("it lives");
-    wait_until("it ends", || is_gone(pid));
+    daemon.end_by(Signal::SIGTERM);
     assert!(!scratch.0.join("a.pid").exists(), "the pid file goes with it");
 }
 
@@ -132,61 +118,48 @@ fn the_parent_fails_when_the_daemon_does() {
 fn relative_sockets_go_with_the_daemon() {
     let scratch = Scratch::new("socket");
     let export = "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=e.sock";
-    let output = scratch
-        .daemon(&[NODE[0], NODE[1], "--export", export, "--daemonize", "--pidfile", "a.pid"])
-        .output()
-        .expect("it starts");
-    assert!(output.status.success(), "{}", stderr(&output));
+    let daemon = Daemon::start(&scratch, &[NODE[0], NODE[1], "--export", export]);
     assert!(scratch.0.join("e.sock").exists());
-    let pid = scratch.pid("a.pid");
-    kill(pid, Signal::SIGTERM).expect("it lives");
-    wait_until("it ends", || is_gone(pid));
+    daemon.end_by(Signal::SIGTERM);
     assert_eq!(fs::read_dir(&scratch.0).expect("a directory").count(), 0, "nothing is left");
 }
 
 #[test]
 fn a_stale_variable_does_no_harm() {
     let scratch = Scratch::new("stale");
-    let output = scratch
-        .daemon(&["--daemonize", "--pidfile", "a.pid"])
-        .env("RINGMILL_DAEMONIZE_PARENT", "1")
-        .output()
-        .expect("it starts");
-    assert!(output.status.success(), "{}", stderr(&output));
-    let pid = scratch.pid("a.pid");
-    kill(pid, Signal::SIGTERM).expect("it lives");
-    wait_until("it ends", || is_gone(pid));
+    let mut command = scratch.daemon(&[]);
+    let daemon = Daemon::of(&scratch, command.env("RINGMILL_DAEMONIZE_PARENT", "1"));
+    daemon.end_by(Signal::SIGTERM);
 }
 
 #[test]
 fn the_pid_file_of_a_living_process_is_not_taken() {
     let scratch = Scratch::new("taken");
-    let mut first = foreground(&scratch, "a.pid");
+    let first = Daemon::start(&scratch, &NODE);
+    let export = "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=e.sock";
     for daemonize in [&[][..], &["--daemonize"]] {
-        let mut command = scratch.daemon(&["--pidfile", "a.pid"]);
-        let output = command.args(daemonize).output().expect("it starts");
+        let mut command = scratch.daemon(&[NODE[0], NODE[1], "--export", export]);
+        let command = command.args(["--pidfile", "a.pid"]).args(daemonize);
+        let output = command.output().expect("it starts");
         assert_eq!(output.status.code(), Some(1));
         let stderr = stderr(&output);
         let expected = "cannot create PID file: Cannot lock pid file: Resource temporarily \
                         unavailable\n";
         assert!(stderr.ends_with(expected), "{stderr}");
+        assert!(!scratch.0.join("e.sock").exists(), "nothing is left");
     }
-    assert_eq!(scratch.pid("a.pid"), first.pid());
-    kill(first.pid(), Signal::SIGTERM).expect("it lives");
-    assert!(first.0.wait().expect("it ends").success());
+    let text = fs::read_to_string(scratch.0.join("a.pid")).expect("the first one's file");
+    assert_eq!(text, format!("{}\n", first.pid));
+    first.end_by(Signal::SIGTERM);
     assert!(!scratch.0.join("a.pid").exists());
 }
 
 #[test]
 fn the_pid_file_of_a_killed_process_is_taken_over() {
     let scratch = Scratch::new("killed");
-    let mut first = foreground(&scratch, "a.pid");
-    first.0.kill().expect("it lives");
-    first.0.wait().expect("it ends");
+    Daemon::start(&scratch, &NODE).end_by(Signal::SIGKILL);
     assert!(scratch.0.join("a.pid").exists());
-    let mut second = foreground(&scratch, "a.pid");
-    kill(second.pid(), Signal::SIGINT).expect("it lives");
-    assert!(second.0.wait().expect("it ends").success());
+    Daemon::start(&scratch, &NODE).end_by(Signal::SIGINT);
     assert!(!scratch.0.join("a.pid").exists());
 }
 
@@ -214,16 +187,14 @@ fn under_the_name_of_qsd() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).starts_with("qemu-storage-daemon: --blockdev foo: Parameter 'driver'"));
 
-    let output = run(&["--daemonize", "--pidfile", "a.pid"]);
-    assert!(output.status.success(), "{}", stderr(&output));
-    let pid = scratch.pid("a.pid");
+    let daemon = Daemon::of(&scratch, Command::new(&qsd).current_dir(&scratch.0));
+    let pid = daemon.pid;
     let mut arguments = String::new();
     fs::File::open(format!("/proc/{pid}/cmdline"))
         .and_then(|mut file| file.read_to_string(&mut arguments))
         .expect("it lives");
     assert!(arguments.starts_with(&qsd.display().to_string()), "{arguments}");
-    kill(pid, Signal::SIGTERM).expect("it lives");
-    wait_until("it ends", || is_gone(pid));
+    daemon.end_by(Signal::SIGTERM);
 }
 
 #[test]
@@ -237,6 +208,7 @@ fn probe_tells_all_sections() {
         .output()
         .expect("runs");
     assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
     let text = String::from_utf8(output.stdout).expect("text");
     for expected in [
         "kernel.io_uring_disabled",

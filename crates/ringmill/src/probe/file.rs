@@ -18,7 +18,8 @@ pub(super) struct FileReport {
     pub(super) path: PathBuf,
     driver: &'static str,
     /// What statx(2) says of direct I/O: alignment of memory and of offsets and lengths, bytes;
-    /// both 0 where there is none. `None` where it says nothing (before Linux 6.1).
+    /// both 0 where there is none. `None` where it says nothing: before Linux 6.1, and of some
+    /// file systems.
     statx: Option<(u32, u32)>,
     /// The node as it would be opened with cache.direct=on, or why it cannot be.
     direct: Result<Geometry, String>,
@@ -82,7 +83,7 @@ impl fmt::Display for FileReport {
             Some((memory, offset)) => {
                 format!("memory {memory} bytes, offsets and lengths {offset} bytes")
             }
-            None => "not told (Linux before 6.1): found by trial".to_owned(),
+            None => "not told by this kernel or file system: found by trial".to_owned(),
         };
         row(f, "alignment by statx", &statx)?;
         match &self.direct {

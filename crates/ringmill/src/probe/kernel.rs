@@ -70,7 +70,7 @@ impl Kernel {
             }
             (_, _, Some(2)) => "a seccomp filter (a container's?), or a security module".to_owned(),
             (Errno::ENOSYS, _, _) => "a kernel without io_uring".to_owned(),
-            (errno, _, _) => format!("{}", errno.desc()),
+            (errno, _, _) => errno.desc().to_owned(),
         })
     }
 }
