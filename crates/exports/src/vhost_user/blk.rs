@@ -15,7 +15,7 @@ use guest_memory::MemoryView;
 use nix::errno::Errno;
 use queue::{Queue, QueueError};
 
-use super::device::{Device, DeviceOnLoop, RunningQueue};
+use super::device::{Device, DeviceOnLoop, FlushDone, RunningQueue};
 use super::error::ExportError;
 use super::eventfd::EventFd;
 use super::listener::Listen;
@@ -179,9 +179,9 @@ impl DeviceOnLoop for BlkOnLoop {
         )))
     }
 
-    fn flush(&self, done: Box<dyn FnOnce(Result<(), Errno>)>) {
+    fn flush(&self, done: FlushDone) {
         /// Passes the answer on.
-        struct Flushed(RefCell<Option<Box<dyn FnOnce(Result<(), Errno>)>>>);
+        struct Flushed(RefCell<Option<FlushDone>>);
         impl Completion for Flushed {
             fn complete(&self, _tag: u32, result: Result<(), Errno>, _bufs: IoBufs) {
                 let done = self.0.borrow_mut().take();

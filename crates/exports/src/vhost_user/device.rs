@@ -49,6 +49,9 @@ pub trait Device: Send + Sync {
     fn attach(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>>;
 }
 
+/// Gets the result of a flush.
+pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
+
 /// A device on one loop.
 pub trait DeviceOnLoop {
     /// Starts a queue, disabled: it takes nothing before it is
@@ -64,7 +67,7 @@ pub trait DeviceOnLoop {
     ) -> Rc<dyn RunningQueue>;
 
     /// Makes everything that was answered so far durable, then calls `done`.
-    fn flush(&self, done: Box<dyn FnOnce(Result<(), Errno>)>);
+    fn flush(&self, done: FlushDone);
 }
 
 /// A queue at work on its loop.

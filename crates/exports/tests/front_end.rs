@@ -1,0 +1,312 @@
+//! The export in front of a front end that nobody here wrote: the one of the `vhost` crate.
+
+mod common;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{
+    Daemon, Guest, NOT_YET, Options, PATIENCE, SECTOR, connect, eventually, is_signalled,
+};
+use exports::vhost_user::session::{VHOST_USER_F_PROTOCOL_FEATURES, protocol_features};
+use vhost::VhostBackend;
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+
+const QUEUE_SIZE: u16 = 16;
+
+/// A front end and its guest.
+struct Vmm {
+    front_end: Frontend,
+    guest: Guest,
+}
+
+impl Vmm {
+    /// Connects and negotiates, in QEMU's order.
+    fn new(daemon: &Daemon, num_queues: u16) -> Self {
+        let stream = connect(&daemon.socket());
+        let mut front_end = Frontend::from_stream(stream, num_queues.into());
+        let features = front_end.get_features().unwrap();
+        assert_ne!(features & VHOST_USER_F_PROTOCOL_FEATURES, 0);
+        let offered = front_end.get_protocol_features().unwrap();
+        assert_eq!(offered.bits(), protocol_features::OFFERED);
+        let wanted = offered & VhostUserProtocolFeatures::all();
+        front_end.set_protocol_features(wanted).unwrap();
+        front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        assert!(front_end.get_queue_num().unwrap() >= num_queues.into());
+        front_end.set_owner().unwrap();
+        front_end.set_features(features).unwrap();
+        Vmm { front_end, guest: Guest::new(num_queues, QUEUE_SIZE) }
+    }
+
+    fn start(&mut self) {
+        let regions = [self.guest.region()];
+        self.front_end.set_mem_table(&regions).unwrap();
+        for queue in 0..self.guest.queues.len() {
+            self.start_queue(queue, 0);
+        }
+    }
+
+    fn start_queue(&mut self, index: usize, base: u16) {
+        let queue = &self.guest.queues[index];
+        let config = queue.driver.config();
+        self.front_end.set_vring_num(index, config.size).unwrap();
+        self.front_end.set_vring_base(index, base).unwrap();
+        self.front_end.set_vring_addr(index, &common::vring_config(config)).unwrap();
+        self.front_end.set_vring_kick(index, &queue.kick).unwrap();
+        self.front_end.set_vring_call(index, &queue.call).unwrap();
+        self.front_end.set_vring_enable(index, true).unwrap();
+    }
+}
+
+#[test]
+fn a_queue_starts_serves_and_stops() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 3, &[7; SECTOR]), 0);
+    assert_eq!(daemon.disk.data.lock().unwrap()[3 * SECTOR..4 * SECTOR], [7; SECTOR]);
+    assert_eq!(vmm.guest.read(0, 3, SECTOR), [7; SECTOR]);
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 2);
+    // Stopped: what is offered now waits, and is served when the queue starts again.
+    vmm.guest.offer(0, 0, 3, &[0; SECTOR]);
+    vmm.start_queue(0, 2);
+    assert_eq!(vmm.guest.wait(0), 0);
+    // Published after the signal.
+    let stats = &daemon.export().queue_stats()[0];
+    eventually("statistics", || (stats.reads.get(), stats.writes.get()) == (2, 1));
+}
+
+#[test]
+fn queues_are_spread_over_the_io_threads() {
+    let daemon = Daemon::with(Options { num_queues: 4, io_threads: 2 });
+    let mut vmm = Vmm::new(&daemon, 4);
+    vmm.start();
+    for queue in 0..4 {
+        assert_eq!(vmm.guest.write(queue, queue as u64, &[queue as u8 + 1; SECTOR]), 0);
+    }
+    for queue in 0..4 {
+        assert_eq!(vmm.guest.read(3 - queue, queue as u64, SECTOR), [queue as u8 + 1; SECTOR]);
+    }
+    for stats in daemon.export().queue_stats() {
+        eventually("statistics", || (stats.reads.get(), stats.writes.get()) == (1, 1));
+    }
+}
+
+#[test]
+fn config_space_is_read_and_its_toggle_written() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    let read = |front_end: &mut Frontend, offset, size: u32| {
+        let buf = vec![0; size as usize];
+        front_end.get_config(offset, size, VhostUserConfigFlags::WRITABLE, &buf).unwrap().1
+    };
+    let capacity = read(&mut vmm.front_end, 0, 8);
+    assert_eq!(capacity, 2048u64.to_le_bytes());
+    // struct virtio_blk_config: the writeback toggle is at 32.
+    assert_eq!(read(&mut vmm.front_end, 32, 1), [1]);
+    // This crate's front end uses 1 for "writable fields", where the specification has 0.
+    let flags = VhostUserConfigFlags::empty();
+    vmm.front_end.set_config(32, flags, &[0]).unwrap();
+    assert_eq!(read(&mut vmm.front_end, 32, 1), [0]);
+    vmm.front_end.set_config(0, flags, &[0; 8]).unwrap_err();
+    // The end of the space is followed by zeroes: a front end may know more fields.
+    assert_eq!(read(&mut vmm.front_end, 128, 64), [0; 64]);
+    // A reset does not touch what front ends cache.
+    vmm.front_end.reset_device().unwrap();
+    assert_eq!(read(&mut vmm.front_end, 32, 1), [0]);
+    drop(vmm);
+    // The next front end that looks first begins anew.
+    let mut vmm = Vmm::new(&daemon, 1);
+    assert_eq!(read(&mut vmm.front_end, 32, 1), [1]);
+}
+
+#[test]
+fn a_front_end_that_does_not_look_finds_the_write_cache_as_it_was() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.front_end.set_config(32, VhostUserConfigFlags::empty(), &[0]).unwrap();
+    drop(vmm);
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 0, &[1; SECTOR]), 0);
+    let (_, data) = vmm.front_end.get_config(32, 1, VhostUserConfigFlags::WRITABLE, &[0]).unwrap();
+    assert_eq!(data, [0]);
+}
+
+#[test]
+fn the_call_eventfd_is_signalled_when_it_is_handed_over() {
+    let daemon = Daemon::new();
+    let vmm = Vmm::new(&daemon, 1);
+    let call = &vmm.guest.queues[0].call;
+    assert!(!is_signalled(call, Duration::ZERO));
+    vmm.front_end.set_vring_call(0, call).unwrap();
+    assert_eq!(call.read().unwrap(), 1);
+}
+
+#[test]
+fn a_disabled_ring_waits_until_it_is_enabled() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    vmm.front_end.set_vring_enable(0, false).unwrap();
+    vmm.guest.offer(0, 1, 0, &[1; SECTOR]);
+    // Whatever the queue would have done is done when the loop has answered this.
+    vmm.front_end.set_vring_call(0, &vmm.guest.queues[0].call).unwrap();
+    assert_eq!(vmm.guest.reap(0), None);
+    vmm.front_end.set_vring_enable(0, true).unwrap();
+    assert_eq!(vmm.guest.wait(0), 0);
+}
+
+#[test]
+fn stopping_a_queue_waits_for_its_requests() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    daemon.disk.close_gate();
+    vmm.guest.offer(0, 1, 5, &[5; SECTOR]);
+    eventually("the request is in flight", || daemon.disk.waiting() == 1);
+    std::thread::scope(|scope| {
+        let front_end = &vmm.front_end;
+        let (sender, stopped) = mpsc::channel();
+        scope.spawn(move || sender.send(front_end.get_vring_base(0).unwrap()));
+        stopped.recv_timeout(NOT_YET).unwrap_err();
+        daemon.disk.open_gate();
+        assert_eq!(stopped.recv_timeout(PATIENCE), Ok(1));
+    });
+    assert_eq!(vmm.guest.reap(0), Some(0));
+}
+
+#[test]
+fn memory_is_added_and_removed_while_a_queue_runs() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.front_end.add_mem_region(&vmm.guest.region()).unwrap();
+    vmm.start_queue(0, 0);
+    assert_eq!(vmm.guest.write(0, 1, &[1; SECTOR]), 0);
+    let more = Guest::new(0, 1);
+    let mut region = more.region();
+    region.guest_phys_addr += common::MEMORY;
+    region.userspace_addr += common::MEMORY;
+    vmm.front_end.add_mem_region(&region).unwrap();
+    assert_eq!(vmm.guest.write(0, 2, &[2; SECTOR]), 0);
+    // The same again overlaps.
+    vmm.front_end.add_mem_region(&region).unwrap_err();
+    vmm.front_end.remove_mem_region(&region).unwrap();
+    vmm.front_end.remove_mem_region(&region).unwrap_err();
+    assert_eq!(vmm.guest.read(0, 2, SECTOR), [2; SECTOR]);
+    let regions = [vmm.guest.region()];
+    vmm.front_end.set_mem_table(&regions).unwrap();
+    assert_eq!(vmm.guest.read(0, 1, SECTOR), [1; SECTOR]);
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
+}
+
+#[test]
+fn memory_goes_only_when_its_requests_are_done() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.front_end.add_mem_region(&vmm.guest.region()).unwrap();
+    vmm.start_queue(0, 0);
+    daemon.disk.close_gate();
+    vmm.guest.offer(0, 0, 5, &[0; SECTOR]);
+    eventually("the request is in flight", || daemon.disk.waiting() == 1);
+    let region = vmm.guest.region();
+    std::thread::scope(|scope| {
+        let front_end = &mut vmm.front_end;
+        let (sender, removed) = mpsc::channel();
+        scope.spawn(move || sender.send(front_end.remove_mem_region(&region)));
+        assert!(removed.recv_timeout(NOT_YET).is_err());
+        daemon.disk.open_gate();
+        // The memory is gone, and with it the ring: that it could not go on is said.
+        removed.recv_timeout(PATIENCE).unwrap().unwrap_err();
+    });
+    assert_eq!(vmm.guest.reap(0), Some(0));
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 1);
+}
+
+#[test]
+fn wrong_requests_are_refused_and_the_session_goes_on() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    let features = vmm.front_end.get_features().unwrap();
+    vmm.front_end.set_features(features | 1 << 63).unwrap_err();
+    // Nothing known of the ring yet.
+    vmm.front_end.set_vring_kick(0, &vmm.guest.queues[0].kick).unwrap_err();
+    vmm.front_end.set_vring_num(0, 3).unwrap_err();
+    // Rings outside of all memory.
+    let config = vmm.guest.queues[0].driver.config();
+    vmm.front_end.set_vring_num(0, config.size).unwrap();
+    vmm.front_end.set_vring_addr(0, &common::vring_config(config)).unwrap();
+    vmm.front_end.set_vring_kick(0, &vmm.guest.queues[0].kick).unwrap_err();
+    // Memory that its file does not hold.
+    let mut region = vmm.guest.region();
+    region.memory_size *= 2;
+    vmm.front_end.set_mem_table(&[region]).unwrap_err();
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 0, &[1; SECTOR]), 0);
+    // Not while the ring runs.
+    vmm.front_end.set_vring_base(0, 0).unwrap_err();
+    vmm.front_end.set_features(0).unwrap_err();
+    assert_eq!(vmm.guest.read(0, 0, SECTOR), [1; SECTOR]);
+}
+
+#[test]
+fn a_reset_stops_the_rings_and_all_can_start_again() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 0, &[1; SECTOR]), 0);
+    vmm.front_end.reset_device().unwrap();
+    let features = vmm.front_end.get_features().unwrap();
+    vmm.front_end.set_features(features).unwrap();
+    vmm.guest = Guest::new(1, QUEUE_SIZE);
+    vmm.start();
+    assert_eq!(vmm.guest.read(0, 0, SECTOR), [1; SECTOR]);
+}
+
+#[test]
+fn a_front_end_that_vanishes_in_flight_is_followed_by_the_next() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    daemon.disk.close_gate();
+    vmm.guest.offer(0, 1, 9, &[9; SECTOR]);
+    eventually("the request is in flight", || daemon.disk.waiting() == 1);
+    let Vmm { front_end, mut guest } = vmm;
+    drop(front_end);
+    // The next one waits in the backlog, its first message with it.
+    std::thread::scope(|scope| {
+        let (sender, answered) = mpsc::channel();
+        let socket = daemon.socket();
+        scope.spawn(move || {
+            let front_end = Frontend::from_stream(connect(&socket), 1);
+            sender.send(front_end.get_features().unwrap())
+        });
+        answered.recv_timeout(NOT_YET).unwrap_err();
+        daemon.disk.open_gate();
+        assert_ne!(answered.recv_timeout(PATIENCE), Ok(0));
+    });
+    assert_eq!(guest.reap(0), Some(0));
+    assert_eq!(daemon.disk.data.lock().unwrap()[9 * SECTOR], 9);
+}
+
+#[test]
+fn stopping_the_export_finishes_what_is_in_flight_and_flushes() {
+    let mut daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    daemon.disk.close_gate();
+    vmm.guest.offer(0, 1, 9, &[9; SECTOR]);
+    eventually("the request is in flight", || daemon.disk.waiting() == 1);
+    let stopped = daemon.begin_stop();
+    assert!(stopped.recv_timeout(NOT_YET).is_err());
+    daemon.disk.open_gate();
+    // The flush waits at no gate: it is open.
+    stopped.recv_timeout(PATIENCE).unwrap().unwrap();
+    assert_eq!(vmm.guest.reap(0), Some(0));
+    assert_eq!(daemon.disk.flushes.load(std::sync::atomic::Ordering::SeqCst), 1);
+    assert!(!daemon.socket().exists());
+    vmm.front_end.get_features().unwrap_err();
+}
