@@ -167,6 +167,16 @@ impl BlkClient {
         VirtioBlkFeatureFlags::from_bits_truncate(self.transport.get_features())
     }
 
+    /// Whether the device has sent a notification that [`BlkClient::wait`] has not taken yet.
+    ///
+    /// # Errors
+    ///
+    /// When that cannot be found out.
+    pub fn is_notified(&self, queue: usize) -> io::Result<bool> {
+        let call = self.queues[queue].call.as_fd();
+        Ok(poll(&mut [PollFd::new(call, PollFlags::POLLIN)], PollTimeout::ZERO)? == 1)
+    }
+
     /// Puts `data` into the client's memory.
     pub fn put(&self, at: u64, data: &[u8]) {
         assert!(at + data.len() as u64 <= MEMORY_SIZE, "within the memory");

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
@@ -20,6 +21,7 @@ pub struct ServerCommand<'a> {
     wrapper: Option<PathBuf>,
     name: &'static str,
     command: &'static str,
+    as_qsd: bool,
     arguments: Vec<String>,
     stdin: Option<OwnedFd>,
 }
@@ -41,12 +43,18 @@ impl<'a> ServerCommand<'a> {
     /// Another of ringmill's commands, for which only the methods without QSD's options are of use.
     pub fn other_command(scratch: &'a Scratch, command: &'static str) -> Self {
         let (wrapper, name, arguments, stdin) = (None, "daemon", Vec::new(), None);
-        Self { scratch, wrapper, name, command, arguments, stdin }
+        Self { scratch, wrapper, name, command, as_qsd: false, arguments, stdin }
     }
 
     /// Names the daemon, which is needed when there are two in a folder.
     pub fn named(mut self, name: &'static str) -> Self {
         self.name = name;
+        self
+    }
+
+    /// Calls the daemon by the name `qemu-storage-daemon`.
+    pub fn called_qemu_storage_daemon(mut self) -> Self {
+        self.as_qsd = true;
         self
     }
 
@@ -120,10 +128,15 @@ impl<'a> ServerCommand<'a> {
 
     /// Starts the daemon and does not wait for anything.
     pub fn spawn(self) -> Server {
-        let daemon = daemon();
-        let mut command = tied_command(self.wrapper.as_deref().unwrap_or(daemon));
+        let mut daemon = daemon().to_owned();
+        if self.as_qsd {
+            let link = self.scratch.path("qemu-storage-daemon");
+            symlink(daemon, &link).expect("a new link");
+            daemon = link;
+        }
+        let mut command = tied_command(self.wrapper.as_deref().unwrap_or(&daemon));
         if self.wrapper.is_some() {
-            command.arg(daemon);
+            command.arg(&daemon);
         }
         if daemon.file_name() != Some(OsStr::new("qemu-storage-daemon")) {
             command.arg(self.command);
@@ -191,6 +204,20 @@ impl Server {
     /// How many threads it has.
     pub fn threads(&self) -> usize {
         self.proc_entries("task")
+    }
+
+    /// How many times its thread of that name has gone to sleep.
+    pub fn sleeps(&self, thread: &str) -> u64 {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+        let status = fs::read_dir(tasks)
+            .expect("the daemon is there")
+            .filter_map(|task| task.ok().map(|task| task.path()))
+            .find(|task| read(task.join("comm")).trim_end() == thread)
+            .map(|task| read(task.join("status")))
+            .unwrap_or_else(|| panic!("no thread of the name {thread}"));
+        let field = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        field.and_then(|field| field.trim().parse().ok()).expect("a number in /proc")
     }
 
     /// How many mappings it has of memory that front ends share with it.

@@ -108,6 +108,21 @@ fn help_and_version() {
 }
 
 #[test]
+fn under_the_name_of_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server = ServerCommand::new(&scratch)
+        .called_qemu_storage_daemon()
+        .file("disk", &image, "")
+        .export("disk", "")
+        .start();
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
+    drop(client);
+    server.stop();
+}
+
+#[test]
 fn a_daemon_in_the_background() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);

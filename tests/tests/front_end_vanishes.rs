@@ -3,7 +3,10 @@
 use std::io::Write;
 
 use integration::wire::{self, GET_FEATURES, SET_MEM_TABLE, SET_OWNER};
-use integration::{BlkClient, Image, Scratch, Server, ServerCommand, pattern};
+use integration::{
+    BlkClient, Image, Request, Scratch, Segment, Server, ServerCommand, eventually, pattern,
+    request,
+};
 
 fn serve(scratch: &Scratch) -> Server {
     let image = Image::filled(scratch, "disk.img", 1);
@@ -49,6 +52,32 @@ fn without_a_word() {
         drop(wire::connect(&server.socket("disk")));
     }
     assert_serves(&server);
+    server.stop();
+}
+
+/// Requests in flight are finished in the memory of the one that has gone, which is given back then.
+#[test]
+fn with_requests_in_flight() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch)
+        .iothread("io0")
+        .arg("--blockdev")
+        .arg("driver=null-co,node-name=slow,size=1048576,latency-ns=300000000")
+        .export("slow", "iothread=io0")
+        .start();
+    for _ in 0..3 {
+        let mut client = BlkClient::connect(&server.socket("slow"), 1, 64).expect("a device");
+        for slot in 0..8 {
+            let segments = vec![Segment { at: slot * 4096, len: 4096, device_writes: true }];
+            client.submit(0, &Request { kind: request::IN, sector: slot * 8, segments });
+        }
+    }
+    let mut client = BlkClient::connect(&server.socket("slow"), 1, 64).expect("a device");
+    client.read(0, 4096);
+    drop(client);
+    eventually("the front ends' memory to be given back", || {
+        (server.guest_mappings() == 0).then_some(())
+    });
     server.stop();
 }
 

@@ -7,20 +7,29 @@ use integration::{
 };
 use nix::sys::signal::Signal;
 
-/// A disk whose requests take `latency`.
+/// A disk whose requests take `latency`, with eight of them in flight.
 fn slow_disk(scratch: &Scratch, latency: Duration) -> (Server, BlkClient) {
-    let nanoseconds = latency.as_nanos();
+    let node = |name: &str, latency: Duration| {
+        let nanoseconds = latency.as_nanos();
+        format!("driver=null-co,node-name={name},size=1048576,latency-ns={nanoseconds}")
+    };
     let server = ServerCommand::new(scratch)
         .iothread("io0")
         .arg("--blockdev")
-        .arg(format!("driver=null-co,node-name=slow,size=1048576,latency-ns={nanoseconds}"))
+        .arg(node("slow", latency))
+        .arg("--blockdev")
+        .arg(node("quick", Duration::ZERO))
         .export("slow", "iothread=io0")
+        .export("quick", "iothread=io0")
         .start();
     let mut client = BlkClient::connect(&server.socket("slow"), 1, 64).expect("a device");
     for slot in 0..8 {
         let segments = vec![Segment { at: slot * 4096, len: 4096, device_writes: false }];
         client.submit(0, &Request { kind: request::OUT, sector: slot * 8, segments });
     }
+    // The thread that has answered this has seen those: they are not only available, they are in flight.
+    let mut quick = BlkClient::connect(&server.socket("quick"), 1, 64).expect("a device");
+    quick.read(0, 512);
     (server, client)
 }
 
