@@ -248,9 +248,17 @@ impl QueueHandler {
                 self.answer(slot);
                 return Ok(true);
             }
-            Ok(BlkRequest::Ranges(ranges)) => {
+            Ok(BlkRequest::Ranges { discard, data }) => {
+                let read = Ranges::read(discard, data, &slot.memory, &self.device);
+                let ranges = read.inspect_err(|_| self.queue.add_used(slot.head, 0))?;
                 drop(chain);
-                self.submit_ranges(me, slot, &ranges, fua);
+                match ranges {
+                    Ok(ranges) => self.submit_ranges(me, slot, &ranges, fua),
+                    Err(status) => {
+                        slot.status = status;
+                        self.answer(slot);
+                    }
+                }
                 return Ok(true);
             }
             Ok(BlkRequest::Flush) => (Op::Flush, 0, None),

@@ -37,8 +37,11 @@ pub(crate) enum BlkRequest<'a> {
     GetId {
         data: Segments<'a>,
     },
-    /// Discard or write-zeroes, of one or more ranges.
-    Ranges(Ranges),
+    /// Discard or write-zeroes, of the ranges that [`Ranges::read`] reads.
+    Ranges {
+        discard: bool,
+        data: Segments<'a>,
+    },
 }
 
 /// The ranges of a discard or write-zeroes request, each on the disk.
@@ -58,6 +61,39 @@ pub(crate) struct ByteRange {
 }
 
 impl Ranges {
+    /// Reads the ranges of a discard (`discard`) or write-zeroes request, or the status that it is
+    /// refused with.
+    pub(crate) fn read(
+        discard: bool,
+        mut data: Segments<'_>,
+        memory: &MemoryView,
+        device: &Device,
+    ) -> Result<Result<Ranges, Status>, Malformed> {
+        let count = data.len() as usize / RANGE_SIZE;
+        let whole = data.len().is_multiple_of(RANGE_SIZE as u32);
+        // Neither whole ranges nor the offered limit: "unsupported", as other devices answer it.
+        if count == 0 || count > MAX_RANGES as usize || !whole {
+            return Ok(Err(Status::Unsupp));
+        }
+        let mut ranges = Ranges { discard, count, list: Default::default() };
+        for slot in ranges.list.iter_mut().take(count) {
+            let (bytes, rest) = data.split_array(memory).map_err(Malformed::Header)?;
+            data = rest;
+            let range = Range::from_bytes(bytes);
+            // Unknown flags, and unmap on a discard: 5.2.6.2.
+            if range.flags & !RANGE_UNMAP != 0 || (discard && range.flags != 0) {
+                return Ok(Err(Status::Unsupp));
+            }
+            let len = u64::from(range.sectors) * SECTOR;
+            let offset = match device.range(range.sector, len) {
+                Some(offset) if range.sectors <= MAX_RANGE_SECTORS => offset,
+                _ => return Ok(Err(Status::IoErr)),
+            };
+            *slot = ByteRange { offset, len, may_unmap: range.flags & RANGE_UNMAP != 0 };
+        }
+        Ok(Ok(ranges))
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ByteRange> {
         self.list.iter().take(self.count)
     }
@@ -108,40 +144,9 @@ pub(crate) fn parse<'a>(
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if device.is_read_only() => {
             Err(Status::IoErr)
         }
-        VIRTIO_BLK_T_DISCARD => parse_ranges(true, readable, memory, device)?,
-        VIRTIO_BLK_T_WRITE_ZEROES => parse_ranges(false, readable, memory, device)?,
+        VIRTIO_BLK_T_DISCARD => Ok(BlkRequest::Ranges { discard: true, data: readable }),
+        VIRTIO_BLK_T_WRITE_ZEROES => Ok(BlkRequest::Ranges { discard: false, data: readable }),
         _ => Err(Status::Unsupp),
     };
     Ok(Parsed { status_addr, request })
-}
-
-/// The ranges of a discard (`discard`) or write-zeroes request.
-fn parse_ranges<'a>(
-    discard: bool,
-    mut data: Segments<'a>,
-    memory: &MemoryView,
-    device: &Device,
-) -> Result<Result<BlkRequest<'a>, Status>, Malformed> {
-    let count = data.len() as usize / RANGE_SIZE;
-    // Neither the offered limit nor whole ranges: "unsupported", as other devices answer it.
-    if count == 0 || count > MAX_RANGES as usize || !data.len().is_multiple_of(RANGE_SIZE as u32) {
-        return Ok(Err(Status::Unsupp));
-    }
-    let mut ranges = Ranges { discard, count, list: Default::default() };
-    for slot in ranges.list.iter_mut().take(count) {
-        let (bytes, rest) = data.split_array(memory).map_err(Malformed::Header)?;
-        data = rest;
-        let range = Range::from_bytes(bytes);
-        // Unknown flags, and unmap on a discard: 5.2.6.2.
-        if range.flags & !RANGE_UNMAP != 0 || (discard && range.flags != 0) {
-            return Ok(Err(Status::Unsupp));
-        }
-        let len = u64::from(range.sectors) * SECTOR;
-        let Some(offset) = device.range(range.sector, len) else { return Ok(Err(Status::IoErr)) };
-        if range.sectors > MAX_RANGE_SECTORS {
-            return Ok(Err(Status::IoErr));
-        }
-        *slot = ByteRange { offset, len, may_unmap: range.flags & RANGE_UNMAP != 0 };
-    }
-    Ok(Ok(BlkRequest::Ranges(ranges)))
 }
