@@ -19,11 +19,12 @@ pub const HEADER_LEN: usize = 12;
 /// all known ones, and is still read to its end so that it can be refused by a reply.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// The most descriptors a message can come with.
-pub const MAX_FDS: usize = 8;
+/// The most regions SET_MEM_TABLE can name: 8 by the specification, but the front ends that use
+/// rust-vmm's crates, such as Cloud Hypervisor, send up to 32.
+pub const MAX_TABLE_REGIONS: usize = 32;
 
-/// The most regions SET_MEM_TABLE can name.
-pub const MAX_TABLE_REGIONS: usize = 8;
+/// The most descriptors a message can come with.
+pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
 
 /// The most bytes of config space that one message reads or writes.
 pub const MAX_CONFIG: usize = 256;
@@ -582,7 +583,7 @@ fn region(fields: &mut Fields) -> Result<RegionFields, WireError> {
 fn mem_table(fields: &mut Fields, fds: &mut Fds) -> Result<Vec<Region>, WireError> {
     let (count, _padding) = (fields.u32()?, fields.u32()?);
     let count = usize::try_from(count).ok().filter(|&n| n <= MAX_TABLE_REGIONS).ok_or(
-        WireError::Field { name: "number of regions", value: count.into(), allowed: "up to 8" },
+        WireError::Field { name: "number of regions", value: count.into(), allowed: "up to 32" },
     )?;
     // Front ends differ in whether the regions that are not there are sent.
     if fields.0.len() < 32 * count {

@@ -16,7 +16,7 @@ use block::request::{Op, Request};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
 use exports::vhost_user::{ExportError, Listen, VhostUserBlkConfig, VhostUserBlkExport};
 use guest_memory::test_util::{USER_BASE, memfd_region};
-use guest_memory::{GuestMemory, MemoryView, Region};
+use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
 use queue::driver::Driver;
 use queue::{QueueConfig, Segment};

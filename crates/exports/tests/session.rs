@@ -1,0 +1,375 @@
+//! The session as a state machine: what is agreed on, in which order, and what is refused.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use event_loop::EventLoop;
+use exports::vhost_user::device::{Device, DeviceOnLoop};
+use exports::vhost_user::session::{
+    Action, MAX_MEM_SLOTS, MAX_QUEUE_SIZE, RingSetup, Session, Step,
+    VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX, VIRTIO_F_RING_INDIRECT_DESC,
+    VIRTIO_F_VERSION_1, protocol_features,
+};
+use exports::vhost_user::wire::{ConfigWrite, Message, Reply, VringAddr};
+use exports::vhost_user::{NotEventfd, SessionError};
+use nix::sys::eventfd::EventFd;
+
+const FEATURES: u64 = 1 << 9 | 1 << 6;
+const ADDR: VringAddr = VringAddr { desc: 0x1000, avail: 0x2000, used: 0x3000, log: false };
+
+/// A device that writes down what is asked of it.
+#[derive(Default)]
+struct Paper(Mutex<Vec<String>>);
+
+impl Paper {
+    fn note(&self, line: impl Into<String>) {
+        self.0.lock().unwrap().push(line.into());
+    }
+
+    fn taken(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl Device for Paper {
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn set_features(&self, negotiated: u64) {
+        self.note(format!("features {negotiated:#x}"));
+    }
+
+    fn reset(&self) {
+        self.note("reset");
+    }
+
+    fn num_queues(&self) -> u16 {
+        2
+    }
+
+    fn config_space(&self) -> Vec<u8> {
+        vec![1, 2, 3, 4]
+    }
+
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
+        self.note(format!("write {data:?} at {offset}"));
+        if offset == 0 { Ok(()) } else { Err("read-only".into()) }
+    }
+
+    fn attach(self: Arc<Self>, _: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>> {
+        unreachable!("a session starts nothing")
+    }
+}
+
+fn session() -> (Session, Arc<Paper>) {
+    let device = Arc::new(Paper::default());
+    let session = Session::new(device.clone());
+    assert_eq!(device.taken(), ["features 0x0"]);
+    (session, device)
+}
+
+fn eventfd() -> OwnedFd {
+    EventFd::new().unwrap().into()
+}
+
+#[track_caller]
+fn done(session: &mut Session, message: Message) {
+    let step = session.handle(message);
+    assert!(matches!(step, Ok(Step::Done)), "{step:?}");
+}
+
+#[track_caller]
+fn replied(session: &mut Session, message: Message) -> Reply {
+    match session.handle(message) {
+        Ok(Step::Reply(reply)) => reply,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn refused(session: &mut Session, message: Message) -> SessionError {
+    session.handle(message).unwrap_err()
+}
+
+#[track_caller]
+fn kicked(session: &mut Session, index: u32) -> RingSetup {
+    match session.handle(Message::SetVringKick { index, fd: Some(eventfd()) }) {
+        Ok(Step::Do(Action::StartRing { index: i, setup })) if u32::from(i) == index => setup,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn describe(session: &mut Session, index: u32) {
+    done(session, Message::SetVringNum { index, num: 64 });
+    done(session, Message::SetVringAddr { index, addr: ADDR });
+}
+
+#[test]
+fn features_are_the_device_s_and_the_server_s() {
+    let (mut session, device) = session();
+    let offered = FEATURES
+        | VIRTIO_F_VERSION_1
+        | VIRTIO_F_RING_EVENT_IDX
+        | VIRTIO_F_RING_INDIRECT_DESC
+        | VHOST_USER_F_PROTOCOL_FEATURES;
+    assert_eq!(replied(&mut session, Message::GetFeatures), Reply::U64(offered));
+    done(&mut session, Message::SetFeatures(offered));
+    // What is vhost-user's does not concern the device.
+    let negotiated = offered & !VHOST_USER_F_PROTOCOL_FEATURES;
+    assert_eq!(device.taken(), [format!("features {negotiated:#x}")]);
+    let error = refused(&mut session, Message::SetFeatures(offered | 1 << 26));
+    assert_eq!(error, SessionError::Features(1 << 26));
+    assert_eq!(device.taken(), [""; 0]);
+    let all = protocol_features::OFFERED;
+    assert_eq!(replied(&mut session, Message::GetProtocolFeatures), Reply::U64(all));
+    assert!(!session.has_reply_ack());
+    done(&mut session, Message::SetProtocolFeatures(all));
+    assert!(session.has_reply_ack());
+    let error = refused(&mut session, Message::SetProtocolFeatures(all | 1 << 12));
+    assert_eq!(error, SessionError::ProtocolFeatures(1 << 12));
+    assert!(session.has_reply_ack());
+}
+
+#[test]
+fn numbers_that_front_ends_ask_for() {
+    let (mut session, _) = session();
+    assert_eq!(replied(&mut session, Message::GetQueueNum), Reply::U64(2));
+    let slots = MAX_MEM_SLOTS as u64;
+    assert_eq!(replied(&mut session, Message::GetMaxMemSlots), Reply::U64(slots));
+    done(&mut session, Message::SetStatus(7));
+    assert_eq!(replied(&mut session, Message::GetStatus), Reply::U64(7));
+    done(&mut session, Message::SetOwner);
+    done(&mut session, Message::ResetOwner);
+}
+
+#[test]
+fn a_ring_starts_with_its_kick_when_all_is_known() {
+    let (mut session, _) = session();
+    let features = VIRTIO_F_RING_EVENT_IDX | VHOST_USER_F_PROTOCOL_FEATURES;
+    done(&mut session, Message::SetFeatures(features));
+    let kick = || Message::SetVringKick { index: 1, fd: Some(eventfd()) };
+    let missing = |missing| SessionError::Incomplete { index: 1, missing };
+    assert_eq!(refused(&mut session, kick()), missing("SET_VRING_NUM"));
+    done(&mut session, Message::SetVringNum { index: 1, num: 64 });
+    assert_eq!(refused(&mut session, kick()), missing("SET_VRING_ADDR"));
+    done(&mut session, Message::SetVringAddr { index: 1, addr: ADDR });
+    done(&mut session, Message::SetVringBase { index: 1, base: 65535 });
+    let setup = kicked(&mut session, 1);
+    assert_eq!(setup.config.size, 64);
+    let config = setup.config;
+    assert_eq!((config.desc, config.avail, config.used), (0x1000, 0x2000, 0x3000));
+    assert_eq!((config.event_idx, config.indirect), (true, false));
+    assert_eq!(config.next_avail, 65535);
+    assert!(setup.kick.is_some() && setup.call.is_none() && setup.err.is_none());
+    // What is said of the other ring is another matter.
+    let kick = Message::SetVringKick { index: 0, fd: None };
+    assert!(matches!(refused(&mut session, kick), SessionError::Incomplete { index: 0, .. }));
+}
+
+#[test]
+fn without_a_descriptor_a_ring_is_polled() {
+    let (mut session, _) = session();
+    describe(&mut session, 0);
+    match session.handle(Message::SetVringKick { index: 0, fd: None }) {
+        Ok(Step::Do(Action::StartRing { setup, .. })) => assert!(setup.kick.is_none()),
+        other => panic!("{other:?}"),
+    }
+    let step = session.handle(Message::SetVringCall { index: 0, fd: None });
+    assert!(matches!(step, Ok(Step::Do(Action::SetCall { index: 0, call: None }))), "{step:?}");
+    let step = session.handle(Message::SetVringErr { index: 0, fd: None });
+    assert!(matches!(step, Ok(Step::Do(Action::SetErr { index: 0, err: None }))), "{step:?}");
+}
+
+#[test]
+fn call_and_err_given_before_the_start_are_there_at_the_start() {
+    let (mut session, _) = session();
+    describe(&mut session, 0);
+    let step = session.handle(Message::SetVringCall { index: 0, fd: Some(eventfd()) });
+    assert!(matches!(step, Ok(Step::Do(Action::SetCall { index: 0, call: Some(_) }))), "{step:?}");
+    let step = session.handle(Message::SetVringErr { index: 0, fd: Some(eventfd()) });
+    assert!(matches!(step, Ok(Step::Do(Action::SetErr { index: 0, err: Some(_) }))), "{step:?}");
+    let setup = kicked(&mut session, 0);
+    assert!(setup.call.is_some() && setup.err.is_some());
+}
+
+#[test]
+fn rings_are_enabled_at_once_only_without_protocol_features() {
+    for (features, enable, enabled) in [
+        (None, None, true),
+        (Some(0), None, true),
+        (Some(0), Some(false), false),
+        (Some(VHOST_USER_F_PROTOCOL_FEATURES), None, false),
+        (Some(VHOST_USER_F_PROTOCOL_FEATURES), Some(false), false),
+        (Some(VHOST_USER_F_PROTOCOL_FEATURES), Some(true), true),
+    ] {
+        let (mut session, _) = session();
+        if let Some(features) = features {
+            done(&mut session, Message::SetFeatures(features));
+        }
+        describe(&mut session, 0);
+        if let Some(enable) = enable {
+            done(&mut session, Message::SetVringEnable { index: 0, enable });
+        }
+        let got = kicked(&mut session, 0).enabled;
+        assert_eq!(got, enabled, "{features:?} {enable:?}");
+    }
+}
+
+#[test]
+fn a_ring_that_runs_can_be_disabled_stopped_and_not_changed() {
+    let (mut session, _) = session();
+    describe(&mut session, 0);
+    kicked(&mut session, 0);
+    // Not before it is known to run.
+    let index = 0;
+    assert_eq!(
+        replied(&mut session, Message::GetVringBase { index }),
+        Reply::VringState { index, num: 0 }
+    );
+    session.ring_started(0);
+    let step = session.handle(Message::SetVringEnable { index, enable: false });
+    let disabled = Step::Do(Action::SetEnabled { index: 0, enabled: false });
+    assert_eq!(format!("{step:?}"), format!("{:?}", Ok::<_, SessionError>(disabled)));
+    let running = SessionError::Running { index: 0 };
+    let other = VringAddr { desc: 0x8000, ..ADDR };
+    for message in [
+        Message::SetVringBase { index, base: 0 },
+        Message::SetVringNum { index, num: 128 },
+        Message::SetVringAddr { index, addr: other },
+        Message::SetFeatures(VIRTIO_F_VERSION_1),
+    ] {
+        assert_eq!(refused(&mut session, message), running);
+    }
+    // The same again changes nothing, and the other ring does not run.
+    describe(&mut session, 0);
+    done(&mut session, Message::SetFeatures(0));
+    done(&mut session, Message::SetVringBase { index: 1, base: 3 });
+    let step = session.handle(Message::GetVringBase { index });
+    assert!(matches!(step, Ok(Step::Do(Action::StopRing { index: 0 }))), "{step:?}");
+    assert_eq!(session.ring_stopped(0, Some(42)), Reply::VringState { index, num: 42 });
+    // It goes on there, with eventfds to come.
+    let setup = kicked(&mut session, 0);
+    assert_eq!(setup.config.next_avail, 42);
+    assert!(setup.call.is_none());
+}
+
+#[test]
+fn indexes_out_of_range_are_refused_by_all_that_have_one() {
+    let (mut session, _) = session();
+    for index in [2, 255, 65536, u32::MAX] {
+        let fd = || Some(eventfd());
+        for message in [
+            Message::SetVringNum { index, num: 64 },
+            Message::SetVringAddr { index, addr: ADDR },
+            Message::SetVringBase { index, base: 0 },
+            Message::GetVringBase { index },
+            Message::SetVringKick { index, fd: fd() },
+            Message::SetVringCall { index, fd: fd() },
+            Message::SetVringErr { index, fd: fd() },
+            Message::SetVringEnable { index, enable: true },
+        ] {
+            let error = refused(&mut session, message);
+            assert_eq!(error, SessionError::QueueIndex { index, num_queues: 2 });
+        }
+    }
+}
+
+#[test]
+fn queues_have_a_largest_size_and_no_log() {
+    let (mut session, _) = session();
+    done(&mut session, Message::SetVringNum { index: 0, num: MAX_QUEUE_SIZE });
+    let num = MAX_QUEUE_SIZE * 2;
+    let error = refused(&mut session, Message::SetVringNum { index: 0, num });
+    assert_eq!(error, SessionError::QueueSize(num));
+    let addr = VringAddr { log: true, ..ADDR };
+    let error = refused(&mut session, Message::SetVringAddr { index: 0, addr });
+    assert_eq!(error, SessionError::Log);
+}
+
+#[test]
+fn only_eventfds_are_taken_for_eventfds() {
+    let (mut session, _) = session();
+    describe(&mut session, 0);
+    let pipe = || nix::unistd::pipe().unwrap().1;
+    let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let dir = || OwnedFd::from(std::fs::File::open("/").unwrap());
+    let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+    for fd in [pipe, file, dir, socket] {
+        for message in [
+            Message::SetVringKick { index: 0, fd: Some(fd()) },
+            Message::SetVringCall { index: 0, fd: Some(fd()) },
+            Message::SetVringErr { index: 0, fd: Some(fd()) },
+        ] {
+            assert_eq!(refused(&mut session, message), SessionError::NotEventfd(NotEventfd));
+        }
+    }
+    let setup = kicked(&mut session, 0);
+    assert!(setup.call.is_none() && setup.err.is_none());
+}
+
+#[test]
+fn config_space_ends_in_zeroes_and_takes_what_the_device_takes() {
+    let (mut session, device) = session();
+    let mut read =
+        |offset, size| match replied(&mut session, Message::GetConfig { offset, size, flags: 5 }) {
+            Reply::Config { offset: o, flags: 5, data } if o == offset => data,
+            other => panic!("{other:?}"),
+        };
+    assert_eq!(read(0, 4), [1, 2, 3, 4]);
+    assert_eq!(read(2, 4), [3, 4, 0, 0]);
+    assert_eq!(read(u32::MAX, 2), [0, 0]);
+    assert_eq!(read(0, 0), [0; 0]);
+    device.taken();
+    let write = |offset| Message::SetConfig { offset, data: vec![9], writer: ConfigWrite::Driver };
+    done(&mut session, write(0));
+    let error = refused(&mut session, write(1));
+    assert_eq!(error, SessionError::Config("read-only".into()));
+    assert_eq!(device.taken(), ["write [9] at 0", "write [9] at 1"]);
+}
+
+#[test]
+fn a_look_at_config_space_before_the_start_resets_the_device_once() {
+    let look = || Message::GetConfig { offset: 0, size: 1, flags: 0 };
+    let (mut session, device) = session();
+    done(&mut session, Message::SetFeatures(FEATURES));
+    device.taken();
+    replied(&mut session, look());
+    let features = format!("features {FEATURES:#x}");
+    assert_eq!(device.taken(), ["reset", features.as_str()]);
+    replied(&mut session, look());
+    assert_eq!(device.taken(), [""; 0]);
+
+    let device = Arc::new(Paper::default());
+    let mut session = Session::new(device.clone());
+    describe(&mut session, 0);
+    session.ring_started(0);
+    device.taken();
+    replied(&mut session, look());
+    assert_eq!(device.taken(), [""; 0]);
+}
+
+#[test]
+fn a_reset_forgets_rings_features_and_status_but_not_protocol_features() {
+    for reset in [|| Message::ResetDevice, || Message::SetStatus(0)] {
+        let (mut session, device) = session();
+        done(&mut session, Message::SetProtocolFeatures(protocol_features::REPLY_ACK));
+        done(&mut session, Message::SetFeatures(FEATURES));
+        done(&mut session, Message::SetStatus(15));
+        describe(&mut session, 0);
+        kicked(&mut session, 0);
+        session.ring_started(0);
+        device.taken();
+        let step = session.handle(reset());
+        assert!(matches!(step, Ok(Step::Do(Action::ResetRings))), "{step:?}");
+        session.rings_reset();
+        assert_eq!(device.taken(), ["features 0x0"]);
+        assert_eq!(replied(&mut session, Message::GetStatus), Reply::U64(0));
+        assert!(session.has_reply_ack());
+        let kick = Message::SetVringKick { index: 0, fd: Some(eventfd()) };
+        assert!(matches!(refused(&mut session, kick), SessionError::Incomplete { .. }));
+        done(&mut session, Message::SetFeatures(FEATURES));
+    }
+}
