@@ -24,6 +24,7 @@ pub struct Guest {
     memory_mib: u32,
     cpus: u32,
     queues: u32,
+    device_options: String,
     disks: Vec<PathBuf>,
     attachment: Option<String>,
     reboots: bool,
@@ -56,6 +57,7 @@ impl Guest {
             memory_mib: 256,
             cpus: 2,
             queues: 1,
+            device_options: String::new(),
             disks: Vec::new(),
             attachment: None,
             reboots: false,
@@ -79,6 +81,12 @@ impl Guest {
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
         self.cpus = self.cpus.max(queues);
+        self
+    }
+
+    /// Gives each disk more options of QEMU's device `vhost-user-blk-pci`.
+    pub fn device_options(mut self, options: &str) -> Self {
+        self.device_options = format!(",{options}");
         self
     }
 
@@ -177,7 +185,7 @@ impl Guest {
             let (path, queues) = (socket.display(), self.queues);
             add("chardev", format!("socket,id=chardev{index},path={path}"));
             let device = format!("vhost-user-blk-pci,id=disk{index},chardev=chardev{index}");
-            add("device", format!("{device},num-queues={queues}"));
+            add("device", format!("{device},num-queues={queues}{}", self.device_options));
         }
         arguments
     }
@@ -224,9 +232,10 @@ impl Boot {
         if !status.success() {
             self.fail(&format!("QEMU ended with {status}"));
         }
-        if self.transcript.pop().as_deref() != Some("exit status: 0") {
+        if self.transcript.last().is_none_or(|last| last != "exit status: 0") {
             self.fail("the job failed");
         }
+        self.transcript.pop();
         std::mem::take(&mut self.transcript)
     }
 
