@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::future::Future;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, IoSlice, Read};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -12,12 +12,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use block::node::{BlockNode, Channel, Geometry};
-use block::request::{Op, Request};
+use block::request::{Op, Request as BlockRequest};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
+use exports::vhost_user::wire::{HEADER_LEN, Request};
 use exports::vhost_user::{ExportError, Listen, VhostUserBlkConfig, VhostUserBlkExport};
 use guest_memory::test_util::{USER_BASE, memfd_region};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use queue::driver::Driver;
 use queue::{QueueConfig, Segment};
 use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
@@ -66,7 +68,7 @@ impl RamDisk {
         self.gate.lock().unwrap().waiting.len()
     }
 
-    fn carry_out(&self, mut request: Request) {
+    fn carry_out(&self, mut request: BlockRequest) {
         let at = request.offset as usize;
         let mut data = self.data.lock().unwrap();
         match request.op {
@@ -117,7 +119,7 @@ struct RamChannel {
 }
 
 impl Channel for RamChannel {
-    fn submit(&self, request: Request) {
+    fn submit(&self, request: BlockRequest) {
         let mut gate = self.disk.gate.lock().unwrap();
         if !gate.closed {
             drop(gate);
@@ -413,4 +415,70 @@ pub(crate) fn vring_config(config: QueueConfig) -> VringConfigData {
         avail_ring_addr: config.avail,
         log_addr: None,
     }
+}
+
+/// A message's bytes; `flags` beside the version.
+pub(crate) fn message(request: Request, flags: u32, payload: &[u8]) -> Vec<u8> {
+    raw_message(request as u32, flags, payload)
+}
+
+pub(crate) const NEED_REPLY: u32 = 8;
+
+pub(crate) fn raw_message(code: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend(code.to_ne_bytes());
+    bytes.extend((1 | flags).to_ne_bytes());
+    bytes.extend((payload.len() as u32).to_ne_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Sends bytes, the descriptors with the first of them.
+pub(crate) fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) {
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control = if fds.is_empty() { &[] } else { rights.as_slice() };
+    let iov = [IoSlice::new(bytes)];
+    let sent = sendmsg::<()>(stream.as_raw_fd(), &iov, control, MsgFlags::MSG_NOSIGNAL, None);
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
+/// Reads a reply: the request's number and the payload. `None`: the connection was closed.
+pub(crate) fn receive(stream: &mut UnixStream) -> Option<(u32, Vec<u8>)> {
+    let mut header = [0; HEADER_LEN];
+    match stream.read_exact(&mut header) {
+        Ok(()) => {}
+        Err(error) => {
+            let kind = error.kind();
+            let closed = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+            assert!(closed.contains(&kind), "{error}");
+            return None;
+        }
+    }
+    let field = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+    assert_eq!(field(4), 5, "version 1, a reply");
+    let mut payload = vec![0; field(8) as usize];
+    stream.read_exact(&mut payload).unwrap();
+    Some((field(0), payload))
+}
+
+/// Sends a message and reads the number it is answered with.
+pub(crate) fn ask(stream: &mut UnixStream, request: Request, flags: u32, payload: &[u8]) -> u64 {
+    send_with(stream, &message(request, flags, payload), &[]);
+    number(stream, request as u32)
+}
+
+pub(crate) fn number(stream: &mut UnixStream, code: u32) -> u64 {
+    let (got, payload) = receive(stream).expect("a reply");
+    assert_eq!(got, code);
+    u64::from_ne_bytes(payload.try_into().unwrap())
+}
+
+/// Negotiates acknowledgements.
+pub(crate) fn with_reply_ack(mut stream: UnixStream) -> UnixStream {
+    let features = ask(&mut stream, Request::GetFeatures, 0, &[]);
+    send_with(&stream, &message(Request::SetFeatures, 0, &features.to_ne_bytes()), &[]);
+    let offered = ask(&mut stream, Request::GetProtocolFeatures, 0, &[]);
+    let offered = offered.to_ne_bytes();
+    assert_eq!(ask(&mut stream, Request::SetProtocolFeatures, NEED_REPLY, &offered), 0);
+    stream
 }
