@@ -25,6 +25,7 @@ pub struct Guest {
     cpus: u32,
     queues: u32,
     device_options: String,
+    chardev_options: String,
     disks: Vec<PathBuf>,
     attachment: Option<String>,
     reboots: bool,
@@ -58,6 +59,7 @@ impl Guest {
             cpus: 2,
             queues: 1,
             device_options: String::new(),
+            chardev_options: String::new(),
             disks: Vec::new(),
             attachment: None,
             reboots: false,
@@ -87,6 +89,12 @@ impl Guest {
     /// Gives each disk more options of QEMU's device `vhost-user-blk-pci`.
     pub fn device_options(mut self, options: &str) -> Self {
         self.device_options = format!(",{options}");
+        self
+    }
+
+    /// Gives the connection to each disk more options of QEMU's `-chardev socket`.
+    pub fn chardev_options(mut self, options: &str) -> Self {
+        self.chardev_options = format!(",{options}");
         self
     }
 
@@ -183,7 +191,8 @@ impl Guest {
         add("machine", "memory-backend=ram".into());
         for (index, socket) in self.disks.iter().enumerate() {
             let (path, queues) = (socket.display(), self.queues);
-            add("chardev", format!("socket,id=chardev{index},path={path}"));
+            let options = &self.chardev_options;
+            add("chardev", format!("socket,id=chardev{index},path={path}{options}"));
             let device = format!("vhost-user-blk-pci,id=disk{index},chardev=chardev{index}");
             add("device", format!("{device},num-queues={queues}{}", self.device_options));
         }
