@@ -99,8 +99,12 @@ impl QueueHandler {
     /// once: its kick may have come earlier.
     pub fn set_enabled(&self, enabled: bool) {
         self.enabled.set(enabled);
-        if enabled {
-            self.event_loop.section(|| self.take_turn());
+        if enabled
+            && self.event_loop.section(|| self.take_turn()) == Progress::More
+            && let Some(kick) = self.kick.get()
+        {
+            // No kick may come for the rest, which the driver put in before it was asked for one.
+            self.event_loop.call_again(kick);
         }
     }
 
@@ -157,7 +161,8 @@ impl QueueHandler {
 
     /// Takes requests: a bounded number, for the sake of other sources (contract E11).
     fn take_turn(&self) -> Progress {
-        if !self.enabled.get() {
+        // A broken queue was reported when it broke, not with each kick from then on.
+        if !self.enabled.get() || self.queue.is_broken() {
             return Progress::Done;
         }
         let Some(me) = self.me.upgrade() else { return Progress::Done };
