@@ -310,3 +310,18 @@ fn stopping_the_export_finishes_what_is_in_flight_and_flushes() {
     assert!(!daemon.socket().exists());
     vmm.front_end.get_features().unwrap_err();
 }
+
+#[test]
+fn a_queue_that_is_full_when_it_starts_is_served_on() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.guest.offer_flushes(0, QUEUE_SIZE.into());
+    // A kick that went to another back end.
+    vmm.guest.queues[0].kick.read().unwrap();
+    vmm.start();
+    for _ in 0..QUEUE_SIZE {
+        assert_eq!(vmm.guest.wait(0), 0);
+    }
+    vmm.guest.offer_flushes(0, 1);
+    assert_eq!(vmm.guest.wait(0), 0);
+}

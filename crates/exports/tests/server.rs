@@ -238,6 +238,12 @@ fn a_ring_without_kick_and_call_is_polled() {
     let enable = [0, 1u32].map(u32::to_ne_bytes).concat();
     assert_eq!(ask(&mut stream, Request::SetVringEnable, NEED_REPLY, &enable), 0);
     eventually("the first request", || guest.reap(0) == Some(0));
+    guest.offer(0, 1, 5, &[5; SECTOR]);
+    eventually("the second request", || guest.reap(0) == Some(0));
+    let base = message(Request::GetVringBase, 0, &[0; 8]);
+    send_with(&stream, &base, &[]);
+    let want = [0u32, 2].map(u32::to_ne_bytes).concat();
+    assert_eq!(receive(&mut stream), Some((Request::GetVringBase as u32, want)));
 }
 
 #[test]

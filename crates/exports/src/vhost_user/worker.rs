@@ -5,10 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use event_loop::{EventLoop, LoopGone, LoopHandle, oneshot};
@@ -23,6 +23,9 @@ use super::session::RingSetup;
 
 type Job = Box<dyn FnOnce(&Worker) + Send>;
 
+/// How often a ring without a kick eventfd is looked at, nanoseconds.
+const LOOK_NS: u64 = 250_000;
+
 /// The control plane's way to a [`Worker`]. Dropping it ends the worker.
 pub(crate) struct WorkerHandle {
     jobs: mailbox::Sender<Job>,
@@ -33,7 +36,20 @@ pub(crate) struct Worker {
     event_loop: EventLoop,
     device: Arc<dyn Device>,
     on_loop: OnceCell<Rc<dyn DeviceOnLoop>>,
-    rings: RefCell<BTreeMap<u16, Rc<dyn RunningQueue>>>,
+    rings: RefCell<BTreeMap<u16, Rc<Ring>>>,
+}
+
+/// A ring that runs here.
+struct Ring {
+    queue: Rc<dyn RunningQueue>,
+    enabled: Cell<bool>,
+}
+
+impl Ring {
+    fn set_enabled(&self, enabled: bool) {
+        self.enabled.set(enabled);
+        self.queue.set_enabled(enabled);
+    }
 }
 
 impl WorkerHandle {
@@ -92,8 +108,13 @@ impl Worker {
         // An export whose device could not attach does not start.
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
         let queue = Queue::new(MemoryView::new(memory), setup.config)?;
-        let ring = on_loop.start_queue(index, queue, setup.kick, setup.call);
-        ring.set_err(setup.err);
+        let has_kick = setup.kick.is_some();
+        let queue = on_loop.start_queue(index, queue, setup.kick, setup.call);
+        queue.set_err(setup.err);
+        let ring = Rc::new(Ring { queue, enabled: Cell::new(false) });
+        if !has_kick {
+            self.event_loop.spawn(look_now_and_then(self.event_loop.clone(), Rc::downgrade(&ring)));
+        }
         ring.set_enabled(setup.enabled);
         self.rings.borrow_mut().insert(index, ring);
         Ok(())
@@ -102,8 +123,9 @@ impl Worker {
     /// Stops a ring. The answer is its base, once what was in flight is done.
     pub(crate) fn stop(&self, index: u16, answer: oneshot::Sender<u16>) {
         let Some(ring) = self.rings.borrow_mut().remove(&index) else { return };
+        ring.enabled.set(false);
         let (sender, stopped) = oneshot::channel();
-        ring.stop(Box::new(move |base| sender.send(base)));
+        ring.queue.stop(Box::new(move |base| sender.send(base)));
         self.event_loop.spawn(async move {
             if let Ok(base) = stopped.await {
                 // Before the answer: whoever gets it may unmap, and look for what is left open.
@@ -119,7 +141,8 @@ impl Worker {
         memory: &Arc<GuestMemory>,
     ) -> Result<(), (u16, QueueError)> {
         for (&index, ring) in self.rings.borrow().iter() {
-            ring.replace_memory(MemoryView::new(memory.clone())).map_err(|error| (index, error))?;
+            let view = MemoryView::new(memory.clone());
+            ring.queue.replace_memory(view).map_err(|error| (index, error))?;
         }
         Ok(())
     }
@@ -127,7 +150,7 @@ impl Worker {
     /// Sets the call eventfd of a ring that runs, then signals it.
     pub(crate) fn set_call(&self, index: u16, call: Option<EventFd>) {
         if let Some(ring) = self.ring(index) {
-            ring.set_call(call.clone());
+            ring.queue.set_call(call.clone());
         }
         if let Some(call) = call {
             call.signal();
@@ -137,7 +160,7 @@ impl Worker {
     /// Sets the err eventfd of a ring that runs.
     pub(crate) fn set_err(&self, index: u16, err: Option<EventFd>) {
         if let Some(ring) = self.ring(index) {
-            ring.set_err(err);
+            ring.queue.set_err(err);
         }
     }
 
@@ -157,7 +180,18 @@ impl Worker {
     }
 
     /// Out of the borrow, as a ring may take requests, and answer them, when it is enabled.
-    fn ring(&self, index: u16) -> Option<Rc<dyn RunningQueue>> {
+    fn ring(&self, index: u16) -> Option<Rc<Ring>> {
         self.rings.borrow().get(&index).cloned()
+    }
+}
+
+/// Polls a ring whose driver does not kick, until it is stopped.
+async fn look_now_and_then(event_loop: EventLoop, ring: Weak<Ring>) {
+    loop {
+        event_loop.sleep_until(event_loop.now_ns() + LOOK_NS).await;
+        let Some(ring) = ring.upgrade() else { return };
+        if ring.enabled.get() {
+            ring.set_enabled(true);
+        }
     }
 }

@@ -372,6 +372,26 @@ impl Guest {
         }
     }
 
+    /// Offers flushes by indirect tables, so that each takes one descriptor, and kicks.
+    pub(crate) fn offer_flushes(&mut self, queue: usize, count: usize) {
+        let GuestQueue { driver, kick, data: at, .. } = &mut self.queues[queue];
+        let at = *at;
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&4u32.to_le_bytes());
+        self.view.write_bytes(at, &header).unwrap();
+        let header = Segment { addr: at, len: 16 };
+        let status = Segment { addr: at + 0x800, len: 1 };
+        for i in 0..count {
+            driver
+                .add_indirect(at + 0x2000 + i as u64 * 32, &[header], &[status])
+                .unwrap()
+                .unwrap();
+        }
+        if driver.publish() {
+            kick.write(1).unwrap();
+        }
+    }
+
     /// Whether the request on a queue is done; its status if so.
     pub(crate) fn reap(&mut self, queue: usize) -> Option<u8> {
         let GuestQueue { driver, data, .. } = &mut self.queues[queue];
