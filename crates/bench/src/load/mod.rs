@@ -185,6 +185,13 @@ impl Running {
         self.workers.iter().any(|(_, thread)| thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
+    /// Tells the client's threads to end, whatever is in flight. Dropping does that and waits.
+    pub(crate) fn abandon(&self) {
+        for (shared, _) in &self.workers {
+            shared.abandon.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Waits for what is in flight and ends the load: the latencies measured (ns), and how many
     /// requests were served in all.
     pub(crate) fn finish(mut self) -> Result<(Histogram<u64>, u64)> {
@@ -206,9 +213,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        for (shared, _) in &self.workers {
-            shared.abandon.store(true, Ordering::Relaxed);
-        }
+        self.abandon();
         for (_, thread) in &mut self.workers {
             if let Some(thread) = thread.take() {
                 // An error of the client is of no interest to one who has given up on it.

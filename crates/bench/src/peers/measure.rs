@@ -163,6 +163,8 @@ impl Bench {
         std::thread::sleep(self.run_time);
         let after = Usage::read(server.pid())?;
         server.check()?;
+        // All at once: each takes a moment to wake up.
+        clients.iter().for_each(Running::abandon);
         drop(clients);
         server.stop()?;
         let seconds = (after.at - before.at).as_secs_f64();
