@@ -7,8 +7,7 @@ use std::process::{Command, Stdio};
 use integration::pattern::splitmix64;
 use integration::{BlkClient, Image, Scratch, Server, ServerCommand, eventually, pattern};
 
-const KILLS: u64 = 100;
-/// After so many the daemon is looked at for the first time.
+/// After so many kills the daemon is looked at for the first time.
 const WARM: u64 = 10;
 const MIB: u64 = 8;
 
@@ -55,19 +54,24 @@ fn verify(server: &Server, written: &mut [u64]) -> BlkClient {
     client
 }
 
-#[test]
-fn a_hundred_front_ends_are_killed() {
+/// Has `kills` front ends killed. A pool of threads has between none and `pool` at any time.
+fn front_ends_are_killed(
+    kills: u64,
+    file_options: &str,
+    pool: usize,
+    wrap: fn(ServerCommand<'_>) -> ServerCommand<'_>,
+) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
-    let server = ServerCommand::new(&scratch)
+    let server = wrap(ServerCommand::new(&scratch))
         .iothread("io0")
-        .file("disk", &image, "aio=io_uring,cache.direct=on")
+        .file("disk", &image, file_options)
         .export("disk", "num-queues=2,iothread=io0")
         .start();
     let mut written = vec![0; (MIB << 20) as usize / pattern::BLOCK];
     let mut random = 1;
     let (mut open_files, mut threads, mut mappings, mut memory) = (0, 0, 0, 0);
-    for kill in 1..=KILLS {
+    for kill in 1..=kills {
         // Now and then at once, while the connection is made.
         let acknowledgements = match splitmix64(&mut random) % 400 {
             short if short < 40 => 0,
@@ -76,22 +80,20 @@ fn a_hundred_front_ends_are_killed() {
         write_and_kill(&server, kill, acknowledgements, &mut written);
         let client = verify(&server, &mut written);
         // Looked at while a front end is connected: with it the daemon has all that it will ever have.
-        match kill {
-            WARM => {
-                open_files = server.open_files();
-                threads = server.threads();
-                mappings = server.guest_mappings();
-                memory = server.private_kib();
-            }
-            KILLS => {
-                eventually("the killed front ends' files to be closed", || {
-                    (server.open_files() == open_files).then_some(())
-                });
-                assert_eq!(server.threads(), threads, "threads");
-                assert_eq!(server.guest_mappings(), mappings, "mappings of front ends' memory");
-                assert!(server.private_kib() < memory + 1024, "from {memory} KiB");
-            }
-            _ => {}
+        if kill == WARM {
+            open_files = server.open_files();
+            threads = server.threads();
+            mappings = server.guest_mappings();
+            memory = server.private_kib();
+        }
+        if kill == kills {
+            eventually("the killed front ends' files to be closed", || {
+                (server.open_files() == open_files).then_some(())
+            });
+            assert!(server.threads() <= threads + pool, "from {threads} threads");
+            assert_eq!(server.guest_mappings(), mappings, "mappings of front ends' memory");
+            let now = server.private_kib();
+            assert!(now < memory + 1024, "{memory} KiB have become {now}");
         }
         drop(client);
     }
@@ -100,4 +102,21 @@ fn a_hundred_front_ends_are_killed() {
         let block = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
         assert_eq!(pattern::generation(index, &block), Ok(generation));
     }
+}
+
+#[test]
+fn a_hundred_times() {
+    front_ends_are_killed(100, "aio=io_uring,cache.direct=on", 0, |server| server);
+}
+
+#[test]
+fn on_the_thread_pool() {
+    front_ends_are_killed(30, "aio=threads", 64, |server| server);
+}
+
+#[test]
+fn with_epoll() {
+    front_ends_are_killed(30, "cache.direct=on", 64, |server| {
+        server.wrapped_by(env!("CARGO_BIN_EXE_deny-io-uring"))
+    });
 }
