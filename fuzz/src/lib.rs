@@ -5,6 +5,7 @@
 
 pub mod input;
 pub mod queue;
+pub mod vhost_user;
 
 #[cfg(test)]
 mod tests {
@@ -24,5 +25,10 @@ mod tests {
     #[test]
     fn queue() {
         replay("queue", super::queue::run);
+    }
+
+    #[test]
+    fn vhost_user() {
+        replay("vhost_user", super::vhost_user::run);
     }
 }
