@@ -2,20 +2,17 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::event_loop::EventLoop;
+use crate::flag::Flag;
 use crate::handle::{LoopHandle, Message};
-
-/// Whether a bottom half is scheduled and has not begun to run.
-#[derive(Default)]
-pub(crate) struct Flag(AtomicBool);
 
 /// A callback of a loop, for any thread to schedule. Scheduling it again before it has begun to run
 /// changes nothing; scheduling it from then on makes it run once more.
 #[derive(Clone)]
 pub struct BottomHalf {
     id: u64,
+    /// Raised from when it is scheduled to when it begins to run.
     flag: Arc<Flag>,
     handle: LoopHandle,
 }
@@ -23,7 +20,7 @@ pub struct BottomHalf {
 impl BottomHalf {
     /// Makes the loop run the callback soon.
     pub fn schedule(&self) {
-        if !self.flag.0.swap(true, Ordering::AcqRel) {
+        if self.flag.raise() {
             // A loop that is gone runs nothing.
             let _ = self.handle.send(Message::BottomHalf(self.id, self.flag.clone()));
         }
@@ -37,7 +34,7 @@ impl EventLoop {
         let id = self.0.next_bottom_half.get();
         self.0.next_bottom_half.set(id + 1);
         self.0.bottom_halves.borrow_mut().insert(id, Rc::new(call));
-        BottomHalf { id, flag: Arc::default(), handle: self.handle() }
+        BottomHalf { id, flag: Arc::new(Flag::new(false)), handle: self.handle() }
     }
 
     /// Drops a bottom half's callback; it does not run again, though it be scheduled.
@@ -48,7 +45,7 @@ impl EventLoop {
 
     pub(crate) fn run_bottom_half(&self, id: u64, flag: &Flag) {
         // Before it runs, so that scheduling it meanwhile counts.
-        flag.0.store(false, Ordering::Release);
+        flag.lower();
         let call = self.0.bottom_halves.borrow().get(&id).cloned();
         if let Some(call) = call {
             call();

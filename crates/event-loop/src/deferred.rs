@@ -32,6 +32,10 @@ impl Deferred {
         }
     }
 
+    pub(crate) fn in_section(&self) -> bool {
+        self.depth.get() > 0
+    }
+
     pub(crate) fn enter(&self) {
         self.depth.set(self.depth.get() + 1);
     }

@@ -18,7 +18,7 @@ use crate::op::{Engine, FileInner, IoOp, IoTarget, LoopFile};
 use crate::polling::Poller;
 use crate::polling::policy::PollParams;
 use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
-use crate::ring::{Completion, Ring, RingOp, Wait};
+use crate::ring::{Completion, Ring, RingOp};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
 use crate::task::Tasks;
@@ -26,7 +26,7 @@ use crate::thread_pool::{Job, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 
 /// Completions taken from the ring at once, and thus per iteration (contract E11).
-const REAP_BATCH: usize = 256;
+pub(crate) const REAP_BATCH: usize = 256;
 
 /// How to create a loop.
 #[derive(Debug, Clone)]
@@ -79,19 +79,32 @@ pub(crate) struct Inner {
     pub(crate) tasks: Tasks,
     pub(crate) shared: Arc<Shared>,
     pub(crate) poller: Poller,
-    pool: RefCell<Option<ThreadPool>>,
+    pub(crate) pool: RefCell<Option<ThreadPool>>,
     pool_config: ThreadPoolConfig,
     /// Operations with the thread pool.
     pub(crate) with_pool: Cell<usize>,
     /// Lists reused between iterations.
     pub(crate) polled: RefCell<Vec<(SlotId, Rc<Entry>)>>,
     pub(crate) reaped: RefCell<Vec<Completion>>,
-    pub(crate) messages: RefCell<Vec<Message>>,
+    /// Messages taken from the inbox and not dispatched yet.
+    pub(crate) messages: RefCell<VecDeque<Message>>,
+    /// Completions of operations that went nowhere: refused, or not to be had.
+    pub(crate) refused: RefCell<VecDeque<Completion>>,
     /// By id, which is never used again: a message on its way must not run somebody else's.
     pub(crate) bottom_halves: RefCell<HashMap<u64, Rc<dyn Fn()>>>,
     pub(crate) next_bottom_half: Cell<u64>,
+    /// The loop is to stop.
     pub(crate) stopping: Cell<bool>,
+    /// It is letting go of everything, or has; nothing new is begun.
+    pub(crate) closing: Cell<bool>,
+    /// An iteration is under way.
+    pub(crate) turning: Cell<bool>,
+    /// The errno with which the loop's own wake-up poll failed: it would be deaf.
+    pub(crate) deaf: Cell<Option<i32>>,
 }
+
+/// Room for operations that a loop begins with, and most it can be asked for: io_uring's own.
+const MAX_ENTRIES: u32 = 32768;
 
 impl EventLoop {
     /// Creates a loop on the calling thread, which is the only one that will enter its ring.
@@ -101,11 +114,17 @@ impl EventLoop {
     /// Names the system call and its errno. Where io_uring is not to be had the loop runs on epoll,
     /// which is no error: see [`EventLoop::ring`].
     pub fn new(config: LoopConfig) -> Result<Self, SetupError> {
-        let (ring, chosen) = setup::set_up(config.ring, config.entries)?;
+        let entries = config.entries.clamp(1, MAX_ENTRIES);
+        let (ring, chosen) = setup::set_up(config.ring, entries)?;
+        log::info!("{}: {chosen}", config.name);
         Self::with_ring(config, ring, chosen, Box::new(MonotonicClock::new()))
     }
 
     /// Creates a loop over a ring and a clock of the caller's: a simulation.
+    ///
+    /// # Errors
+    ///
+    /// Names the system call and its errno.
     pub fn with_ring(
         config: LoopConfig,
         ring: Box<dyn Ring>,
@@ -115,14 +134,15 @@ impl EventLoop {
         let shared =
             Shared::new(&config.name).map_err(|error| SetupError { call: "eventfd", error })?;
         let keep_sources = chosen.flags.is_none();
+        let entries = config.entries.clamp(1, MAX_ENTRIES);
         let event_loop = EventLoop(Rc::new(Inner {
             does_file_io: ring.does_file_io(),
             ring: RefCell::new(ring),
             chosen,
             clock,
             now: Cell::new(None),
-            slots: RefCell::new(Slots::with_capacity(config.entries)),
-            backlog: RefCell::new(VecDeque::with_capacity(config.entries as usize)),
+            slots: RefCell::new(Slots::with_capacity(entries)),
+            backlog: RefCell::new(VecDeque::with_capacity(entries as usize)),
             handlers: RefCell::default(),
             timers: RefCell::default(),
             deferred: Deferred::default(),
@@ -137,7 +157,11 @@ impl EventLoop {
             messages: RefCell::default(),
             bottom_halves: RefCell::default(),
             next_bottom_half: Cell::new(0),
+            refused: RefCell::default(),
             stopping: Cell::new(false),
+            closing: Cell::new(false),
+            turning: Cell::new(false),
+            deaf: Cell::new(None),
         }));
         event_loop.arm_wake();
         Ok(event_loop)
@@ -161,6 +185,12 @@ impl EventLoop {
     /// What the loop has done so far.
     pub fn stats(&self) -> &LoopStats {
         &self.0.shared.stats
+    }
+
+    /// Whether [`LoopHandle::stop`] has been taken note of: an embedder calls
+    /// [`shut_down`](Self::shut_down) then.
+    pub fn is_stopping(&self) -> bool {
+        self.0.stopping.get()
     }
 
     /// Monotonic time, nanoseconds, the same throughout one iteration.
@@ -194,7 +224,8 @@ impl EventLoop {
     /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
     ///
     /// Submitted with the loop's next system call. The loop keeps file and memory until the
-    /// completion, whatever the caller drops (contract E8).
+    /// completion, whatever the caller drops (contract E8). A loop that has begun to
+    /// [shut down](Self::shut_down) answers `-ECANCELED`; an offset beyond 2^63 - 1 gets `-EINVAL`.
     pub fn submit(
         &self,
         file: &LoopFile,
@@ -206,18 +237,40 @@ impl EventLoop {
     ) {
         let mut in_flight =
             InFlight { op, engine, file: file.clone(), bufs, target: target.clone(), token };
+        let refused = match op {
+            _ if self.0.closing.get() => Some(libc::ECANCELED),
+            // -1 would mean the file's own position, preadv2(2).
+            IoOp::Read { offset } | IoOp::Write { offset, .. } if offset > i64::MAX as u64 => {
+                Some(libc::EINVAL)
+            }
+            _ => None,
+        };
         let ring_op = match engine {
-            Engine::Uring if self.0.does_file_io => in_flight.ring_op(),
+            Engine::Uring if self.0.does_file_io && refused.is_none() => {
+                // On another loop a registered file goes by its descriptor.
+                let fixed = file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
+                in_flight.ring_op(fixed.map(FixedFile::index))
+            }
             _ => None,
         };
         if ring_op.is_none() {
             in_flight.engine = Engine::Threads;
         }
         let id = self.0.slots.borrow_mut().insert(in_flight);
-        match ring_op {
-            Some(op) => self.push(op, UserData::Op(id)),
-            None => self.submit_to_pool(id),
+        match (ring_op, refused) {
+            (Some(op), _) => self.push(op, UserData::Op(id)),
+            (None, None) => self.submit_to_pool(id),
+            (None, Some(errno)) => {
+                self.stats().submitted.add(1);
+                self.refuse(UserData::Op(id).pack(), errno);
+            }
         }
+    }
+
+    /// Completes an operation with an error, in the next iteration.
+    fn refuse(&self, user_data: u64, errno: i32) {
+        let completion = Completion { user_data, result: -errno, more: false };
+        self.0.refused.borrow_mut().push_back(completion);
     }
 
     /// Queues a ring operation; where the queue is full, for later.
@@ -251,7 +304,6 @@ impl EventLoop {
         let job = Job { op: BlockingOp::new(in_flight), user_data: UserData::Op(id).pack() };
         drop(slots);
         self.stats().submitted.add(1);
-        self.0.with_pool.set(self.0.with_pool.get() + 1);
         let mut pool = self.0.pool.borrow_mut();
         let pool = pool.get_or_insert_with(|| {
             let handle = self.handle();
@@ -259,9 +311,11 @@ impl EventLoop {
                 handle.send_pool_result(user_data, result);
             })
         });
-        if let Err((job, error)) = pool.submit(job) {
-            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-            self.handle().send_pool_result(job.user_data, -errno);
+        match pool.submit(job) {
+            Ok(()) => self.0.with_pool.set(self.0.with_pool.get() + 1),
+            Err((job, error)) => {
+                self.refuse(job.user_data, error.raw_os_error().unwrap_or(libc::EAGAIN));
+            }
         }
     }
 
@@ -273,7 +327,8 @@ impl EventLoop {
     // ---- timers, handlers, deferred calls ------------------------------------------------------
 
     /// Completes under `token`, with result 0 and no memory, when [`now_ns`](Self::now_ns) has
-    /// reached `deadline_ns`; never before the next iteration.
+    /// reached `deadline_ns`; never before the next iteration. A loop that shuts down completes it
+    /// with `-ECANCELED`.
     pub fn submit_timer(&self, deadline_ns: u64, target: &Rc<dyn IoTarget>, token: u32) -> TimerId {
         self.0.timers.borrow_mut().add(deadline_ns, target.clone(), token)
     }
@@ -282,8 +337,10 @@ impl EventLoop {
     pub fn add_timer(&self, deadline_ns: u64, call: impl FnOnce() + 'static) -> TimerId {
         struct Once<F>(Cell<Option<F>>);
         impl<F: FnOnce()> IoTarget for Once<F> {
-            fn complete(&self, _token: u32, _result: i32, _bufs: IoBufs) {
-                if let Some(call) = self.0.take() {
+            fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
+                if let Some(call) = self.0.take()
+                    && result == 0
+                {
                     call();
                 }
             }
@@ -294,8 +351,8 @@ impl EventLoop {
 
     /// Cancels a timer. `false`: it has run.
     pub fn cancel_timer(&self, id: TimerId) -> bool {
-        let target = self.0.timers.borrow_mut().cancel(id);
-        target.is_some()
+        let timer = self.0.timers.borrow_mut().cancel(id);
+        timer.is_some()
     }
 
     /// Watches a descriptor for `events` (`POLL*` bits). Its file stays open at least as long.
@@ -316,7 +373,7 @@ impl EventLoop {
     pub fn remove_handler(&self, id: HandlerId) {
         let removed = self.0.handlers.borrow_mut().remove(id);
         if let Some((entry, armed)) = removed {
-            if entry.source.in_set.get() && self.0.poller.is_polling() {
+            if entry.source.in_set.replace(false) && self.0.poller.is_polling() {
                 entry.handler.poll_end();
             }
             if armed {
@@ -324,6 +381,12 @@ impl EventLoop {
                 self.push(RingOp::PollRemove { user_data: poll }, UserData::Ignored);
             }
         }
+    }
+
+    /// Calls a handler in the next iteration, event or not, as if it had returned
+    /// [`Progress::More`](crate::Progress::More).
+    pub fn call_again(&self, id: HandlerId) {
+        self.0.handlers.borrow_mut().list_ready(id.0);
     }
 
     /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. All callbacks
@@ -352,14 +415,10 @@ impl EventLoop {
         Some(unsafe { BorrowedFd::borrow_raw(raw) })
     }
 
-    fn arm_wake(&self) {
+    pub(crate) fn arm_wake(&self) {
         let fd = self.0.shared.wake_fd().as_fd().as_raw_fd();
         let op = RingOp::PollAdd { fd, events: libc::POLLIN as u32, multishot: true };
         self.push(op, UserData::Wake);
-    }
-
-    pub(crate) fn rearm_wake(&self) {
-        self.arm_wake();
     }
 
     pub(crate) fn close_pool(&self) {
@@ -375,8 +434,12 @@ pub(crate) struct FixedFile {
 }
 
 impl FixedFile {
-    pub(crate) fn index(&self) -> u32 {
+    fn index(&self) -> u32 {
         self.index
+    }
+
+    fn is_of(&self, inner: &Rc<Inner>) -> bool {
+        std::ptr::eq(self.inner.as_ptr(), Rc::as_ptr(inner))
     }
 }
 
@@ -386,42 +449,6 @@ impl Drop for FixedFile {
             && let Ok(mut ring) = inner.ring.try_borrow_mut()
         {
             ring.unregister_file(self.index);
-        }
-    }
-}
-
-impl Drop for Inner {
-    /// Memory in slots may still be written to: it is freed once its operations are done, or, if
-    /// the ring fails, never (contract E8).
-    fn drop(&mut self) {
-        drop(self.pool.take());
-        let slots = self.slots.get_mut();
-        let ring = self.ring.get_mut();
-        let mut reaped = Vec::with_capacity(REAP_BATCH);
-        for id in slots.ids() {
-            // Pool threads have been joined above; what they did is done.
-            if slots.get(id).is_some_and(|op| op.engine == Engine::Threads) {
-                drop(slots.remove(id));
-            }
-        }
-        while slots.in_flight() > 0 {
-            while let Some((op, user_data)) = self.backlog.get_mut().front() {
-                // SAFETY: what `op` points to is in its slot still.
-                if !unsafe { ring.push(op, *user_data) } {
-                    break;
-                }
-                self.backlog.get_mut().pop_front();
-            }
-            if ring.enter(Wait::Forever).is_err() {
-                std::mem::forget(std::mem::replace(slots, Slots::with_capacity(0)));
-                return;
-            }
-            ring.reap(&mut reaped);
-            for completion in reaped.drain(..) {
-                if let UserData::Op(id) = UserData::unpack(completion.user_data) {
-                    drop(slots.remove(id));
-                }
-            }
         }
     }
 }

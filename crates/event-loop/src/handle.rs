@@ -8,6 +8,7 @@ use std::sync::Arc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::event_loop::EventLoop;
+use crate::flag::Flag;
 use crate::inbox::{Inbox, Pushed};
 use crate::stats::LoopStats;
 
@@ -16,7 +17,7 @@ pub(crate) enum Message {
     /// Run this on the loop.
     Call(Box<dyn FnOnce(&EventLoop) + Send>),
     /// A bottom half was scheduled.
-    BottomHalf(u64, Arc<crate::bottom_half::Flag>),
+    BottomHalf(u64, Arc<Flag>),
     /// A task's waker was called.
     WakeTask(Arc<crate::task::TaskWaker>),
     /// A pool thread has finished an operation.
@@ -42,7 +43,9 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(name: &str) -> io::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Shared { name: name.into(), inbox: Inbox::new(), wake, stats: LoopStats::default() })
+        // A thread cannot be named with a NUL in it.
+        let name = name.replace('\0', "");
+        Ok(Shared { name, inbox: Inbox::new(), wake, stats: LoopStats::default() })
     }
 
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
@@ -57,6 +60,7 @@ impl Shared {
             Ok(Pushed::WakeIt) => {
                 // The counter cannot overflow: it would take 2^64 wake-ups.
                 let _ = self.wake.write(1);
+                self.stats.wakes.add_from_any_thread(1);
                 Ok(())
             }
             Err(_) => Err(LoopGone),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::polling::policy::SourceInterval;
-use crate::ring::RingOp;
+use crate::ring::{RingOp, is_transient};
 use crate::slots::{GENERATION_MASK, SlotId, UserData};
 
 /// A source of events: a file descriptor and, optionally, a way to look for events without one.
@@ -173,18 +173,22 @@ impl Handlers {
     /// A poll completed with `result`, a mask or a negated errno; `more` events will follow.
     pub(crate) fn fired(&mut self, id: SlotId, result: i32, more: bool) {
         let Some(entry) = self.get(id) else { return };
+        if !more {
+            entry.armed.set(false);
+            // Out of memory for a moment, say: a handler must not go deaf for that.
+            if result >= 0 || is_transient(-result) {
+                self.to_arm.push(id);
+            }
+        }
+        let Some(entry) = self.get(id) else { return };
+        if result < 0 && is_transient(-result) {
+            return;
+        }
         // A poll that cannot be had shows as an error on the descriptor.
         let events = u32::try_from(result).unwrap_or(libc::POLLERR as u32);
         entry.fired.set(entry.fired.get() | events);
-        let rearm = !more && result >= 0;
-        if !more {
-            entry.armed.set(false);
-        }
         if !entry.listed.replace(true) {
             self.ready.push(id);
-        }
-        if rearm {
-            self.to_arm.push(id);
         }
     }
 

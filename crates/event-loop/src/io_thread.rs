@@ -21,7 +21,8 @@ pub struct IoThreadConfig {
     pub cpus: Vec<usize>,
 }
 
-/// A thread that runs an event loop. Dropping it stops and joins it.
+/// A thread that runs an event loop. Dropping it stops and joins it (but on that very thread, where
+/// it only stops).
 pub struct IoThread {
     handle: LoopHandle,
     ring: Chosen,
@@ -60,7 +61,8 @@ impl IoThread {
     /// comes back here, with the name of the call and the errno, and the thread is gone.
     pub fn spawn(config: IoThreadConfig) -> Result<IoThread, SpawnError> {
         let (born, birth) = mpsc::sync_channel(1);
-        let name: String = config.event_loop.name.chars().take(15).collect();
+        // A NUL cannot be in a name; the kernel cuts it to 15 bytes.
+        let name = config.event_loop.name.replace('\0', "");
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || {
@@ -122,6 +124,10 @@ impl IoThread {
     fn join(&mut self) -> io::Result<()> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         self.handle.stop();
+        if thread.thread().id() == std::thread::current().id() {
+            // Dropped by its own loop: it cannot wait for itself, and ends after this iteration.
+            return Ok(());
+        }
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the I/O thread panicked")))
     }
 }

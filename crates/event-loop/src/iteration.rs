@@ -4,13 +4,26 @@
 //! be armed included, is submitted by the call that waits. While the loop polls, an iteration either
 //! submits or spins, never both.
 
+use std::cell::Cell;
 use std::io;
 
 use crate::event_loop::EventLoop;
 use crate::handle::Message;
 use crate::handlers::Progress;
-use crate::ring::{Completion, Ready, Wait};
+use crate::ring::{Completion, Ready, Wait, is_transient};
 use crate::slots::UserData;
+
+/// Messages dispatched per iteration (contract E11).
+const MESSAGE_BATCH: usize = 256;
+
+/// An iteration under way, see [`EventLoop::begin_turn`].
+pub(crate) struct Turn<'a>(&'a Cell<bool>);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
 
 impl EventLoop {
     /// Turns until [`stop`](crate::LoopHandle::stop), then finishes or cancels what is in flight and
@@ -36,8 +49,10 @@ impl EventLoop {
     ///
     /// # Errors
     ///
-    /// Those of io_uring_enter(2) or epoll_pwait2(2) that do not pass by themselves.
+    /// Those of io_uring_enter(2) or epoll_pwait2(2) that do not pass by themselves;
+    /// [`Deadlock`](io::ErrorKind::Deadlock) from within a callback of the same loop, or a section.
     pub fn run_once(&self, may_wait: bool) -> io::Result<()> {
+        let _turn = self.begin_turn()?;
         self.stats().iterations.add(1);
         self.forget_now();
         let waited = self.wait(may_wait);
@@ -45,35 +60,60 @@ impl EventLoop {
         waited?;
         self.forget_now();
         self.dispatch_all();
-        Ok(())
+        self.check_hearing()
+    }
+
+    /// An iteration within an iteration would reap what the outer one is about to dispatch, and a
+    /// section must end before the loop can sleep (contract E10).
+    pub(crate) fn begin_turn(&self) -> io::Result<Turn<'_>> {
+        if self.0.deferred.in_section() || self.0.turning.replace(true) {
+            let why = "the event loop was turned from within one of its own callbacks or sections";
+            return Err(io::Error::new(io::ErrorKind::Deadlock, why));
+        }
+        Ok(Turn(&self.0.turning))
+    }
+
+    fn check_hearing(&self) -> io::Result<()> {
+        match self.0.deaf.get() {
+            None => Ok(()),
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        }
     }
 
     /// The first half: submit, and poll, sleep or neither.
     fn wait(&self, may_wait: bool) -> io::Result<()> {
         self.arm_and_refill();
-        let poller = &self.0.poller;
         self.poll_wait_begins();
-        let has_work = !may_wait || self.has_work_now();
-        let deadline = self.0.timers.borrow_mut().next_deadline();
-        if !has_work {
-            if poller.wants_to_poll() {
-                // What is queued goes out first; the iteration after this one polls.
-                if self.0.ring.borrow_mut().queued() == 0 {
-                    self.poll_for_window(deadline);
-                    return self.enter_if_needed();
-                }
+        // In polling mode nobody signals, so each iteration asks, however busy it is (E11).
+        let mut has_work = self.poll_once();
+        has_work |= !may_wait || self.has_work_now();
+        if has_work {
+            return self.enter_if_needed();
+        }
+        if self.0.poller.wants_to_poll() {
+            // What is queued goes out first; the iteration after this one polls.
+            if self.0.ring.borrow_mut().queued() > 0 {
                 return self.enter(Wait::No);
             }
-            if !self.poll_end() && self.0.shared.inbox.begin_sleep() {
-                let wait = match deadline {
-                    None => Wait::Forever,
-                    Some(deadline) => Wait::For(deadline.saturating_sub(self.fresh_now_ns())),
-                };
-                self.stats().sleeps.add(1);
-                return self.enter(wait);
-            }
+            let deadline = self.0.timers.borrow_mut().next_deadline();
+            self.poll_for_window(deadline);
+            return self.enter_if_needed();
         }
-        self.enter_if_needed()
+        if self.poll_end() {
+            return self.enter_if_needed();
+        }
+        // The callbacks of `poll_end` may have left something to do.
+        self.arm_and_refill();
+        if self.has_work_now() || !self.0.shared.inbox.begin_sleep() {
+            return self.enter_if_needed();
+        }
+        let deadline = self.0.timers.borrow_mut().next_deadline();
+        let wait = match deadline {
+            None => Wait::Forever,
+            Some(deadline) => Wait::For(deadline.saturating_sub(self.fresh_now_ns())),
+        };
+        self.stats().sleeps.add(1);
+        self.enter(wait)
     }
 
     /// Enters without waiting when there is something to submit or to fetch.
@@ -85,16 +125,22 @@ impl EventLoop {
         if needed { self.enter(Wait::No) } else { Ok(()) }
     }
 
-    fn enter(&self, wait: Wait) -> io::Result<()> {
+    /// Enters without waiting when there is something to submit.
+    fn submit_queued(&self) -> io::Result<()> {
+        let queued = self.0.ring.borrow_mut().queued();
+        if queued > 0 { self.enter(Wait::No) } else { Ok(()) }
+    }
+
+    pub(crate) fn enter(&self, wait: Wait) -> io::Result<()> {
         self.stats().enters.add(1);
         self.0.ring.borrow_mut().enter(wait)
     }
 
-    fn arm_and_refill(&self) {
+    pub(crate) fn arm_and_refill(&self) {
         if !self.0.backlog.borrow().is_empty() {
             self.refill();
         }
-        if self.0.handlers.borrow().must_arm() {
+        if self.0.handlers.borrow().must_arm() && !self.0.closing.get() {
             loop {
                 let next = self.0.handlers.borrow_mut().take_arming();
                 let Some((op, user_data)) = next else { break };
@@ -106,6 +152,8 @@ impl EventLoop {
     /// Whether there is something to do without waiting.
     fn has_work_now(&self) -> bool {
         !self.0.handlers.borrow().ready.is_empty()
+            || !self.0.refused.borrow().is_empty()
+            || !self.0.messages.borrow().is_empty()
             || self.0.shared.inbox.has_messages()
             || self.0.tasks.has_ready()
             || !self.0.backlog.borrow().is_empty()
@@ -138,7 +186,14 @@ impl EventLoop {
             self.dispatch_completion(completion);
         }
         self.0.reaped.replace(reaped);
-        any
+        let refused = self.0.refused.borrow().len();
+        for _ in 0..refused {
+            let completion = self.0.refused.borrow_mut().pop_front();
+            if let Some(completion) = completion {
+                self.dispatch_completion(completion);
+            }
+        }
+        any || refused > 0
     }
 
     fn dispatch_completion(&self, completion: Completion) {
@@ -150,15 +205,19 @@ impl EventLoop {
             UserData::Op(id) => {
                 let done = self.0.slots.borrow_mut().remove(id);
                 if let Some(op) = done {
-                    self.0.poller.ring.had_event.set(true);
+                    self.poll_note(&self.0.poller.ring);
                     op.target.complete(op.token, result, op.bufs);
                 }
             }
             UserData::Poll(id) => self.0.handlers.borrow_mut().fired(id, result, more),
             // The inbox is looked at in every iteration.
             UserData::Wake => {
-                if !more && result >= 0 && !self.0.stopping.get() {
-                    self.rearm_wake();
+                if !more && !self.0.stopping.get() {
+                    if result < 0 && !is_transient(-result) {
+                        self.0.deaf.set(Some(-result));
+                    } else {
+                        self.arm_wake();
+                    }
                 }
             }
             UserData::Ignored => {}
@@ -174,7 +233,9 @@ impl EventLoop {
             let entry = self.0.handlers.borrow().get(id).cloned();
             let Some(entry) = entry else { continue };
             entry.listed.set(false);
-            self.poll_join(id, &entry);
+            if !self.poll_join(id, &entry) {
+                continue;
+            }
             if entry.handler.ready(entry.fired.replace(0)) == Progress::More {
                 self.0.handlers.borrow_mut().list_ready(id);
             }
@@ -186,21 +247,29 @@ impl EventLoop {
     }
 
     fn dispatch_messages(&self) -> bool {
-        if !self.0.shared.inbox.has_messages() {
-            return false;
+        {
+            let mut messages = self.0.messages.borrow_mut();
+            if messages.is_empty() {
+                if !self.0.shared.inbox.has_messages() {
+                    return false;
+                }
+                self.0.shared.inbox.take(&mut messages);
+            }
         }
-        let mut messages = self.0.messages.take();
-        self.0.shared.inbox.take(&mut messages);
-        self.0.poller.inbox.had_event.set(true);
-        for message in messages.drain(..) {
+        self.poll_note(&self.0.poller.inbox);
+        for _ in 0..MESSAGE_BATCH {
+            let message = self.0.messages.borrow_mut().pop_front();
+            let Some(message) = message else { break };
             self.dispatch_message(message);
         }
-        self.0.messages.replace(messages);
         true
     }
 
-    pub(crate) fn dispatch_message(&self, message: Message) {
+    fn dispatch_message(&self, message: Message) {
         match message {
+            // Nothing new is begun any more.
+            Message::Call(_) | Message::BottomHalf(..) | Message::WakeTask(_)
+                if self.0.closing.get() => {}
             Message::Call(call) => call(self),
             Message::BottomHalf(id, flag) => self.run_bottom_half(id, &flag),
             Message::WakeTask(waker) => self.0.tasks.make_ready(&waker),
@@ -213,14 +282,14 @@ impl EventLoop {
     }
 
     fn dispatch_timers(&self) -> bool {
-        let newest = self.0.timers.borrow().newest();
         if self.0.timers.borrow_mut().next_deadline().is_none() {
             return false;
         }
         let now = self.now_ns();
+        self.0.timers.borrow_mut().list_due(now);
         let mut any = false;
         loop {
-            let due = self.0.timers.borrow_mut().take_due(now, newest);
+            let due = self.0.timers.borrow_mut().take_due();
             let Some((target, token)) = due else { return any };
             any = true;
             target.complete(token, 0, crate::buf::IoBufs::new());
@@ -237,11 +306,16 @@ impl EventLoop {
     ///
     /// As of [`run_once`](Self::run_once).
     pub fn prepare(&self) -> io::Result<Option<u64>> {
+        let _turn = self.begin_turn()?;
+        self.check_hearing()?;
         self.stats().iterations.add(1);
         self.forget_now();
+        // A foreign loop does not poll for us, should this one have begun to.
+        let raced = self.poll_end();
         self.arm_and_refill();
-        self.enter_if_needed()?;
-        if self.has_work_now()
+        self.submit_queued()?;
+        if raced
+            || self.has_work_now()
             || self.0.ring.borrow_mut().ready() != Ready::Nothing
             || !self.0.shared.inbox.begin_sleep()
         {
@@ -258,8 +332,11 @@ impl EventLoop {
     pub fn check(&self) -> bool {
         self.0.shared.inbox.end_sleep();
         self.forget_now();
-        let due = self.0.timers.borrow_mut().next_deadline().is_some_and(|d| d <= self.now_ns());
-        due || self.has_work_now() || self.0.ring.borrow_mut().ready() != Ready::Nothing
+        let deadline = self.0.timers.borrow_mut().next_deadline();
+        let due = deadline.is_some_and(|deadline| deadline <= self.now_ns());
+        // Only a call tells what epoll has; that it failed is for `dispatch` to find out.
+        let blind = !self.has_io_uring() && self.enter(Wait::No).is_err();
+        due || blind || self.has_work_now() || self.0.ring.borrow_mut().ready() != Ready::Nothing
     }
 
     /// Inside a foreign loop: runs what has come.
@@ -268,53 +345,10 @@ impl EventLoop {
     ///
     /// As of [`run_once`](Self::run_once).
     pub fn dispatch(&self) -> io::Result<()> {
+        let _turn = self.begin_turn()?;
         self.forget_now();
         self.enter_if_needed()?;
         self.dispatch_all();
-        Ok(())
-    }
-
-    // ---- stop ----------------------------------------------------------------------------------
-
-    /// Lets go of everything: handlers and timers are dropped, operations in flight are cancelled
-    /// where they can be and waited for, tasks are dropped.
-    fn shut_down(&self) -> io::Result<()> {
-        self.0.stopping.set(true);
-        let ids = self.0.handlers.borrow().ids();
-        ids.into_iter().for_each(|id| self.remove_handler(id));
-        let timers = self.0.timers.borrow_mut().clear();
-        drop(timers);
-        self.0.tasks.clear();
-        let result = self.drain();
-        self.close_pool();
-        for message in self.0.shared.inbox.close() {
-            drop(message);
-        }
-        let bottom_halves = self.0.bottom_halves.take();
-        drop(bottom_halves);
-        result
-    }
-
-    /// Waits for what is in flight.
-    fn drain(&self) -> io::Result<()> {
-        use crate::ring::RingOp;
-        self.push(RingOp::PollRemove { user_data: UserData::Wake.pack() }, UserData::Ignored);
-        for id in self.0.slots.borrow().ids() {
-            let op = UserData::Op(id).pack();
-            self.push(RingOp::Cancel { user_data: op }, UserData::Ignored);
-        }
-        while self.in_flight() > 0 {
-            self.arm_and_refill();
-            let with_pool = self.0.with_pool.get() as u64;
-            if self.in_flight() > with_pool {
-                self.enter(Wait::Forever)?;
-            } else {
-                // Only pool threads are left, and the wake-up poll is gone: they answer by the
-                // inbox, and closing the pool waits for them.
-                self.close_pool();
-            }
-            self.dispatch_all();
-        }
-        Ok(())
+        self.check_hearing()
     }
 }

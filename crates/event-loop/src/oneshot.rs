@@ -61,7 +61,9 @@ impl<T> Future for Receiver<T> {
         if state.sender_gone {
             return Poll::Ready(Err(LoopGone));
         }
-        state.waker = Some(cx.waker().clone());
+        let old = state.waker.replace(cx.waker().clone());
+        drop(state);
+        drop(old);
         Poll::Pending
     }
 }

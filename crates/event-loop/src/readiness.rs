@@ -29,7 +29,9 @@ struct State {
 impl Handler for State {
     fn ready(&self, _events: u32) -> Progress {
         self.fired.set(true);
-        if let Some(waker) = self.waker.borrow_mut().take() {
+        // Somebody else's waker may do anything: not within the borrow.
+        let waker = self.waker.take();
+        if let Some(waker) = waker {
             waker.wake();
         }
         Progress::Done
@@ -50,7 +52,8 @@ impl Readiness {
             if self.state.fired.replace(false) {
                 Poll::Ready(())
             } else {
-                *self.state.waker.borrow_mut() = Some(cx.waker().clone());
+                let old = self.state.waker.replace(Some(cx.waker().clone()));
+                drop(old);
                 Poll::Pending
             }
         })

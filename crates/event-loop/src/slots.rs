@@ -21,9 +21,10 @@ pub(crate) struct InFlight {
 impl InFlight {
     /// The operation for the ring. Its pointers are good for as long as this stays in its slot: the
     /// segments and their description are on the heap, so the slot itself may move.
-    pub(crate) fn ring_op(&self) -> Option<RingOp> {
-        let file = match &self.file.0.fixed {
-            Some(fixed) => RingFile::Fixed(fixed.index()),
+    /// `fixed` is the file's place in this ring's table.
+    pub(crate) fn ring_op(&self, fixed: Option<u32>) -> Option<RingOp> {
+        let file = match fixed {
+            Some(index) => RingFile::Fixed(index),
             None => RingFile::Fd(self.file.raw_fd()),
         };
         let (write, offset, dsync) = match self.op {

@@ -1,11 +1,11 @@
-//! Counters of a loop, published once per iteration, readable from any thread.
+//! Counters of a loop, readable from any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a loop has done since it was created. Each number only grows, but for the window.
 ///
-/// Written by the loop's thread alone, with plain stores; a reader may see one a little older than
-/// another.
+/// Written by the loop's thread alone (but for `wakes`), with plain stores; a reader may see one a
+/// little older than another.
 #[derive(Debug, Default)]
 pub struct LoopStats {
     /// Iterations.
@@ -14,6 +14,8 @@ pub struct LoopStats {
     pub enters: Counter,
     /// Those that were allowed to sleep.
     pub sleeps: Counter,
+    /// Times that another thread had to wake the loop: at most one per sleep (contract E1).
+    pub wakes: Counter,
     /// Operations submitted.
     pub submitted: Counter,
     /// Operations completed (contract E7: submitted = completed + in flight).
@@ -26,7 +28,7 @@ pub struct LoopStats {
     pub poll_window_ns: Counter,
 }
 
-/// A number that one thread writes and any thread reads.
+/// A number that (as a rule) one thread writes and any thread reads.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -39,6 +41,11 @@ impl Counter {
     /// Adds `n`. Only the owning thread may: it is a load and a store, not a locked addition.
     pub fn add(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Adds `n` to a number that several threads write.
+    pub fn add_from_any_thread(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
     }
 
     /// Sets the value. Only the owning thread may.

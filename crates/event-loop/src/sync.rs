@@ -3,10 +3,10 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU32, Ordering, fence},
+    atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU32, Ordering, fence},
+    atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };

@@ -6,11 +6,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::buf::IoBufs;
 use crate::event_loop::EventLoop;
+use crate::flag::Flag;
 use crate::handle::{LoopHandle, Message};
 use crate::op::{Engine, IoOp, IoTarget, LoopFile};
 use crate::timers::TimerId;
@@ -40,13 +40,13 @@ struct Task {
 pub(crate) struct TaskWaker {
     id: u64,
     /// Stands in the ready list, or a message for it is on its way.
-    woken: AtomicBool,
+    woken: Flag,
     handle: LoopHandle,
 }
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        if !self.woken.swap(true, Ordering::AcqRel) {
+        if self.woken.raise() {
             let handle = self.handle.clone();
             // A loop that is gone has dropped the task.
             let _ = handle.send(Message::WakeTask(self));
@@ -67,7 +67,7 @@ impl Tasks {
         let mut inner = self.inner.borrow_mut();
         let id = inner.next_id;
         inner.next_id += 1;
-        let waker = Arc::new(TaskWaker { id, woken: AtomicBool::new(true), handle });
+        let waker = Arc::new(TaskWaker { id, woken: Flag::new(true), handle });
         inner.tasks.insert(id, Task { future: Some(future), waker });
         inner.ready.push_back(id);
     }
@@ -78,7 +78,7 @@ impl Tasks {
         for _ in 0..turns {
             let Some((id, mut future, waker)) = self.take_ready() else { continue };
             // Before it runs, so that a wake-up meanwhile counts.
-            waker.woken.store(false, Ordering::Release);
+            waker.woken.lower();
             let std_waker = Waker::from(waker);
             let done = future.as_mut().poll(&mut Context::from_waker(&std_waker)).is_ready();
             let mut inner = self.inner.borrow_mut();
@@ -99,10 +99,15 @@ impl Tasks {
         Some((id, task.future.take()?, task.waker.clone()))
     }
 
-    pub(crate) fn clear(&self) {
+    /// Drops all tasks. `false`: there was none.
+    pub(crate) fn clear(&self) -> bool {
         // Dropping a future may wake or spawn others: outside the borrow.
-        let tasks = std::mem::take(&mut self.inner.borrow_mut().tasks);
-        drop(tasks);
+        let tasks = {
+            let mut inner = self.inner.borrow_mut();
+            inner.ready.clear();
+            std::mem::take(&mut inner.tasks)
+        };
+        !tasks.is_empty()
     }
 }
 
@@ -153,7 +158,7 @@ impl EventLoop {
     ///
     /// # Errors
     ///
-    /// As of [`run_once`](Self::run_once).
+    /// As of [`run_once`](Self::run_once); also when the loop is stopped before `future` is done.
     pub fn block_on<T: 'static>(
         &self,
         future: impl Future<Output = T> + 'static,
@@ -162,11 +167,14 @@ impl EventLoop {
         let slot = result.clone();
         self.spawn(async move {
             let value = future.await;
-            *slot.borrow_mut() = Some(value);
+            slot.replace(Some(value));
         });
         loop {
-            if let Some(value) = result.borrow_mut().take() {
+            if let Some(value) = result.take() {
                 return Ok(value);
+            }
+            if self.is_stopping() {
+                return Err(std::io::Error::other("the event loop was stopped"));
             }
             self.run_once(true)?;
         }
@@ -182,8 +190,10 @@ struct Outcome {
 
 impl IoTarget for Outcome {
     fn complete(&self, _token: u32, result: i32, bufs: IoBufs) {
-        *self.result.borrow_mut() = Some((result, bufs));
-        if let Some(waker) = self.waker.borrow_mut().take() {
+        self.result.replace(Some((result, bufs)));
+        // Somebody else's waker may do anything: not within the borrow.
+        let waker = self.waker.take();
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
@@ -191,10 +201,11 @@ impl IoTarget for Outcome {
 
 impl Outcome {
     fn poll(&self, cx: &Context<'_>) -> Poll<(i32, IoBufs)> {
-        match self.result.borrow_mut().take() {
+        match self.result.take() {
             Some(result) => Poll::Ready(result),
             None => {
-                *self.waker.borrow_mut() = Some(cx.waker().clone());
+                let old = self.waker.replace(Some(cx.waker().clone()));
+                drop(old);
                 Poll::Pending
             }
         }

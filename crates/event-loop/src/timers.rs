@@ -1,86 +1,194 @@
 //! Timers: a heap of deadlines; the nearest one rides on the call that waits (contract E6).
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 
+use crate::buf::IoBufs;
 use crate::op::IoTarget;
 
 /// Names a timer. Unique for the life of the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TimerId(u64);
+pub struct TimerId {
+    /// Age: what is added later is larger.
+    serial: u64,
+    index: u32,
+}
 
 /// A loop's timers.
 #[derive(Default)]
 pub(crate) struct Timers {
-    /// By deadline, then by age.
-    heap: BinaryHeap<Reverse<(u64, TimerId, u32)>>,
-    slots: Vec<Option<(TimerId, Rc<dyn IoTarget>, u32)>>,
+    /// By deadline, then by age. Cancelled ones stay until their time comes or there are too many.
+    heap: BinaryHeap<Reverse<(u64, TimerId)>>,
+    /// What is due in this iteration, out of the heap.
+    due: VecDeque<TimerId>,
+    /// A place is free again when its timer stands neither in the heap nor in `due`.
+    slots: Vec<Option<Timer>>,
     free: Vec<u32>,
-    next_id: u64,
+    next_serial: u64,
+    /// Cancelled timers in the heap.
+    dead: usize,
 }
+
+pub(crate) struct Timer {
+    serial: u64,
+    is_due: bool,
+    target: Rc<dyn IoTarget>,
+    token: u32,
+}
+
+impl Timer {
+    /// Tells its target that the time will not come.
+    pub(crate) fn cancel(self) {
+        self.target.complete(self.token, -libc::ECANCELED, IoBufs::new());
+    }
+}
+
+/// Cancelled timers that may stay in the heap before it is tidied up.
+const MAX_DEAD: usize = 64;
 
 impl Timers {
     pub(crate) fn add(&mut self, deadline: u64, target: Rc<dyn IoTarget>, token: u32) -> TimerId {
-        let id = TimerId(self.next_id);
-        self.next_id += 1;
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
-        self.slots[index as usize] = Some((id, target, token));
-        self.heap.push(Reverse((deadline, id, index)));
+        let id = TimerId { serial: self.next_serial, index };
+        self.next_serial += 1;
+        self.slots[index as usize] =
+            Some(Timer { serial: id.serial, is_due: false, target, token });
+        self.heap.push(Reverse((deadline, id)));
         id
     }
 
-    /// Cancels a timer; its place in the heap goes when its time comes. `None`: it has run.
-    pub(crate) fn cancel(&mut self, id: TimerId) -> Option<Rc<dyn IoTarget>> {
-        let slot = self.slots.iter_mut().find(|s| s.as_ref().is_some_and(|s| s.0 == id))?;
-        let (_, target, _) = slot.take()?;
-        Some(target)
+    /// Cancels a timer. `None`: it has run.
+    pub(crate) fn cancel(&mut self, id: TimerId) -> Option<Timer> {
+        if !is_live(&self.slots, id) {
+            return None;
+        }
+        let timer = self.slots[id.index as usize].take()?;
+        if !timer.is_due {
+            self.dead += 1;
+            self.tidy_up();
+        }
+        Some(timer)
+    }
+
+    /// Timers that are cancelled long before their time, as timeouts are, must not pile up.
+    fn tidy_up(&mut self) {
+        if self.dead > MAX_DEAD && self.dead > self.heap.len() / 2 {
+            let Timers { heap, slots, free, .. } = self;
+            heap.retain(|Reverse((_, id))| {
+                let live = is_live(slots, *id);
+                if !live {
+                    free.push(id.index);
+                }
+                live
+            });
+            self.dead = 0;
+        }
     }
 
     /// The nearest deadline.
     pub(crate) fn next_deadline(&mut self) -> Option<u64> {
-        while let Some(Reverse((deadline, id, index))) = self.heap.peek().copied() {
-            if self.is_live(id, index) {
+        while let Some(Reverse((deadline, id))) = self.heap.peek().copied() {
+            if is_live(&self.slots, id) {
                 return Some(deadline);
             }
             self.heap.pop();
-            self.free.push(index);
+            self.free.push(id.index);
+            self.dead -= 1;
         }
         None
     }
 
-    fn is_live(&self, id: TimerId, index: u32) -> bool {
-        self.slots[index as usize].as_ref().is_some_and(|slot| slot.0 == id)
-    }
-
-    /// Takes the next timer that is due and is older than `newest`: one that a callback adds waits
-    /// for the next iteration, however near its deadline (contract E11).
-    pub(crate) fn take_due(
-        &mut self,
-        now: u64,
-        newest: TimerId,
-    ) -> Option<(Rc<dyn IoTarget>, u32)> {
-        let deadline = self.next_deadline()?;
-        let Reverse((_, id, index)) = self.heap.peek().copied()?;
-        if deadline > now || id >= newest {
-            return None;
+    /// Lists the timers that are due, for [`take_due`](Self::take_due). One that a callback adds
+    /// meanwhile waits for the next iteration, however near its deadline (contract E11).
+    pub(crate) fn list_due(&mut self, now: u64) {
+        while self.next_deadline().is_some_and(|deadline| deadline <= now) {
+            let Some(Reverse((_, id))) = self.heap.pop() else { return };
+            if let Some(timer) = &mut self.slots[id.index as usize] {
+                timer.is_due = true;
+            }
+            self.due.push_back(id);
         }
-        self.heap.pop();
-        self.free.push(index);
-        self.slots[index as usize].take().map(|(_, target, token)| (target, token))
     }
 
-    /// The id that the next timer gets.
-    pub(crate) fn newest(&self) -> TimerId {
-        TimerId(self.next_id)
+    /// The next of those listed, unless it was cancelled since.
+    pub(crate) fn take_due(&mut self) -> Option<(Rc<dyn IoTarget>, u32)> {
+        while let Some(id) = self.due.pop_front() {
+            self.free.push(id.index);
+            if let Some(timer) = self.slots[id.index as usize].take() {
+                return Some((timer.target, timer.token));
+            }
+        }
+        None
     }
 
-    pub(crate) fn clear(&mut self) -> Vec<Option<(TimerId, Rc<dyn IoTarget>, u32)>> {
+    /// All timers, to be dropped outside of the loop's borrow.
+    pub(crate) fn clear(&mut self) -> Vec<Option<Timer>> {
         self.heap.clear();
+        self.due.clear();
         self.free.clear();
+        self.dead = 0;
         std::mem::take(&mut self.slots)
+    }
+}
+
+fn is_live(slots: &[Option<Timer>], id: TimerId) -> bool {
+    let slot = slots.get(id.index as usize).and_then(Option::as_ref);
+    slot.is_some_and(|timer| timer.serial == id.serial)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nobody;
+    impl IoTarget for Nobody {
+        fn complete(&self, _token: u32, _result: i32, _bufs: IoBufs) {}
+    }
+
+    fn due(timers: &mut Timers, now: u64) -> Vec<u32> {
+        timers.list_due(now);
+        std::iter::from_fn(|| timers.take_due().map(|(_, token)| token)).collect()
+    }
+
+    #[test]
+    fn they_come_by_deadline_then_by_age() {
+        let mut timers = Timers::default();
+        for (deadline, token) in [(20, 0), (10, 1), (10, 2), (30, 3)] {
+            timers.add(deadline, Rc::new(Nobody), token);
+        }
+        assert_eq!(timers.next_deadline(), Some(10));
+        assert_eq!(due(&mut timers, 9), []);
+        assert_eq!(due(&mut timers, 20), [1, 2, 0]);
+        assert_eq!(timers.next_deadline(), Some(30));
+    }
+
+    #[test]
+    fn a_timer_that_is_due_can_still_be_cancelled_and_an_id_is_never_used_again() {
+        let mut timers = Timers::default();
+        let ids = [0, 1].map(|token| timers.add(5, Rc::new(Nobody), token));
+        timers.list_due(5);
+        assert!(timers.cancel(ids[1]).is_some() && timers.cancel(ids[1]).is_none());
+        assert_eq!(timers.take_due().map(|(_, token)| token), Some(0));
+        assert!(timers.take_due().is_none());
+        let again = timers.add(5, Rc::new(Nobody), 7);
+        assert!(timers.cancel(ids[0]).is_none() && timers.cancel(ids[1]).is_none());
+        assert!(timers.cancel(again).is_some());
+        assert_eq!(timers.next_deadline(), None);
+    }
+
+    #[test]
+    fn cancelled_timeouts_do_not_pile_up() {
+        let mut timers = Timers::default();
+        let last = timers.add(1, Rc::new(Nobody), 1);
+        for _ in 0..100_000 {
+            let id = timers.add(u64::MAX, Rc::new(Nobody), 0);
+            timers.cancel(id);
+        }
+        assert!(timers.slots.len() < 200 && timers.heap.len() < 200, "{}", timers.slots.len());
+        assert!(timers.cancel(last).is_some());
     }
 }

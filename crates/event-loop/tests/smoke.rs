@@ -49,7 +49,13 @@ fn a_file_is_written_and_read_back() {
 
 fn tempfile() -> OwnedFd {
     let path = std::env::temp_dir().join(format!("event-loop-smoke-{}", std::process::id()));
-    let file = std::fs::File::options().read(true).write(true).create(true).open(&path).unwrap();
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
     std::fs::remove_file(&path).unwrap();
     file.into()
 }

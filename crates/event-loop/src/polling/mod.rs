@@ -48,6 +48,9 @@ impl Poller {
 
     pub(crate) fn set_params(&self, params: PollParams) {
         self.params.set(params);
+        if params.max_ns == 0 {
+            self.wait_began.set(None);
+        }
         self.window.set(PollWindow { ns: self.window.get().ns.min(params.max_ns) });
     }
 
@@ -85,12 +88,16 @@ impl EventLoop {
         let poller = &self.0.poller;
         let sources = self.polled_entries();
         if !poller.polling.replace(true) {
-            sources.iter().for_each(|(_, entry)| entry.handler.poll_begin());
+            let in_set = |(_, entry): &&(_, Rc<Entry>)| entry.source.in_set.get();
+            sources.iter().filter(in_set).for_each(|(_, entry)| entry.handler.poll_begin());
         }
         let end = self.now_ns().saturating_add(poller.window.get().ns);
         let end = deadline.map_or(end, |deadline| end.min(deadline));
         let found = loop {
             let mut found = self.ask(&sources);
+            // Asking may leave something to do as well.
+            found |= !self.0.handlers.borrow().ready.is_empty();
+            found |= self.0.tasks.has_ready();
             found |= self.0.ring.borrow_mut().ready() != Ready::Nothing;
             found |= self.0.shared.inbox.has_messages();
             if found {
@@ -112,6 +119,17 @@ impl EventLoop {
         found
     }
 
+    /// In polling mode: asks each source once. `true`: something was found.
+    pub(crate) fn poll_once(&self) -> bool {
+        if !self.0.poller.polling.get() {
+            return false;
+        }
+        let sources = self.polled_entries();
+        let found = self.ask(&sources);
+        self.recycle(sources);
+        found
+    }
+
     /// Leaves polling mode before a sleep: tells each source and asks each once more. `true`: an
     /// event had raced, do not sleep.
     pub(crate) fn poll_end(&self) -> bool {
@@ -119,7 +137,8 @@ impl EventLoop {
             return false;
         }
         let sources = self.polled_entries();
-        sources.iter().for_each(|(_, entry)| entry.handler.poll_end());
+        let in_set = |(_, entry): &&(_, Rc<Entry>)| entry.source.in_set.get();
+        sources.iter().filter(in_set).for_each(|(_, entry)| entry.handler.poll_end());
         let raced = self.ask(&sources);
         self.recycle(sources);
         raced
@@ -129,7 +148,8 @@ impl EventLoop {
     fn ask(&self, sources: &[(SlotId, Rc<Entry>)]) -> bool {
         let mut found = false;
         for (id, entry) in sources {
-            if entry.handler.poll() {
+            // One may have been removed by another's callback (contract E9).
+            if entry.source.in_set.get() && entry.handler.poll() {
                 self.0.handlers.borrow_mut().list_ready(*id);
                 found = true;
             }
@@ -152,18 +172,25 @@ impl EventLoop {
         self.0.polled.replace(list);
     }
 
-    /// A handler has had an event: it joins the polling set if it can be polled.
-    pub(crate) fn poll_join(&self, id: SlotId, entry: &Entry) {
-        entry.source.had_event.set(true);
+    /// A source has had an event.
+    pub(crate) fn poll_note(&self, source: &Source) {
+        source.had_event.set(self.0.poller.is_on());
+    }
+
+    /// A handler has had an event: it joins the polling set if it can be polled. `false`: its
+    /// callbacks have removed it.
+    pub(crate) fn poll_join(&self, id: SlotId, entry: &Entry) -> bool {
+        self.poll_note(&entry.source);
         let poller = &self.0.poller;
         if !poller.is_on() || entry.source.in_set.get() || !entry.handler.can_poll() {
-            return;
+            return true;
         }
         entry.source.in_set.set(true);
         self.0.handlers.borrow_mut().polling.push(id);
         if poller.polling.get() {
             entry.handler.poll_begin();
         }
+        entry.source.in_set.get()
     }
 
     /// The end of an iteration that began with `poll_wait_begins`: adapts the window to it.
@@ -210,7 +237,11 @@ impl EventLoop {
             // Out of the set its events come by the descriptor again; one that raced is found by
             // its `ready`, which looks before it waits.
             for (id, entry) in left {
-                entry.handler.poll_end();
+                // Not one that another's callback has just removed (contract E9).
+                let is_there = self.0.handlers.borrow().get(id).is_some();
+                if is_there {
+                    entry.handler.poll_end();
+                }
                 self.0.handlers.borrow_mut().list_ready(id);
             }
         }

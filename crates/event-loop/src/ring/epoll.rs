@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::ring::{Completion, Ready, Ring, RingOp, Wait};
 
@@ -17,10 +17,14 @@ pub(crate) struct EpollRing {
     /// Polls that are armed.
     armed: HashMap<u64, Armed>,
     completions: VecDeque<Completion>,
+    /// epoll_pwait2(2) is there: Linux 5.11, and no filter that knows it not.
+    has_pwait2: bool,
 }
 
 struct Armed {
     fd: RawFd,
+    /// What stands in the set in place of `fd`, where that stood there already for another poll.
+    stand_in: Option<OwnedFd>,
     multishot: bool,
 }
 
@@ -34,7 +38,8 @@ impl EpollRing {
             }
             OwnedFd::from_raw_fd(fd)
         };
-        Ok(EpollRing { epoll, armed: HashMap::new(), completions: VecDeque::new() })
+        let (armed, completions) = Default::default();
+        Ok(EpollRing { epoll, armed, completions, has_pwait2: true })
     }
 
     fn control(&self, call: i32, fd: RawFd, events: u32, user_data: u64) -> Result<(), i32> {
@@ -58,10 +63,52 @@ impl EpollRing {
 
     /// Takes a poll out of the set.
     fn disarm(&mut self, user_data: u64) -> bool {
-        let Some(Armed { fd, .. }) = self.armed.remove(&user_data) else { return false };
+        let Some(armed) = self.armed.remove(&user_data) else { return false };
+        let fd = armed.stand_in.as_ref().map_or(armed.fd, |fd| fd.as_raw_fd());
         // Fails only where the descriptor is closed already, and then it is out of the set.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, user_data);
         true
+    }
+
+    /// Puts a poll into the set. epoll takes each descriptor but once, unlike io_uring: for a second
+    /// poll of one a duplicate stands in.
+    fn arm(&self, fd: RawFd, events: u32, user_data: u64) -> Result<Option<OwnedFd>, i32> {
+        match self.control(libc::EPOLL_CTL_ADD, fd, events, user_data) {
+            Err(libc::EEXIST) => {}
+            result => return result.map(|()| None),
+        }
+        // SAFETY: the descriptor is open, by `Ring::push`'s contract.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let stand_in = fd.try_clone_to_owned();
+        let stand_in = stand_in.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+        self.control(libc::EPOLL_CTL_ADD, stand_in.as_raw_fd(), events, user_data)?;
+        Ok(Some(stand_in))
+    }
+
+    /// epoll_pwait2(2), or what comes close to it. The count, -1 on errors.
+    fn wait(&mut self, events: &mut [libc::epoll_event], timeout: Option<libc::timespec>) -> i32 {
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let (epoll, room) = (self.epoll.as_raw_fd(), events.len() as i32);
+        if self.has_pwait2 {
+            // SAFETY: writes at most `room` events to `events`, reads `timeout`, which lives across
+            // the call, and takes no signal mask.
+            let count = unsafe {
+                libc::epoll_pwait2(epoll, events.as_mut_ptr(), room, timeout, std::ptr::null())
+            };
+            let errno = io::Error::last_os_error().raw_os_error();
+            if count >= 0 || !matches!(errno, Some(libc::ENOSYS | libc::EPERM)) {
+                return count;
+            }
+            self.has_pwait2 = false;
+        }
+        // ppoll(2) has the nanoseconds, epoll_wait(2) the events.
+        let mut poll = libc::pollfd { fd: epoll, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one `pollfd`, and the arguments of above.
+        match unsafe { libc::ppoll(&mut poll, 1, timeout, std::ptr::null()) } {
+            // SAFETY: as above.
+            1.. => unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), room, 0) },
+            none_or_error => none_or_error,
+        }
     }
 }
 
@@ -71,9 +118,9 @@ impl Ring for EpollRing {
             RingOp::PollAdd { fd, events, multishot } => {
                 // Edge triggered, as a multishot poll is; the low bits are the same in both calls.
                 let mode = if multishot { libc::EPOLLET } else { libc::EPOLLONESHOT } as u32;
-                match self.control(libc::EPOLL_CTL_ADD, fd, events | mode, user_data) {
-                    Ok(()) => {
-                        self.armed.insert(user_data, Armed { fd, multishot });
+                match self.arm(fd, events | mode, user_data) {
+                    Ok(stand_in) => {
+                        self.armed.insert(user_data, Armed { fd, stand_in, multishot });
                     }
                     Err(errno) => self.complete(user_data, -errno, false),
                 }
@@ -104,22 +151,11 @@ impl Ring for EpollRing {
             Wait::For(ns) => Some(ns),
             Wait::Forever => None,
         };
-        let timespec = libc::timespec {
-            tv_sec: timeout.unwrap_or(0).div_euclid(1_000_000_000).cast_signed(),
-            tv_nsec: timeout.unwrap_or(0).rem_euclid(1_000_000_000).cast_signed(),
-        };
-        let timespec = if timeout.is_some() { &raw const timespec } else { std::ptr::null() };
-        // SAFETY: epoll_pwait2(2) writes at most `BATCH` events to `events`, reads `timespec`,
-        // which lives across the call, and takes no signal mask.
-        let count = unsafe {
-            libc::epoll_pwait2(
-                self.epoll.as_raw_fd(),
-                events.as_mut_ptr(),
-                BATCH as i32,
-                timespec,
-                std::ptr::null(),
-            )
-        };
+        let timeout = timeout.map(|ns| libc::timespec {
+            tv_sec: (ns / 1_000_000_000).cast_signed(),
+            tv_nsec: (ns % 1_000_000_000).cast_signed(),
+        });
+        let count = self.wait(&mut events, timeout);
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {

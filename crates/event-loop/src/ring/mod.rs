@@ -154,6 +154,11 @@ pub trait Ring {
     fn unregister_file(&mut self, index: u32);
 }
 
+/// Whether an operation that failed with this errno may be tried again as it is.
+pub(crate) fn is_transient(errno: i32) -> bool {
+    matches!(errno, libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::ECANCELED)
+}
+
 /// See [`Ring::ready`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ready {

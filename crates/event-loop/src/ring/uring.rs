@@ -62,8 +62,9 @@ impl UringRing {
         }
         let ring = builder.build(entries)?;
         let params = ring.params();
-        if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
-            // Before 5.11: no time-outs on the waiting call, completions that get lost.
+        if !params.is_feature_ext_arg() || !params.is_feature_resource_tagging() {
+            // Before 5.11 the waiting call has no time-outs, before 5.13 (which brought resource tags
+            // as well) a poll fires but once.
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
         let wait_flags = if params.is_feature_no_iowait() { ENTER_NO_IOWAIT } else { 0 };
@@ -133,8 +134,11 @@ fn entry(op: &RingOp) -> squeue::Entry {
         RingOp::PollAdd { fd, events, multishot } => {
             opcode::PollAdd::new(types::Fd(fd), events).multi(multishot).build()
         }
-        RingOp::PollRemove { user_data } => opcode::PollRemove::new(user_data).build(),
-        RingOp::Cancel { user_data } => opcode::AsyncCancel::new(user_data).build(),
+        // Not IORING_OP_POLL_REMOVE: that gives up with EALREADY on a poll that has just fired, and a
+        // multishot poll then stays armed for ever.
+        RingOp::PollRemove { user_data } | RingOp::Cancel { user_data } => {
+            opcode::AsyncCancel::new(user_data).build()
+        }
     }
 }
 

@@ -1,0 +1,125 @@
+//! How a loop ends (contract E12), and what becomes of memory that is in flight then (contract E8).
+
+#![allow(unsafe_code)]
+
+use std::io;
+
+use crate::event_loop::{EventLoop, Inner, REAP_BATCH};
+use crate::op::Engine;
+use crate::ring::{RingOp, Wait};
+use crate::slots::{Slots, UserData};
+
+/// Rounds of letting go: what is dropped may leave something behind in its turn, but not for ever.
+const ROUNDS: u32 = 16;
+
+impl EventLoop {
+    /// Lets go of everything: handlers and tasks are dropped, operations in flight are cancelled where
+    /// that is possible and waited for, timers complete with `-ECANCELED` (those of
+    /// [`add_timer`](Self::add_timer) are dropped), and so does what is submitted from here on. [`run`](Self::run) ends with it; a loop that is turned otherwise needs it
+    /// where tasks or targets hold on to the loop in their turn.
+    ///
+    /// # Errors
+    ///
+    /// As of [`run_once`](Self::run_once); memory in flight is not freed then.
+    pub fn shut_down(&self) -> io::Result<()> {
+        let turn = self.begin_turn()?;
+        self.0.stopping.set(true);
+        if !self.0.closing.replace(true) {
+            let wake = RingOp::Cancel { user_data: UserData::Wake.pack() };
+            self.push(wake, UserData::Ignored);
+        }
+        self.let_go();
+        let result = self.drain();
+        self.close_pool();
+        drop(self.0.messages.take());
+        drop(self.0.shared.inbox.close());
+        self.let_go();
+        drop(turn);
+        result
+    }
+
+    fn let_go(&self) {
+        for _ in 0..ROUNDS {
+            let handlers = self.0.handlers.borrow().ids();
+            let timers = self.0.timers.borrow_mut().clear();
+            let bottom_halves = self.0.bottom_halves.take();
+            let mut any = !handlers.is_empty() || !bottom_halves.is_empty();
+            handlers.into_iter().for_each(|id| self.remove_handler(id));
+            drop(bottom_halves);
+            self.section(|| {
+                for timer in timers.into_iter().flatten() {
+                    any = true;
+                    timer.cancel();
+                }
+            });
+            any |= self.0.tasks.clear();
+            if !any {
+                return;
+            }
+        }
+    }
+
+    /// Waits for what is in flight.
+    fn drain(&self) -> io::Result<()> {
+        let in_flight = self.0.slots.borrow().ids();
+        for id in in_flight {
+            self.push(RingOp::Cancel { user_data: UserData::Op(id).pack() }, UserData::Ignored);
+        }
+        while self.in_flight() > 0 {
+            self.stats().iterations.add(1);
+            self.arm_and_refill();
+            let with_pool = self.0.with_pool.get() as u64;
+            let refused = self.0.refused.borrow().len() as u64;
+            if self.in_flight() > with_pool + refused {
+                self.enter(if refused > 0 { Wait::No } else { Wait::Forever })?;
+            } else {
+                // Only pool threads are left, and the wake-up poll is gone: they answer by the
+                // inbox, and closing the pool waits for them.
+                self.close_pool();
+            }
+            self.dispatch_all();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    /// Memory in slots may still be written to: it is freed once its operations are done, or, if
+    /// the ring fails, never (contract E8).
+    fn drop(&mut self) {
+        drop(self.pool.take());
+        drop(self.shared.inbox.close());
+        let slots = self.slots.get_mut();
+        let ring = self.ring.get_mut();
+        let backlog = self.backlog.get_mut();
+        for id in slots.ids() {
+            if slots.get(id).is_some_and(|op| op.engine == Engine::Threads) {
+                // Pool threads have been joined above; what they did is done.
+                drop(slots.remove(id));
+            } else {
+                let cancel = RingOp::Cancel { user_data: UserData::Op(id).pack() };
+                backlog.push_back((cancel, UserData::Ignored.pack()));
+            }
+        }
+        let mut reaped = Vec::with_capacity(REAP_BATCH);
+        while slots.in_flight() > 0 {
+            while let Some((op, user_data)) = backlog.front() {
+                // SAFETY: what `op` points to is in its slot still.
+                if !unsafe { ring.push(op, *user_data) } {
+                    break;
+                }
+                backlog.pop_front();
+            }
+            if ring.enter(Wait::Forever).is_err() {
+                std::mem::forget(std::mem::replace(slots, Slots::with_capacity(0)));
+                return;
+            }
+            ring.reap(&mut reaped);
+            for completion in reaped.drain(..) {
+                if let UserData::Op(id) = UserData::unpack(completion.user_data) {
+                    drop(slots.remove(id));
+                }
+            }
+        }
+    }
+}
