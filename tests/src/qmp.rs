@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::PATIENCE;
+use crate::{PATIENCE, eventually};
 
 /// A connection to a QMP server, past the greeting.
 #[derive(Debug)]
@@ -15,9 +15,9 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to the server at `path` and leaves capabilities negotiation.
+    /// Connects to the server at `path`, once it is there, and leaves capabilities negotiation.
     pub fn connect(path: &Path) -> Self {
-        let stream = UnixStream::connect(path).expect("a QMP server");
+        let stream = eventually("a QMP server", || UnixStream::connect(path).ok());
         stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         let mut qmp = Self { stream: BufReader::new(stream) };
         let greeting = qmp.receive();
@@ -41,6 +41,11 @@ impl Qmp {
                 None => assert!(answer.get("event").is_some(), "{message}: {answer}"),
             }
         }
+    }
+
+    /// Waits for an event of that name.
+    pub fn wait_for(&mut self, event: &str) {
+        while self.receive().get("event").and_then(Value::as_str) != Some(event) {}
     }
 
     fn receive(&mut self) -> Value {

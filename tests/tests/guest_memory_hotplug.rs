@@ -1,48 +1,123 @@
-//! Memory is plugged into the guest under load: the daemon takes up the new memory table and serves requests
-//! whose buffers are in the new memory, while others are in flight.
+//! Memory is plugged into the guest and taken out again under load: the daemon takes up the new memory table
+//! and serves requests whose buffers are in the new memory, while others are in flight.
 
-use integration::{Guest, Image, Scratch, ServerCommand};
+use integration::{Boot, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
+
+/// Calls of the jobs: how many blocks of memory are online, and a load that goes on until /tmp/enough exists.
+const FUNCTIONS: &str = "
+    online() { cat /sys/devices/system/memory/memory*/state | grep -cx online; }
+    start_load() {
+        (while [ ! -e /tmp/enough ]; do verify --invalidate=0 --do_verify=1; done) &
+        load=$!
+        wait_for_requests 500
+    }
+    stop_load() {
+        touch /tmp/enough
+        wait $load
+    }";
 
 /// The guest's first memory is all below 4 GiB, the new memory above, which is where Linux takes its page cache
 /// from first: the buffered copy that follows runs through it.
-const JOB: &str = "
-    online() { cat /sys/devices/system/memory/memory*/state | grep -cx online; }
+const PLUG: &str = "
     free() { awk '/zone  *Normal/ { getline; print $3 }' /proc/zoneinfo; }
     echo online_kernel >/sys/devices/system/memory/auto_online_blocks
     # Keeps the page cache alive when fio closes the disk.
     exec 3</dev/vda
-    (while [ ! -e /tmp/enough ]; do verify --invalidate=0 --do_verify=1; done) &
-    wait_for_requests 500
+    start_load
     blocks=$(($(online) + 2))
     echo ready
     until [ $(online) = $blocks ]; do :; done
     before=$(free)
     dd if=/dev/vda of=/dev/vda bs=1M skip=32 seek=48 count=16 conv=notrunc,fsync 2>/dev/null
     [ $(free) -lt $((before - 4000)) ]
-    touch /tmp/enough
-    wait $!
+    stop_load
     md5sum </dev/vda";
 
-#[test]
-fn memory_is_plugged_in_under_load() {
+/// Memory that is online as movable can be taken offline, which Linux does when it is asked to give it back.
+const UNPLUG: &str = "
+    echo online_movable >/sys/devices/system/memory/auto_online_blocks
+    start_load
+    for round in 1 2 3; do
+        blocks=$(online)
+        echo plug
+        until [ $(online) = $((blocks + 2)) ]; do :; done
+        wait_for_requests 500
+        echo unplug
+        until [ $(online) = $blocks ]; do :; done
+        wait_for_requests 500
+    done
+    stop_load
+    md5sum </dev/vda";
+
+struct Machine {
+    guest: Boot,
+    qmp: Qmp,
+    server: Server,
+    image: Image,
+    scratch: Scratch,
+}
+
+fn boot(job: &str) -> Machine {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 64);
     let server = ServerCommand::new(&scratch)
+        .iothread("io0")
         .file("disk", &image, "aio=io_uring,cache.direct=on")
-        .export("disk", "num-queues=2")
+        .export("disk", "num-queues=2,iothread=io0")
         .start();
-    let mut guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().boot(JOB);
-    guest.expect("ready");
-    let mut qmp = guest.qmp();
-    let memory = json!({
-        "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
-    });
-    qmp.execute("object-add", memory);
-    let dimm = json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" });
-    qmp.execute("device_add", dimm);
-    let lines = guest.finish();
-    server.stop();
-    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())));
+    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio();
+    let guest = guest.boot(&[FUNCTIONS, job].concat());
+    let qmp = guest.qmp();
+    Machine { guest, qmp, server, image, scratch }
+}
+
+impl Machine {
+    fn plug(&mut self) {
+        let memory = json!({
+            "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
+        });
+        self.qmp.execute("object-add", memory);
+        let dimm = json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" });
+        self.qmp.execute("device_add", dimm);
+    }
+
+    fn unplug(&mut self) {
+        self.qmp.execute("device_del", json!({ "id": "dimm" }));
+        self.qmp.wait_for("DEVICE_DELETED");
+        self.qmp.execute("object-del", json!({ "id": "more" }));
+    }
+
+    /// The disk's contents at the end, as the guest and as the host have them.
+    fn finish(self) -> (Image, Scratch) {
+        let lines = self.guest.finish();
+        self.server.stop();
+        assert_eq!(lines.last(), Some(&format!("{}  -", self.image.md5())));
+        (self.image, self.scratch)
+    }
+}
+
+#[test]
+fn memory_is_plugged_in_under_load() {
+    let mut machine = boot(PLUG);
+    machine.guest.expect("ready");
+    machine.plug();
+    let (image, _scratch) = machine.finish();
     assert_eq!(image.read(32 << 20, 16 << 20), image.read(48 << 20, 16 << 20));
+}
+
+#[test]
+fn memory_is_taken_out_under_load() {
+    let mut machine = boot(UNPLUG);
+    for _ in 1..=3 {
+        machine.guest.expect("plug");
+        let mappings = machine.server.guest_mappings();
+        machine.plug();
+        machine.guest.expect("unplug");
+        machine.unplug();
+        eventually("the memory to be unmapped", || {
+            (machine.server.guest_mappings() == mappings).then_some(())
+        });
+    }
+    machine.finish();
 }
