@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use common::{
@@ -308,6 +308,8 @@ fn stopping_the_export_finishes_what_is_in_flight_and_flushes() {
     assert_eq!(vmm.guest.reap(0), Some(0));
     assert_eq!(daemon.disk.flushes.load(std::sync::atomic::Ordering::SeqCst), 1);
     assert!(!daemon.socket().exists());
+    // Nobody has the node any more.
+    assert_eq!(Arc::strong_count(&daemon.disk), 1);
     vmm.front_end.get_features().unwrap_err();
 }
 

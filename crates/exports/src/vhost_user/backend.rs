@@ -17,7 +17,7 @@ use super::worker::WorkerHandle;
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
 pub(crate) struct Backend {
-    workers: Rc<[WorkerHandle]>,
+    workers: Rc<Vec<WorkerHandle>>,
     memory: Arc<GuestMemory>,
     /// The rings that run, and how they were started.
     running: BTreeMap<u16, RingSetup>,
@@ -26,7 +26,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(workers: Rc<[WorkerHandle]>) -> Self {
+    pub(crate) fn new(workers: Rc<Vec<WorkerHandle>>) -> Self {
         Backend {
             workers,
             memory: Arc::new(GuestMemory::new()),

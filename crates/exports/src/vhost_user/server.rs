@@ -77,7 +77,7 @@ impl Server {
             event_loop: control_loop.clone(),
             id,
             device,
-            workers: workers.into(),
+            workers: Rc::new(workers),
             stop: StopRequest(RefCell::new(stop_request)),
             connected: connected.clone(),
         };
@@ -132,7 +132,7 @@ struct Service {
     event_loop: EventLoop,
     id: String,
     device: Arc<dyn Device>,
-    workers: Rc<[WorkerHandle]>,
+    workers: Rc<Vec<WorkerHandle>>,
     stop: StopRequest,
     connected: Arc<AtomicBool>,
 }
@@ -161,7 +161,12 @@ impl Service {
                 None => break,
             }
         }
-        self.flush().await
+        let flushed = self.flush().await;
+        // Nobody else has the workers once no front end is served.
+        for worker in Rc::try_unwrap(self.workers).unwrap_or_default() {
+            worker.end().await;
+        }
+        flushed
     }
 
     /// Serves a front end until it leaves, and then finishes what is in flight.

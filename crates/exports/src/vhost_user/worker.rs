@@ -29,6 +29,7 @@ const LOOK_NS: u64 = 250_000;
 /// The control plane's way to a [`Worker`]. Dropping it ends the worker.
 pub(crate) struct WorkerHandle {
     jobs: mailbox::Sender<Job>,
+    ended: oneshot::Receiver<()>,
 }
 
 /// What lives on the I/O thread.
@@ -60,6 +61,7 @@ impl WorkerHandle {
     /// The loop is gone.
     pub(crate) fn spawn(io_thread: &LoopHandle, device: Arc<dyn Device>) -> Result<Self, LoopGone> {
         let (jobs, mut receiver) = mailbox::channel::<Job>();
+        let (end, ended) = oneshot::channel();
         io_thread.spawn(move |event_loop| {
             let worker = Worker {
                 event_loop: event_loop.clone(),
@@ -71,9 +73,18 @@ impl WorkerHandle {
                 while let Some(job) = receiver.receive().await {
                     job(&worker);
                 }
+                drop(worker);
+                end.send(());
             });
         })?;
-        Ok(WorkerHandle { jobs })
+        Ok(WorkerHandle { jobs, ended })
+    }
+
+    /// Ends the worker, and waits until it has let go of the device.
+    pub(crate) async fn end(self) {
+        drop(self.jobs);
+        // A worker whose loop is gone is gone with it.
+        let _ = self.ended.await;
     }
 
     /// Has `job` done on the worker's thread. The answer comes when the job gives it, maybe later
