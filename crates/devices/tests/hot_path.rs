@@ -1,4 +1,4 @@
-//! What a request costs, counted: allocations, system calls of the ring, signals.
+//! What a request costs, counted: allocations, locks, system calls of the ring, signals.
 
 mod rig;
 
@@ -73,10 +73,12 @@ fn count(options: &BlockdevOptions, depth: u64, poll_max_ns: u64) {
         rig.event_loop.stats().iterations.get(),
         rig.stats.signals.get(),
         rig.stats.batches.get(),
+        event_loop::sync::locks_taken(),
     );
     drive(&mut rig, depth, 500);
     let stats = rig.event_loop.stats();
     assert_eq!(ALLOCATIONS.with(Cell::get) - before.0, 0, "allocations in steady state");
+    assert_eq!(event_loop::sync::locks_taken() - before.5, 0, "locks in steady state");
     let (enters, iterations) = (stats.enters.get() - before.1, stats.iterations.get() - before.2);
     assert!(enters <= iterations, "{enters} enters in {iterations} iterations");
     let (signals, batches) =
@@ -103,4 +105,12 @@ fn a_batch_of_64_is_one_signal() {
     rig.signals();
     drive(&mut rig, 64, 1);
     assert_eq!(rig.signals(), 1);
+}
+
+#[test]
+fn a_lock_is_counted() {
+    let before = event_loop::sync::locks_taken();
+    let rig = Rig::new(&null_options(), 8, 0);
+    rig.event_loop.handle().spawn(|_| {}).unwrap();
+    assert!(event_loop::sync::locks_taken() > before, "a message takes the inbox's lock");
 }

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
+use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
 
 /// The loop runs and will look at its inbox before it sleeps.
 const AWAKE: u32 = 0;
@@ -52,7 +52,7 @@ impl<T> Inbox<T> {
     /// Puts a message in. Gives it back when the loop is gone.
     pub(crate) fn push(&self, message: T) -> Result<Pushed, T> {
         {
-            let mut queue = self.lock();
+            let mut queue = lock(&self.queue);
             if queue.closed {
                 return Err(message);
             }
@@ -74,7 +74,7 @@ impl<T> Inbox<T> {
 
     /// Swaps all messages into `into`, which is empty.
     pub(crate) fn take(&self, into: &mut VecDeque<T>) {
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         std::mem::swap(&mut queue.messages, into);
         self.pending.store(0, Ordering::Relaxed);
     }
@@ -97,15 +97,10 @@ impl<T> Inbox<T> {
 
     /// Takes no more messages; returns those that are there, to be dropped outside the lock.
     pub(crate) fn close(&self) -> VecDeque<T> {
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         queue.closed = true;
         self.pending.store(0, Ordering::Relaxed);
         std::mem::take(&mut queue.messages)
-    }
-
-    /// A panic of a thread that held the lock leaves the queue whole: a push either happened or not.
-    fn lock(&self) -> MutexGuard<'_, Queue<T>> {
-        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

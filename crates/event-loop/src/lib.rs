@@ -29,7 +29,7 @@ pub mod ring;
 mod shut_down;
 mod slots;
 mod stats;
-mod sync;
+pub mod sync;
 mod task;
 mod thread_pool;
 mod timers;

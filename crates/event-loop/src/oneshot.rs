@@ -2,10 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use crate::handle::LoopGone;
+use crate::sync::lock;
 
 struct State<T> {
     value: Option<T>,
@@ -23,10 +24,6 @@ pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(State { value: None, waker: None, sender_gone: false }));
     (Sender(state.clone()), Receiver(state))
-}
-
-fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
-    state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl<T> Sender<T> {

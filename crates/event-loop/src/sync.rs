@@ -1,4 +1,5 @@
-//! The primitives of everything that threads share, from std, or from loom when it model-checks.
+//! What threads share: the primitives, from std or from loom when it model-checks, and how a lock is
+//! taken.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -10,3 +11,26 @@ pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
+
+/// Takes a lock: the only way in which ringmill's crates do it, so that tests can count
+/// ([`locks_taken`]).
+///
+/// A thread that panicked while it held the lock does not matter here: what our locks guard is
+/// whole at any step.
+#[allow(clippy::disallowed_methods, reason = "the one place")]
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    #[cfg(feature = "count-locks")]
+    TAKEN.with(|taken| taken.set(taken.get() + 1));
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(feature = "count-locks")]
+thread_local! {
+    static TAKEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// How many locks the calling thread has taken so far.
+#[cfg(feature = "count-locks")]
+pub fn locks_taken() -> u64 {
+    TAKEN.with(std::cell::Cell::get)
+}

@@ -3,11 +3,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::blocking::BlockingOp;
+use crate::sync::lock;
 
 /// How many threads a loop's pool has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +77,7 @@ impl ThreadPool {
 
     /// Queues a job. Fails only when there is no thread at all and none can be started.
     pub(crate) fn submit(&self, job: Job) -> Result<(), (Job, io::Error)> {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         if state.idle <= state.jobs.len() && state.alive < self.shared.config.max.max(1) {
             state.threads.retain(|thread| !thread.is_finished());
             let shared = self.shared.clone();
@@ -98,17 +99,13 @@ impl ThreadPool {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     fn work(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 (self.done)(job.user_data, job.op.run());
-                state = self.lock();
+                state = lock(&self.state);
                 continue;
             }
             if state.closing {
@@ -133,7 +130,7 @@ impl Shared {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         let threads = {
-            let mut state = self.shared.lock();
+            let mut state = lock(&self.shared.state);
             state.closing = true;
             std::mem::take(&mut state.threads)
         };

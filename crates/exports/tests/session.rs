@@ -25,11 +25,11 @@ struct Paper(Mutex<Vec<String>>);
 
 impl Paper {
     fn note(&self, line: impl Into<String>) {
-        self.0.lock().unwrap().push(line.into());
+        event_loop::sync::lock(&self.0).push(line.into());
     }
 
     fn taken(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *event_loop::sync::lock(&self.0))
     }
 }
 

@@ -4,10 +4,10 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use event_loop::LoopGone;
+use event_loop::{LoopGone, sync::lock};
 
 struct State<T> {
     queue: VecDeque<T>,
@@ -26,10 +26,6 @@ pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = State { queue: VecDeque::new(), waker: None, open: true };
     let state = Arc::new(Mutex::new(state));
     (Sender(state.clone()), Receiver(state))
-}
-
-fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
-    state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl<T> Sender<T> {

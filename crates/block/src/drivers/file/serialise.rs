@@ -5,9 +5,9 @@
 //! to its blocks take turns, also when they come from different loops.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
-use event_loop::BottomHalf;
+use event_loop::{BottomHalf, sync::lock};
 
 /// Requests are multiples of this, bytes, whatever a guest's driver does; only an NBD client may
 /// send others.
@@ -130,9 +130,4 @@ impl Serialise {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held; if it did, the list would still be a list.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
