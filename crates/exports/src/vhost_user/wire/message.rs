@@ -1,203 +1,18 @@
-//! The wire format of vhost-user, without I/O: bytes and descriptors in, typed messages out;
-//! replies in, bytes out.
-//!
-//! Layouts and numbers are those of the vhost-user protocol specification in QEMU's documentation
-//! (docs/interop/vhost-user.rst); numbers are in the machine's byte order. What a [`Message`] holds
-//! was checked as far as it can be without knowing the session.
+//! Messages: what each request says, its content valid.
 
-#![forbid(unsafe_code)]
-
-use std::fmt;
 use std::os::fd::OwnedFd;
 
 use guest_memory::Region;
 
-/// Length of a message header, bytes.
-pub const HEADER_LEN: usize = 12;
-
-/// The longest payload taken, bytes. No known request comes near; an unknown one may be longer than
-/// all known ones, and is still read to its end so that it can be refused by a reply.
-pub const MAX_PAYLOAD: usize = 4096;
-
-/// The most regions SET_MEM_TABLE can name: 8 by the specification, but the front ends that use
-/// rust-vmm's crates, such as Cloud Hypervisor, send up to 32.
-pub const MAX_TABLE_REGIONS: usize = 32;
-
-/// The most descriptors a message can come with.
-pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
-
-/// The most bytes of config space that one message reads or writes.
-pub const MAX_CONFIG: usize = 256;
+use super::{MAX_TABLE_REGIONS, Request, WireError};
 
 /// The largest queue size allowed by the virtio specification (2.7).
 const MAX_QUEUE_SIZE: u32 = 32768;
-
-const VERSION: u32 = 1;
-const VERSION_MASK: u32 = 0x3;
-const FLAG_REPLY: u32 = 1 << 2;
-const FLAG_NEED_REPLY: u32 = 1 << 3;
 
 /// In the payload of SET_VRING_KICK, _CALL and _ERR: the queue's index, and "no descriptor comes
 /// with this".
 const VRING_IDX_MASK: u64 = 0xff;
 const VRING_NOFD: u64 = 1 << 8;
-
-macro_rules! requests {
-    ($($name:ident = $code:literal $text:literal),* $(,)?) => {
-        /// The requests that a session understands.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[expect(missing_docs, reason = "named as in the specification")]
-        pub enum Request { $($name = $code),* }
-
-        impl Request {
-            /// All of them.
-            pub const ALL: &[Request] = &[$(Request::$name),*];
-
-            /// Its name in the specification, without `VHOST_USER_`.
-            pub fn name(self) -> &'static str {
-                match self { $(Request::$name => $text),* }
-            }
-        }
-    };
-}
-
-requests! {
-    GetFeatures = 1 "GET_FEATURES",
-    SetFeatures = 2 "SET_FEATURES",
-    SetOwner = 3 "SET_OWNER",
-    ResetOwner = 4 "RESET_OWNER",
-    SetMemTable = 5 "SET_MEM_TABLE",
-    SetVringNum = 8 "SET_VRING_NUM",
-    SetVringAddr = 9 "SET_VRING_ADDR",
-    SetVringBase = 10 "SET_VRING_BASE",
-    GetVringBase = 11 "GET_VRING_BASE",
-    SetVringKick = 12 "SET_VRING_KICK",
-    SetVringCall = 13 "SET_VRING_CALL",
-    SetVringErr = 14 "SET_VRING_ERR",
-    GetProtocolFeatures = 15 "GET_PROTOCOL_FEATURES",
-    SetProtocolFeatures = 16 "SET_PROTOCOL_FEATURES",
-    GetQueueNum = 17 "GET_QUEUE_NUM",
-    SetVringEnable = 18 "SET_VRING_ENABLE",
-    GetConfig = 24 "GET_CONFIG",
-    SetConfig = 25 "SET_CONFIG",
-    ResetDevice = 34 "RESET_DEVICE",
-    GetMaxMemSlots = 36 "GET_MAX_MEM_SLOTS",
-    AddMemReg = 37 "ADD_MEM_REG",
-    RemMemReg = 38 "REM_MEM_REG",
-    SetStatus = 39 "SET_STATUS",
-    GetStatus = 40 "GET_STATUS",
-}
-
-impl Request {
-    /// The request of this number; `None` when no session understands it.
-    pub fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.iter().copied().find(|&request| request as u32 == code)
-    }
-
-    /// Whether the specification gives it a reply of its own, which stands for an acknowledgement.
-    pub fn has_reply(self) -> bool {
-        matches!(
-            self,
-            Request::GetFeatures
-                | Request::GetProtocolFeatures
-                | Request::GetQueueNum
-                | Request::GetVringBase
-                | Request::GetConfig
-                | Request::GetMaxMemSlots
-                | Request::GetStatus
-        )
-    }
-
-    /// How long its payload may be, in bytes: least and most.
-    fn payload_len(self) -> (usize, usize) {
-        match self {
-            Request::GetFeatures
-            | Request::GetProtocolFeatures
-            | Request::GetQueueNum
-            | Request::GetMaxMemSlots
-            | Request::GetStatus
-            | Request::SetOwner
-            | Request::ResetOwner
-            | Request::ResetDevice => (0, 0),
-            Request::SetFeatures
-            | Request::SetProtocolFeatures
-            | Request::SetStatus
-            | Request::SetVringKick
-            | Request::SetVringCall
-            | Request::SetVringErr
-            | Request::SetVringNum
-            | Request::SetVringBase
-            | Request::GetVringBase
-            | Request::SetVringEnable => (8, 8),
-            Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg => (40, 40),
-            Request::SetMemTable => (8, 8 + 32 * MAX_TABLE_REGIONS),
-            Request::GetConfig | Request::SetConfig => (12, 12 + MAX_CONFIG),
-        }
-    }
-}
-
-/// The number of a request, for people: its name, where the specification has one.
-pub fn request_name(code: u32) -> String {
-    let unsupported = match code {
-        6 => "SET_LOG_BASE",
-        7 => "SET_LOG_FD",
-        19 => "SEND_RARP",
-        20 => "NET_SET_MTU",
-        21 => "SET_BACKEND_REQ_FD",
-        22 => "IOTLB_MSG",
-        23 => "SET_VRING_ENDIAN",
-        26 => "CREATE_CRYPTO_SESSION",
-        27 => "CLOSE_CRYPTO_SESSION",
-        28 => "POSTCOPY_ADVISE",
-        29 => "POSTCOPY_LISTEN",
-        30 => "POSTCOPY_END",
-        31 => "GET_INFLIGHT_FD",
-        32 => "SET_INFLIGHT_FD",
-        33 => "GPU_SET_SOCKET",
-        35 => "VRING_KICK",
-        41 => "GET_SHARED_OBJECT",
-        42 => "SET_DEVICE_STATE_FD",
-        43 => "CHECK_DEVICE_STATE",
-        44 => "GET_SHMEM_CONFIG",
-        _ => match Request::from_code(code) {
-            Some(request) => request.name(),
-            None => return format!("request {code}"),
-        },
-    };
-    unsupported.to_owned()
-}
-
-/// What a message begins with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
-    /// Number of the request; maybe none that is known.
-    pub code: u32,
-    /// The sender waits for an acknowledgement, if REPLY_ACK was negotiated.
-    pub need_reply: bool,
-    /// Bytes that follow; at most [`MAX_PAYLOAD`].
-    pub payload_len: usize,
-}
-
-impl Header {
-    /// Takes a header apart.
-    ///
-    /// # Errors
-    ///
-    /// After one of these it is unknown where the next message begins: [`WireError::Flags`],
-    /// [`WireError::PayloadTooLong`].
-    pub fn parse(bytes: [u8; HEADER_LEN]) -> Result<Self, WireError> {
-        let mut fields = Fields(&bytes);
-        let (code, flags, size) = (fields.u32()?, fields.u32()?, fields.u32()?);
-        if flags & VERSION_MASK != VERSION || flags & !(VERSION_MASK | FLAG_NEED_REPLY) != 0 {
-            return Err(WireError::Flags(flags));
-        }
-        let payload_len = usize::try_from(size).unwrap_or(usize::MAX);
-        if payload_len > MAX_PAYLOAD {
-            return Err(WireError::PayloadTooLong { len: payload_len });
-        }
-        Ok(Header { code, need_reply: flags & FLAG_NEED_REPLY != 0, payload_len })
-    }
-}
 
 /// SET_VRING_ADDR. Addresses are in the front end's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,94 +111,6 @@ pub enum Message {
     RemMemReg(RegionId),
     SetStatus(u8),
     GetStatus,
-}
-
-/// Why bytes are not a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WireError {
-    /// Another version than 1, a reply, or a flag that means nothing.
-    Flags(u32),
-    /// The header announces more than [`MAX_PAYLOAD`] bytes.
-    PayloadTooLong {
-        /// How many.
-        len: usize,
-    },
-    /// No request that this back end understands.
-    UnknownRequest,
-    /// The payload is shorter or longer than the request's can be.
-    PayloadLength {
-        /// What came, bytes.
-        len: usize,
-        /// What may come, least and most.
-        allowed: (usize, usize),
-    },
-    /// Other descriptors than the request wants.
-    Descriptors {
-        /// How many came.
-        got: usize,
-        /// How many the request wants.
-        wanted: usize,
-    },
-    /// More descriptors than any request wants; the surplus is lost.
-    TooManyDescriptors,
-    /// A field holds what it cannot.
-    Field {
-        /// Which.
-        name: &'static str,
-        /// What it holds.
-        value: u64,
-        /// What it could hold.
-        allowed: &'static str,
-    },
-}
-
-impl fmt::Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WireError::Flags(flags) => {
-                write!(f, "header flags {flags:#x} are not those of a request of version 1")
-            }
-            WireError::PayloadTooLong { len } => {
-                write!(f, "payload of {len} bytes, at most {MAX_PAYLOAD} are taken")
-            }
-            WireError::UnknownRequest => f.write_str("not a request that is supported here"),
-            WireError::PayloadLength { len, allowed: (least, most) } if least == most => {
-                write!(f, "payload of {len} bytes instead of {least}")
-            }
-            WireError::PayloadLength { len, allowed: (least, most) } => {
-                write!(f, "payload of {len} bytes instead of {least} to {most}")
-            }
-            WireError::Descriptors { got, wanted } => {
-                write!(f, "came with {got} file descriptors instead of {wanted}")
-            }
-            WireError::TooManyDescriptors => {
-                write!(f, "came with more than {MAX_FDS} file descriptors")
-            }
-            WireError::Field { name, value, allowed } => {
-                write!(f, "{name} is {value:#x}, allowed is {allowed}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for WireError {}
-
-/// Takes a whole message apart: a header, its payload and nothing else.
-///
-/// # Errors
-///
-/// [`WireError`]; a message cut short shows as [`WireError::PayloadLength`].
-pub fn parse(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(Header, Message), WireError> {
-    let Some((header, payload)) = bytes.split_first_chunk::<HEADER_LEN>() else {
-        let allowed = (HEADER_LEN, HEADER_LEN + MAX_PAYLOAD);
-        return Err(WireError::PayloadLength { len: bytes.len(), allowed });
-    };
-    let header = Header::parse(*header)?;
-    if payload.len() != header.payload_len {
-        let allowed = (header.payload_len, header.payload_len);
-        return Err(WireError::PayloadLength { len: payload.len(), allowed });
-    }
-    Ok((header, Message::parse(header.code, payload, fds)?))
 }
 
 impl Message {
@@ -508,7 +235,7 @@ impl Message {
 }
 
 /// The fields of a payload, in their order.
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
@@ -526,7 +253,7 @@ impl<'a> Fields<'a> {
         Ok(array)
     }
 
-    fn u32(&mut self) -> Result<u32, WireError> {
+    pub(super) fn u32(&mut self) -> Result<u32, WireError> {
         self.array().map(u32::from_ne_bytes)
     }
 
@@ -633,61 +360,4 @@ fn config_header(fields: &mut Fields) -> Result<(u32, u32, u32), WireError> {
         return Err(WireError::Field { name, value: size.into(), allowed });
     }
     Ok((offset, size, flags))
-}
-
-/// What a request is answered with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
-    /// A number, or an acknowledgement: 0 for success.
-    U64(u64),
-    /// GET_VRING_BASE.
-    VringState {
-        /// The queue.
-        index: u32,
-        /// Its base.
-        num: u32,
-    },
-    /// GET_CONFIG.
-    Config {
-        /// As in the request.
-        offset: u32,
-        /// As in the request.
-        flags: u32,
-        /// The bytes; as many as were asked for.
-        data: Vec<u8>,
-    },
-    /// GET_CONFIG that cannot be answered: no payload.
-    Nothing,
-}
-
-impl Reply {
-    /// A request was carried out.
-    pub const ACK: Reply = Reply::U64(0);
-    /// A request failed.
-    pub const NACK: Reply = Reply::U64(1);
-
-    /// The reply's bytes, header first, to the request of this number.
-    pub fn encode(&self, code: u32) -> Vec<u8> {
-        let mut payload = Vec::new();
-        match self {
-            Reply::U64(value) => payload.extend(value.to_ne_bytes()),
-            Reply::VringState { index, num } => {
-                payload.extend(index.to_ne_bytes());
-                payload.extend(num.to_ne_bytes());
-            }
-            Reply::Config { offset, flags, data } => {
-                payload.extend(offset.to_ne_bytes());
-                payload.extend((data.len() as u32).to_ne_bytes());
-                payload.extend(flags.to_ne_bytes());
-                payload.extend(data);
-            }
-            Reply::Nothing => {}
-        }
-        let mut bytes = Vec::with_capacity(HEADER_LEN + payload.len());
-        bytes.extend(code.to_ne_bytes());
-        bytes.extend((VERSION | FLAG_REPLY).to_ne_bytes());
-        bytes.extend((payload.len() as u32).to_ne_bytes());
-        bytes.extend(payload);
-        bytes
-    }
 }

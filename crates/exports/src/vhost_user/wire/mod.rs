@@ -1,0 +1,94 @@
+//! The wire format of vhost-user, without I/O: bytes and descriptors in, typed messages out;
+//! replies in, bytes out.
+//!
+//! Layouts and numbers are those of the vhost-user protocol specification in QEMU's documentation
+//! (docs/interop/vhost-user.rst); numbers are in the machine's byte order. What a [`Message`] holds
+//! was checked as far as it can be without knowing the session.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod message;
+mod reply;
+mod request;
+
+use std::os::fd::OwnedFd;
+
+use message::Fields;
+
+pub use error::WireError;
+pub use message::{ConfigWrite, Message, RegionId, VringAddr};
+pub use reply::Reply;
+pub use request::{Request, request_name};
+
+/// Length of a message header, bytes.
+pub const HEADER_LEN: usize = 12;
+
+/// The longest payload taken, bytes. No known request comes near; an unknown one may be longer than
+/// all known ones, and is still read to its end so that it can be refused by a reply.
+pub const MAX_PAYLOAD: usize = 4096;
+
+/// The most regions SET_MEM_TABLE can name: 8 by the specification, but the front ends that use
+/// rust-vmm's crates, such as Cloud Hypervisor, send up to 32.
+pub const MAX_TABLE_REGIONS: usize = 32;
+
+/// The most descriptors a message can come with.
+pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
+
+/// The most bytes of config space that one message reads or writes.
+pub const MAX_CONFIG: usize = 256;
+
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 0x3;
+const FLAG_REPLY: u32 = 1 << 2;
+const FLAG_NEED_REPLY: u32 = 1 << 3;
+
+/// What a message begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Number of the request; maybe none that is known.
+    pub code: u32,
+    /// The sender waits for an acknowledgement, if REPLY_ACK was negotiated.
+    pub need_reply: bool,
+    /// Bytes that follow; at most [`MAX_PAYLOAD`].
+    pub payload_len: usize,
+}
+
+impl Header {
+    /// Takes a header apart.
+    ///
+    /// # Errors
+    ///
+    /// After one of these it is unknown where the next message begins: [`WireError::Flags`],
+    /// [`WireError::PayloadTooLong`].
+    pub fn parse(bytes: [u8; HEADER_LEN]) -> Result<Self, WireError> {
+        let mut fields = Fields(&bytes);
+        let (code, flags, size) = (fields.u32()?, fields.u32()?, fields.u32()?);
+        if flags & VERSION_MASK != VERSION || flags & !(VERSION_MASK | FLAG_NEED_REPLY) != 0 {
+            return Err(WireError::Flags(flags));
+        }
+        let payload_len = usize::try_from(size).unwrap_or(usize::MAX);
+        if payload_len > MAX_PAYLOAD {
+            return Err(WireError::PayloadTooLong { len: payload_len });
+        }
+        Ok(Header { code, need_reply: flags & FLAG_NEED_REPLY != 0, payload_len })
+    }
+}
+
+/// Takes a whole message apart: a header, its payload and nothing else.
+///
+/// # Errors
+///
+/// [`WireError`]; a message cut short shows as [`WireError::PayloadLength`].
+pub fn parse(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(Header, Message), WireError> {
+    let Some((header, payload)) = bytes.split_first_chunk::<HEADER_LEN>() else {
+        let allowed = (HEADER_LEN, HEADER_LEN + MAX_PAYLOAD);
+        return Err(WireError::PayloadLength { len: bytes.len(), allowed });
+    };
+    let header = Header::parse(*header)?;
+    if payload.len() != header.payload_len {
+        let allowed = (header.payload_len, header.payload_len);
+        return Err(WireError::PayloadLength { len: payload.len(), allowed });
+    }
+    Ok((header, Message::parse(header.code, payload, fds)?))
+}

@@ -1,0 +1,60 @@
+//! Replies.
+
+use super::{FLAG_REPLY, HEADER_LEN, VERSION};
+
+/// What a request is answered with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// A number, or an acknowledgement: 0 for success.
+    U64(u64),
+    /// GET_VRING_BASE.
+    VringState {
+        /// The queue.
+        index: u32,
+        /// Its base.
+        num: u32,
+    },
+    /// GET_CONFIG.
+    Config {
+        /// As in the request.
+        offset: u32,
+        /// As in the request.
+        flags: u32,
+        /// The bytes; as many as were asked for.
+        data: Vec<u8>,
+    },
+    /// GET_CONFIG that cannot be answered: no payload.
+    Nothing,
+}
+
+impl Reply {
+    /// A request was carried out.
+    pub const ACK: Reply = Reply::U64(0);
+    /// A request failed.
+    pub const NACK: Reply = Reply::U64(1);
+
+    /// The reply's bytes, header first, to the request of this number.
+    pub fn encode(&self, code: u32) -> Vec<u8> {
+        let mut payload = Vec::new();
+        match self {
+            Reply::U64(value) => payload.extend(value.to_ne_bytes()),
+            Reply::VringState { index, num } => {
+                payload.extend(index.to_ne_bytes());
+                payload.extend(num.to_ne_bytes());
+            }
+            Reply::Config { offset, flags, data } => {
+                payload.extend(offset.to_ne_bytes());
+                payload.extend((data.len() as u32).to_ne_bytes());
+                payload.extend(flags.to_ne_bytes());
+                payload.extend(data);
+            }
+            Reply::Nothing => {}
+        }
+        let mut bytes = Vec::with_capacity(HEADER_LEN + payload.len());
+        bytes.extend(code.to_ne_bytes());
+        bytes.extend((VERSION | FLAG_REPLY).to_ne_bytes());
+        bytes.extend((payload.len() as u32).to_ne_bytes());
+        bytes.extend(payload);
+        bytes
+    }
+}
