@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
+use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock_checked as lock};
 
 /// The loop runs and will look at its inbox before it sleeps.
 const AWAKE: u32 = 0;
@@ -165,10 +165,18 @@ mod model {
         }
     }
 
+    /// All courses of events with at most three preemptions: what two threads can do to one another
+    /// needs no more, and all of them take hours.
+    fn check(model: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(model);
+    }
+
     /// Two senders, one loop, which sleeps whenever it may and sleeps on when nobody wakes it.
     #[test]
     fn loom_no_message_is_slept_on_and_one_sleep_costs_one_wake() {
-        loom::model(|| {
+        check(|| {
             let shared = Arc::new((Inbox::new(), Wake::default()));
             let senders: Vec<_> = (1..=2)
                 .map(|message| {
@@ -203,7 +211,7 @@ mod model {
     /// The loop sleeps and stays asleep: of two senders exactly one wakes it.
     #[test]
     fn loom_of_two_senders_exactly_one_wakes_a_sleeping_loop() {
-        loom::model(|| {
+        check(|| {
             let shared = Arc::new((Inbox::new(), Wake::default()));
             assert!(shared.0.begin_sleep());
             let senders: Vec<_> = (1..=2)
@@ -220,7 +228,7 @@ mod model {
     /// The loop is awake all the time: nobody makes a system call.
     #[test]
     fn loom_a_loop_that_is_awake_is_not_woken() {
-        loom::model(|| {
+        check(|| {
             let shared = Arc::new((Inbox::new(), Wake::default()));
             let sender = {
                 let shared = shared.clone();
@@ -240,7 +248,7 @@ mod model {
     /// Closing against sending: a message is either refused or handed to whoever closes.
     #[test]
     fn loom_close_loses_no_message() {
-        loom::model(|| {
+        check(|| {
             let shared = Arc::new((Inbox::new(), Wake::default()));
             let sender = {
                 let shared = shared.clone();

@@ -3,12 +3,12 @@
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
+    Mutex,
     atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Mutex, MutexGuard,
+    Mutex,
     atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 
@@ -18,7 +18,7 @@ pub(crate) use std::sync::{
 /// A thread that panicked while it held the lock does not matter here: what our locks guard is
 /// whole at any step.
 #[allow(clippy::disallowed_methods, reason = "the one place")]
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     #[cfg(feature = "count-locks")]
     TAKEN.with(|taken| taken.set(taken.get() + 1));
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -33,4 +33,15 @@ thread_local! {
 #[cfg(feature = "count-locks")]
 pub fn locks_taken() -> u64 {
     TAKEN.with(std::cell::Cell::get)
+}
+
+/// [`lock`], of what is model-checked.
+#[cfg(not(loom))]
+pub(crate) use self::lock as lock_checked;
+
+/// [`lock`], of what is model-checked.
+#[cfg(loom)]
+#[allow(clippy::disallowed_methods, reason = "loom's own")]
+pub(crate) fn lock_checked<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
