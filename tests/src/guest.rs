@@ -15,7 +15,7 @@ use crate::program::{guest_file, tied_command};
 use crate::{Qmp, eventually, tool};
 
 /// How long a guest may live. One that does as it should is done in seconds.
-const TIME_LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(240);
 
 /// A guest's description, in the making.
 #[derive(Debug)]

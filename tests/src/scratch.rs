@@ -9,11 +9,11 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// After this time a test counts as hung. It includes waiting for other tests' guests.
-const TIME_LIMIT: Duration = Duration::from_secs(400);
+const TIME_LIMIT: Duration = Duration::from_secs(900);
 
 /// A folder for a test's images and sockets, removed when it is dropped.
 ///
-/// It also is the test's watchdog: a test that holds one for longer than 400 s is aborted, and with it the
+/// It also is the test's watchdog: a test that holds one for longer than 900 s is aborted, and with it the
 /// processes that it started.
 #[derive(Debug)]
 pub struct Scratch {
