@@ -122,6 +122,16 @@ fn under_the_name_of_qemu_storage_daemon() {
     server.stop();
 }
 
+/// A daemon that is not our child. Killed when this is dropped.
+struct Background(Pid);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It is gone already unless the test fails.
+        let _ = signal::kill(self.0, Signal::SIGKILL);
+    }
+}
+
 #[test]
 fn a_daemon_in_the_background() {
     let scratch = Scratch::new();
@@ -134,14 +144,14 @@ fn a_daemon_in_the_background() {
 
     // It serves by the time that the command returns.
     let pid = fs::read_to_string(&pid_file).expect("a pid file");
-    let pid = Pid::from_raw(pid.trim().parse().expect("a pid"));
+    let pid = Background(Pid::from_raw(pid.trim().parse().expect("a pid")));
     let socket = scratch.path("disk.sock");
     let mut client = BlkClient::connect(&socket, 1, 16).expect("the export serves");
     assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
     drop(client);
 
-    signal::kill(pid, Signal::SIGTERM).expect("the daemon is there");
-    eventually("the end of the daemon", || signal::kill(pid, None).is_err().then_some(()));
+    signal::kill(pid.0, Signal::SIGTERM).expect("the daemon is there");
+    eventually("the end of the daemon", || signal::kill(pid.0, None).is_err().then_some(()));
     assert!(!socket.exists() && !pid_file.exists(), "files were left behind");
 }
 
