@@ -134,7 +134,7 @@ impl NodeRegistry {
                 Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
             }
             Driver::Raw(raw) => {
-                let child = self.open_child(&name, options, raw, nested)?;
+                let child = self.open_child(&name, raw, nested)?;
                 Arc::new(RawNode::new(name, options, raw, child)?)
             }
             Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
@@ -145,13 +145,12 @@ impl NodeRegistry {
     fn open_child(
         &mut self,
         parent_name: &str,
-        parent: &BlockdevOptions,
         raw: &RawOptions,
         nested: &mut Vec<(String, Weak<dyn BlockNode>)>,
     ) -> Result<Arc<dyn BlockNode>, OpenError> {
         let options = match &raw.file {
             BlockdevRef::Name(name) => return self.get(name),
-            BlockdevRef::Inline(options) => inherit(parent, options),
+            BlockdevRef::Inline(options) => options.as_ref(),
         };
         let name = match &options.node_name {
             Some(name) => self.new_name(name)?,
@@ -160,7 +159,7 @@ impl NodeRegistry {
         if name == parent_name || nested.iter().any(|(other, _)| *other == name) {
             return Err(duplicate(&name));
         }
-        let node = self.open_tree(name.clone(), &options, nested)?;
+        let node = self.open_tree(name.clone(), options, nested)?;
         nested.push((name, Arc::downgrade(&node)));
         Ok(node)
     }
@@ -178,20 +177,6 @@ impl NodeRegistry {
         self.generated += 1;
         format!("#block{n:03}")
     }
-}
-
-/// What a nested node has from the node on top of it, as in QEMU: read-only and the cache mode; and
-/// discards reach as far down as they are let in on top.
-fn inherit(parent: &BlockdevOptions, child: &BlockdevOptions) -> BlockdevOptions {
-    let mut child = child.clone();
-    child.read_only |= parent.read_only;
-    child.auto_read_only |= parent.auto_read_only;
-    child.cache.direct |= parent.cache.direct;
-    child.cache.no_flush |= parent.cache.no_flush;
-    if parent.discard == Discard::Unmap {
-        child.discard = Discard::Unmap;
-    }
-    child
 }
 
 fn null_node(

@@ -179,10 +179,11 @@ fn raw_checks_its_range() {
 #[test]
 fn raw_is_a_window() {
     let image = TempFile::new(&disk(), "window", 65536);
-    let mut options = blockdev("r", raw(inline(unnamed(file(&image.0, None))), 4096, Some(8192)));
+    let below = BlockdevOptions { discard: Discard::Unmap, ..unnamed(file(&image.0, None)) };
+    let mut options = blockdev("r", raw(inline(below), 4096, Some(8192)));
     options.discard = Discard::Unmap;
     let node = NodeRegistry::new().open(&options).unwrap();
-    assert!(node.geometry().discard, "discards go down when they are let in on top");
+    assert!(node.geometry().discard, "discards go down where they are let in on top and below");
     let mut rig = Rig::new(node);
     assert_eq!(rig.read(0, 8192, 0).unwrap(), pattern(65536)[4096..12288]);
     rig.write(512, &[9; 512], 0).unwrap();
