@@ -6,7 +6,8 @@ use block::NodeRegistry;
 use block::options::*;
 use block::request::Op;
 use common::*;
-use event_loop::IoBufs;
+use event_loop::ring::sim::{Faults, Sim};
+use event_loop::{EventLoop, IoBufs, LoopConfig};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
@@ -142,6 +143,16 @@ fn for_random_batches(cases: u32, check: impl Fn(Vec<Vec<Ask>>)) {
 }
 
 fn files_match(dir: std::path::PathBuf, name: &str, aio: Aio, direct: bool) {
+    files_match_on(dir, name, aio, direct, || EventLoop::new(LoopConfig::default()).unwrap());
+}
+
+fn files_match_on(
+    dir: std::path::PathBuf,
+    name: &str,
+    aio: Aio,
+    direct: bool,
+    event_loop: impl Fn() -> EventLoop,
+) {
     // A whole number of blocks; one with a part of a block, and one with a part of a sector.
     for len in [400 * 1024, 400 * 1024 + 1536, 400 * 1024 + 1000] {
         for (detect_zeroes, any_byte) in
@@ -161,7 +172,7 @@ fn files_match(dir: std::path::PathBuf, name: &str, aio: Aio, direct: bool) {
                 let mut bytes: Vec<_> = start.into_iter().map(Some).collect();
                 bytes.resize(size, Some(0));
                 let mut model = Model { bytes, discard_zeroes: true };
-                let mut rig = Rig::new(node);
+                let mut rig = Rig::on(event_loop(), node);
                 run(&mut rig, &mut model, &batches, any_byte);
                 assert!(model.matches(0, &rig.read(0, size, 0).unwrap()), "all of it, read by us");
                 drop(rig);
@@ -200,6 +211,24 @@ fn threads_direct() {
 fn large_blocks() {
     files_match(tmpfs(), "model-large", Aio::IoUring, true);
     files_match(tmpfs(), "model-large-threads", Aio::Threads, true);
+}
+
+/// Transfers cut anywhere, completions in any order, calls that have to be made again.
+#[test]
+fn rough_ring() {
+    let seed = std::cell::Cell::new(0);
+    let again = vec![nix::libc::EINTR, nix::libc::EAGAIN];
+    let faults = Faults { fail: 20, errnos: again, scribble: true, ..Faults::rough() };
+    files_match_on(tmpfs(), "model-rough", Aio::IoUring, false, || {
+        seed.set(seed.get() + 1);
+        Sim::new(seed.get(), faults.clone()).event_loop(LoopConfig::default()).unwrap()
+    });
+    // Whole blocks only, in any order: where blocks are large, requests wait for each other.
+    let faults = Faults { short: 0, ..faults };
+    files_match_on(tmpfs(), "model-rough-large", Aio::IoUring, true, || {
+        seed.set(seed.get() + 1);
+        Sim::new(seed.get(), faults.clone()).event_loop(LoopConfig::default()).unwrap()
+    });
 }
 
 #[test]

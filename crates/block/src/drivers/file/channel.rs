@@ -381,28 +381,30 @@ impl Inner {
         let limits = &self.node.limits;
         let at = slot.request.offset + slot.done;
         let align = if limits.in_tail(at) { 1 } else { limits.align.request };
-        let whole = n - n % align;
         let memory = slot.done as usize;
         match step {
             Step::InPlace { len } | Step::BounceWrite { len } if slot.request.op != Op::Read => {
+                let whole = n - n % align;
                 if whole == 0 {
                     return Err(Errno::EIO);
                 }
                 slot.done += whole.min(len) as u64;
             }
             Step::InPlace { len } => {
-                slot.done += n.min(len) as u64;
-                if n == 0 || (n < len && n != whole) {
+                let (got, ended) = bytes_read(n, len, align);
+                slot.done += got.min(len) as u64;
+                if ended {
                     self.zero_rest(slot);
                 }
             }
             Step::BounceRead { span, skip, len, .. } => {
-                let got = n.saturating_sub(skip).min(len);
+                let (got, ended) = bytes_read(n, span, align);
+                let got = got.saturating_sub(skip).min(len);
                 if let Some(bounce) = &slot.bounce {
                     bounce.copy_to(skip, &mut slot.request.bufs, memory, got);
                 }
                 slot.done += got as u64;
-                if got < len && (n == 0 || n != whole || got == 0) && n < span {
+                if ended && got < len {
                     self.zero_rest(slot);
                 }
             }
@@ -449,6 +451,16 @@ impl Inner {
             }
             _ => Next::Done(Err(errno)),
         }
+    }
+}
+
+/// How many bytes of a read of `asked` count, and whether the file ends there. Where blocks are read,
+/// a part of one is what is left before the end; after whole blocks it has to show again.
+fn bytes_read(n: usize, asked: usize, align: usize) -> (usize, bool) {
+    match n - n % align {
+        _ if n >= asked => (n, false),
+        0 => (n, true),
+        whole => (whole, false),
     }
 }
 
