@@ -93,13 +93,13 @@ pub enum Message {
         index: u32,
         enable: bool,
     },
-    /// `size`: at most [`MAX_CONFIG`].
+    /// `size`: at most [`MAX_CONFIG`](super::MAX_CONFIG).
     GetConfig {
         offset: u32,
         size: u32,
         flags: u32,
     },
-    /// `data`: at most [`MAX_CONFIG`] bytes.
+    /// `data`: at most [`MAX_CONFIG`](super::MAX_CONFIG) bytes.
     SetConfig {
         offset: u32,
         data: Vec<u8>,
