@@ -10,7 +10,8 @@ sudo=
 
 # QEMU comes from bookworm-backports (10.0): the release that its users run, and the one that the peers' figures are
 # taken with. Debian 12's own is 7.2, and the two cannot be installed side by side.
-packages="busybox-static cpio e2fsprogs fio kmod util-linux"
+# gcc links Rust programs, g++ builds the fuzzer's runtime.
+packages="busybox-static cpio e2fsprogs fio g++ kmod python3 util-linux"
 qemu="qemu-system-x86 qemu-utils"
 
 installed() {
