@@ -1,4 +1,4 @@
-//! Busy polling before sleep: the polling set, and the [policy](policy) applied to it.
+//! Busy polling before sleep: the polling set, and the [policy] applied to it.
 
 pub mod policy;
 
