@@ -161,21 +161,21 @@ impl EventLoop {
             || self.0.ring.borrow_mut().ready() == Ready::Completions
     }
 
-    /// The second half: everything that has happened, in one section of deferred calls. Each source
-    /// gets a bounded turn (contract E11): what comes in meanwhile is for the next iteration.
+    /// The second half: everything that has happened. Each source gets a bounded turn (contract E11):
+    /// what comes in meanwhile is for the next iteration. Each turn is a section of deferred calls,
+    /// all completions together one: a batch's results go out before the next source's batch is
+    /// begun.
     pub(crate) fn dispatch_all(&self) {
-        self.0.deferred.enter();
         let polled = self.0.poller.has_begun();
         let events_at = if polled { self.fresh_now_ns() } else { 0 };
-        let mut had_events = self.dispatch_completions();
+        let mut had_events = self.section(|| self.dispatch_completions());
         had_events |= self.dispatch_ready();
-        had_events |= self.dispatch_messages();
-        had_events |= self.dispatch_timers();
-        self.0.tasks.run_ready();
+        had_events |= self.section(|| self.dispatch_messages());
+        had_events |= self.section(|| self.dispatch_timers());
+        self.section(|| self.0.tasks.run_ready());
         if polled {
             self.poll_adapt(events_at, had_events);
         }
-        self.0.deferred.leave();
     }
 
     fn dispatch_completions(&self) -> bool {
@@ -236,7 +236,8 @@ impl EventLoop {
             if !self.poll_join(id, &entry) {
                 continue;
             }
-            if entry.handler.ready(entry.fired.replace(0)) == Progress::More {
+            let ready = || entry.handler.ready(entry.fired.replace(0));
+            if self.section(ready) == Progress::More {
                 self.0.handlers.borrow_mut().list_ready(id);
             }
         }
