@@ -389,8 +389,8 @@ impl EventLoop {
         self.0.handlers.borrow_mut().list_ready(id.0);
     }
 
-    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. All callbacks
-    /// of an iteration run in one section.
+    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. All
+    /// completions of an iteration are one section; each other callback is one.
     pub fn defer(&self, call: &Rc<dyn DeferredCall>) {
         self.0.deferred.defer(call);
     }
@@ -408,7 +408,11 @@ impl EventLoop {
         self.0.poller.set_params(params);
     }
 
-    /// A descriptor that becomes readable when the loop has something to do, for a foreign loop.
+    /// A descriptor that becomes readable when the loop has something to do, for a foreign loop that
+    /// calls [`prepare`](Self::prepare) before it waits. `None` with DEFER_TASKRUN, which shows on no
+    /// descriptor: a loop to be embedded is created with [`RingFlags::EMBEDDED`].
+    ///
+    /// [`RingFlags::EMBEDDED`]: crate::RingFlags::EMBEDDED
     pub fn pollable_fd(&self) -> Option<BorrowedFd<'_>> {
         let raw = self.0.ring.borrow().pollable_fd()?;
         // SAFETY: the ring's descriptor is open for as long as the ring, which `self` keeps.

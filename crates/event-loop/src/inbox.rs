@@ -132,10 +132,11 @@ mod tests {
     }
 }
 
-/// To be run by `RUSTFLAGS="--cfg loom" cargo test -p event-loop --lib --release loom_`. Each model was seen to fail with the hand-shake weakened: the announcement
-/// after the look at the queue, or no look at all (a message is slept on); a plain load and store for
-/// the compare-exchange (two wake-ups for one sleep); the sender's look at the state before its push
-/// (a message is slept on).
+/// To be run by `RUSTFLAGS="--cfg loom" cargo test -p event-loop --lib --release loom_`. The
+/// models were seen to fail with the hand-shake weakened: the announcement after the look at the
+/// queue, or either fence left out (a message is slept on); a load and a store for the
+/// compare-exchange (two wake-ups for one sleep); a wake-up for each message; an inbox that closes but
+/// goes on taking.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;

@@ -141,7 +141,8 @@ pub trait Ring {
     /// Appends completions to `into`, oldest first, as far as its capacity goes.
     fn reap(&mut self, into: &mut Vec<Completion>);
 
-    /// A descriptor that polls as readable when there are completions, if there is one.
+    /// A descriptor that polls as readable when there are completions, or [`Ready::NeedsEnter`] has
+    /// become true, if there is one. It stays open as long as the ring.
     fn pollable_fd(&self) -> Option<RawFd>;
 
     /// Whether this ring does file I/O; where not, the thread pool does.

@@ -52,6 +52,10 @@ impl RingFlags {
         submit_all: true,
     };
 
+    /// Everything that helps a loop inside a foreign one: without DEFER_TASKRUN, whose completions no
+    /// descriptor shows.
+    pub const EMBEDDED: RingFlags = RingFlags { task_run: TaskRun::Coop, ..RingFlags::BEST };
+
     /// The next lower rung, dropping what came last to the kernel: NO_SQARRAY (6.6), then
     /// SINGLE_ISSUER and DEFER_TASKRUN (6.0, 6.1), COOP_TASKRUN (5.19), SUBMIT_ALL (5.18).
     fn step_down(self) -> Option<RingFlags> {

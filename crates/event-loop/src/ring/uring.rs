@@ -26,6 +26,8 @@ pub(crate) struct UringRing {
     /// `IORING_ENTER_NO_IOWAIT` where the kernel has it: an idle loop must not look like one that
     /// waits for a disk.
     wait_flags: u32,
+    /// DEFER_TASKRUN is in force.
+    defers: bool,
     /// Most entries queued at once; the kernel rounds the queue itself up to a power of two.
     max_queued: usize,
 }
@@ -72,7 +74,8 @@ impl UringRing {
             Ok(()) => (0..FILE_TABLE).rev().collect(),
             Err(_) => Vec::new(),
         };
-        Ok(UringRing { ring, free_files, wait_flags, max_queued: entries.max(1) as usize })
+        let defers = flags.task_run == TaskRun::Defer;
+        Ok(UringRing { ring, free_files, wait_flags, defers, max_queued: entries.max(1) as usize })
     }
 }
 
@@ -217,8 +220,11 @@ impl Ring for UringRing {
         }));
     }
 
+    /// None with DEFER_TASKRUN: deferred task work wakes nobody who polls the ring's descriptor, and
+    /// an eventfd registered with the ring misses most of what other eventfds bring about (Linux
+    /// 6.18: a signal from within an eventfd's own wake-up is delivered once, then never again).
     fn pollable_fd(&self) -> Option<RawFd> {
-        Some(self.ring.as_raw_fd())
+        if self.defers { None } else { Some(self.ring.as_raw_fd()) }
     }
 
     fn does_file_io(&self) -> bool {

@@ -1,0 +1,178 @@
+//! What the tests of the contract share.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::cell::{Cell, RefCell};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use event_loop::ring::sim::{Faults, Sim};
+use event_loop::{
+    EventLoop, Handler, IoBufs, IoTarget, LoopConfig, PollParams, Progress, RingChoice, RingFlags,
+    TaskRun,
+};
+
+/// How long anything may take before a test calls it lost.
+pub(crate) const LOST: Duration = Duration::from_secs(20);
+
+/// Polling off: a loop with nothing to do sleeps.
+pub(crate) const NO_POLLING: PollParams = PollParams { max_ns: 0, grow: 0, shrink: 0, weight: 0 };
+
+/// Every ring there is, by name.
+pub(crate) fn rings() -> [(&'static str, RingChoice); 4] {
+    let coop = RingFlags { task_run: TaskRun::Coop, ..RingFlags::BEST };
+    [
+        ("DEFER_TASKRUN", RingChoice::Exactly(RingFlags::BEST)),
+        ("COOP_TASKRUN", RingChoice::Exactly(coop)),
+        ("no flags", RingChoice::Exactly(RingFlags::PLAIN)),
+        ("epoll", RingChoice::Epoll),
+    ]
+}
+
+pub(crate) fn config(ring: RingChoice) -> LoopConfig {
+    LoopConfig { ring, poll: NO_POLLING, ..LoopConfig::default() }
+}
+
+/// A loop on each ring, without polling.
+pub(crate) fn loops() -> impl Iterator<Item = (&'static str, EventLoop)> {
+    rings().into_iter().map(|(name, ring)| (name, EventLoop::new(config(ring)).unwrap()))
+}
+
+/// A loop over a simulation, without polling.
+pub(crate) fn simulated(seed: u64, faults: Faults) -> (Sim, EventLoop) {
+    let sim = Sim::new(seed, faults);
+    let config = LoopConfig { poll: NO_POLLING, ..LoopConfig::default() };
+    let event_loop = sim.event_loop(config).unwrap();
+    (sim, event_loop)
+}
+
+/// Turns the loop until `done`; panics when that takes too long. A loop that sleeps on is woken now
+/// and then by nobody: then the test hangs until the watchdog ends it.
+pub(crate) fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMut() -> bool) {
+    let _watchdog = Watchdog::new(what);
+    while !done() {
+        event_loop.run_once(true).unwrap();
+    }
+}
+
+/// Ends the process, with a message, when something hangs.
+pub(crate) struct Watchdog(Arc<std::sync::atomic::AtomicBool>);
+
+impl Watchdog {
+    pub(crate) fn new(what: &str) -> Self {
+        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (flag, what) = (done.clone(), what.to_owned());
+        let started = Instant::now();
+        std::thread::Builder::new()
+            .name("watchdog".into())
+            .spawn(move || {
+                while !flag.load(std::sync::atomic::Ordering::Relaxed) {
+                    let left = LOST.saturating_sub(started.elapsed());
+                    if left.is_zero() {
+                        let _ = writeln!(std::io::stderr(), "LOST: {what}");
+                        std::process::abort();
+                    }
+                    std::thread::park_timeout(left.min(Duration::from_millis(200)));
+                }
+            })
+            .unwrap();
+        Watchdog(done)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Waits for what another thread or the kernel does without telling: spins, with a limit.
+pub(crate) fn spin_until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < LOST, "LOST: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A file that has no name any more, with this content.
+pub(crate) fn tempfile(content: &[u8]) -> Arc<OwnedFd> {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name =
+        format!("event-loop-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let options = std::fs::File::options().read(true).write(true).create_new(true).clone();
+    let mut file = options.open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.write_all(content).unwrap();
+    Arc::new(file.into())
+}
+
+pub(crate) fn eventfd() -> Arc<OwnedFd> {
+    let flags = nix::sys::eventfd::EfdFlags::EFD_NONBLOCK;
+    Arc::new(nix::sys::eventfd::EventFd::from_flags(flags).unwrap().into())
+}
+
+pub(crate) fn signal(eventfd: &OwnedFd) {
+    nix::unistd::write(eventfd, &1u64.to_ne_bytes()).unwrap();
+}
+
+/// A pipe: what is read from and what is written to.
+pub(crate) fn pipe() -> (Arc<OwnedFd>, OwnedFd) {
+    let (read, write) = nix::unistd::pipe().unwrap();
+    (Arc::new(read), write)
+}
+
+/// A handler that counts its calls and then does something.
+pub(crate) struct Count {
+    pub(crate) calls: Cell<u32>,
+    pub(crate) events: Cell<u32>,
+    pub(crate) then: RefCell<Option<Box<dyn Fn() -> Progress>>>,
+}
+
+impl Count {
+    pub(crate) fn new() -> Rc<Self> {
+        Rc::new(Count { calls: Cell::new(0), events: Cell::new(0), then: RefCell::new(None) })
+    }
+
+    pub(crate) fn then(&self, then: impl Fn() -> Progress + 'static) {
+        *self.then.borrow_mut() = Some(Box::new(then));
+    }
+}
+
+impl Handler for Count {
+    fn ready(&self, events: u32) -> Progress {
+        self.calls.set(self.calls.get() + 1);
+        self.events.set(self.events.get() | events);
+        match &*self.then.borrow() {
+            Some(then) => then(),
+            None => Progress::Done,
+        }
+    }
+}
+
+/// A target that keeps its results, as (token, result).
+#[derive(Default)]
+pub(crate) struct Results(pub RefCell<Vec<(u32, i32)>>);
+
+impl Results {
+    pub(crate) fn new() -> (Rc<Self>, Rc<dyn IoTarget>) {
+        let results = Rc::new(Results::default());
+        let target = results.clone() as Rc<dyn IoTarget>;
+        (results, target)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+}
+
+impl IoTarget for Results {
+    fn complete(&self, token: u32, result: i32, _bufs: IoBufs) {
+        self.0.borrow_mut().push((token, result));
+    }
+}

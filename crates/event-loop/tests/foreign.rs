@@ -1,0 +1,148 @@
+//! E2: inside a foreign loop, here poll(2), nothing waits for a descriptor event that will not come.
+
+mod common;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::*;
+use event_loop::{AlignedBuf, Engine, EventLoop, IoOp, RingChoice, RingFlags, Trigger};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// One iteration of a foreign loop. Returns whether it slept.
+fn turn(event_loop: &EventLoop) -> bool {
+    let wait = event_loop.prepare().unwrap();
+    let fd = event_loop.pollable_fd();
+    let mut fds = fd.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect::<Vec<_>>();
+    // Where no descriptor shows anything (DEFER_TASKRUN), the foreign loop has other traffic.
+    let longest = if fds.is_empty() { 1 } else { LOST.as_millis() as u64 };
+    // A deadline of the loop's own is kept to the millisecond that poll(2) knows, rounded up.
+    let timeout = wait.map_or(longest, |ns| ns.div_ceil(1_000_000).min(longest));
+    let fired = poll(&mut fds, PollTimeout::try_from(timeout).unwrap()).unwrap();
+    assert!(fired > 0 || wait.is_some() || fds.is_empty(), "slept on something that had come");
+    if event_loop.check() {
+        event_loop.dispatch().unwrap();
+    }
+    wait != Some(0)
+}
+
+fn turn_until(event_loop: &EventLoop, mut done: impl FnMut() -> bool) -> u32 {
+    let mut sleeps = 0;
+    while !done() {
+        sleeps += u32::from(turn(event_loop));
+    }
+    sleeps
+}
+
+#[test]
+fn e2_file_reads_are_seen_though_they_complete_during_prepare() {
+    for (name, event_loop) in loops() {
+        // In the page cache: completed while it is submitted. Then by disk: by task work, later.
+        for direct in [false, true] {
+            let fd = tempfile(&vec![7; 1 << 20]);
+            if direct {
+                use nix::fcntl::{FcntlArg, OFlag, fcntl};
+                nix::unistd::fsync(&*fd).unwrap();
+                fcntl(&*fd, FcntlArg::F_SETFL(OFlag::O_DIRECT)).unwrap();
+            }
+            let file = event_loop.register_file(fd);
+            let (results, target) = Results::new();
+            for batch in 0..20 {
+                for n in 0..16 {
+                    let bufs = AlignedBuf::io_bufs(65536, 4096).unwrap();
+                    let read = IoOp::Read { offset: n * 65536 };
+                    event_loop.submit(&file, read, Engine::Uring, bufs, &target, n as u32);
+                }
+                turn_until(&event_loop, || results.len() == (batch + 1) * 16);
+            }
+            let all_read = results.0.borrow().iter().all(|(_, result)| *result == 65536);
+            assert!(all_read, "{name}, direct: {direct}: {:?}", results.0.borrow());
+        }
+    }
+}
+
+#[test]
+fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
+    for (name, event_loop) in loops() {
+        let (fd, count) = (eventfd(), Count::new());
+        event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
+        for n in 1..=50 {
+            // From here, before the wait; and from another thread, during it.
+            if n % 2 == 0 {
+                signal(&fd);
+                turn_until(&event_loop, || count.calls.get() == n);
+            } else {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| signal(&fd));
+                    turn_until(&event_loop, || count.calls.get() == n);
+                });
+            }
+        }
+        let fired = Rc::new(std::cell::Cell::new(false));
+        let flag = fired.clone();
+        let at = event_loop.now_ns() + 3_000_000;
+        event_loop.add_timer(at, move || flag.set(true));
+        turn_until(&event_loop, || fired.get());
+        assert!(event_loop.now_ns() >= at, "{name}: a timer came early");
+
+        let run = Arc::new(AtomicU32::new(0));
+        for n in 1..=50 {
+            std::thread::scope(|scope| {
+                let (handle, run) = (event_loop.handle(), run.clone());
+                let there = run.clone();
+                scope.spawn(move || {
+                    handle.spawn(move |_| _ = there.fetch_add(1, Ordering::Relaxed)).unwrap();
+                });
+                turn_until(&event_loop, || run.load(Ordering::Relaxed) == n);
+            });
+        }
+        let done = Rc::new(std::cell::Cell::new(false));
+        let flag = done.clone();
+        event_loop.spawn(async move { flag.set(true) });
+        turn_until(&event_loop, || done.get());
+    }
+}
+
+#[test]
+fn e2_a_loop_that_no_descriptor_shows_says_so() {
+    let shown = |flags| {
+        let event_loop = EventLoop::new(config(RingChoice::Exactly(flags))).unwrap();
+        event_loop.pollable_fd().is_some()
+    };
+    assert!(shown(RingFlags::EMBEDDED) && !shown(RingFlags::BEST));
+}
+
+/// The foreign loop must be able to sleep, too.
+#[test]
+fn e2_with_nothing_to_do_the_foreign_loop_sleeps() {
+    for (name, event_loop) in loops().filter(|(_, event_loop)| event_loop.pollable_fd().is_some()) {
+        let count = Count::new();
+        let fd = eventfd();
+        event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
+        // Once armed, an event that comes later costs one sleep, not many short turns.
+        event_loop.prepare().unwrap();
+        event_loop.check();
+        event_loop.dispatch().unwrap();
+        let before = event_loop.stats().iterations.get();
+        let sleeps = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let asleep = || event_loop_is_polling();
+                spin_until("the foreign sleep", asleep);
+                signal(&fd);
+            });
+            turn_until(&event_loop, || count.calls.get() == 1)
+        });
+        let turns = event_loop.stats().iterations.get() - before;
+        assert!(sleeps >= 1 && turns < 10, "{name}: {turns} turns, {sleeps} of which slept");
+    }
+}
+
+/// Whether some thread of this program sleeps in poll(2).
+fn event_loop_is_polling() -> bool {
+    std::fs::read_dir("/proc/self/task").unwrap().any(|task| {
+        let wchan = std::fs::read_to_string(task.unwrap().path().join("wchan"));
+        wchan
+            .is_ok_and(|wchan| wchan.contains("poll_schedule_timeout") || wchan.contains("do_poll"))
+    })
+}
