@@ -39,7 +39,7 @@ pub struct QueueHandler {
     enabled: Cell<bool>,
     /// The loop polls: the driver need not kick.
     polled: Cell<bool>,
-    /// Nothing was left to take: the driver is to be asked for a kick.
+    /// The driver is to be asked for a kick.
     wants_kick: Cell<bool>,
     /// The answer to `stop`, once nothing is in flight.
     stopping: Cell<Option<StopCall>>,
@@ -99,12 +99,8 @@ impl QueueHandler {
     /// once: its kick may have come earlier.
     pub fn set_enabled(&self, enabled: bool) {
         self.enabled.set(enabled);
-        if enabled
-            && self.event_loop.section(|| self.take_turn()) == Progress::More
-            && let Some(kick) = self.kick.get()
-        {
-            // No kick may come for the rest, which the driver put in before it was asked for one.
-            self.event_loop.call_again(kick);
+        if enabled {
+            self.event_loop.section(|| self.take_turn());
         }
     }
 
@@ -159,36 +155,34 @@ impl QueueHandler {
         }
     }
 
-    /// Takes requests: a bounded number, for the sake of other sources (contract E11).
-    fn take_turn(&self) -> Progress {
+    /// Takes the requests that are there as the turn begins: a bounded number, for the sake of other
+    /// sources (contract E11), and of the driver, which goes on putting in more meanwhile.
+    fn take_turn(&self) {
         // A broken queue was reported when it broke, not with each kick from then on.
         if !self.enabled.get() || self.queue.is_broken() {
-            return Progress::Done;
+            return;
         }
-        let Some(me) = self.me.upgrade() else { return Progress::Done };
+        let Some(me) = self.me.upgrade() else { return };
         let completion: Rc<dyn Completion> = me.clone();
         if !self.polled.get() {
             self.queue.suppress_kicks();
         }
-        for _ in 0..self.queue.size() {
-            match self.take_one(&completion) {
-                Ok(true) => {}
-                Ok(false) => {
-                    self.ask_for_kick(me);
-                    return Progress::Done;
-                }
-                Err(reason) => {
-                    self.break_queue(&reason);
-                    return Progress::Done;
-                }
-            }
+        if let Err(reason) = self.take_all(&completion) {
+            return self.break_queue(&reason);
         }
-        Progress::More
+        self.ask_for_kick(me);
     }
 
-    /// There is nothing left to take: unless the loop looks by itself, the driver has to kick.
-    /// It is told at the end of the section, after the signal: what it puts in until then, woken
-    /// or not, is found without a kick.
+    fn take_all(&self, me: &Rc<dyn Completion>) -> Result<(), Broken> {
+        for _ in 0..self.queue.available().map_err(Broken::Queue)? {
+            self.take_one(me)?;
+        }
+        Ok(())
+    }
+
+    /// The turn is over: unless the loop looks by itself, the driver has to kick. It is told at the
+    /// end of the section, after the signal: what it puts in until then, woken or not, is found
+    /// without a kick.
     fn ask_for_kick(&self, me: Rc<Self>) {
         if !self.polled.get() {
             self.wants_kick.set(true);
@@ -210,11 +204,11 @@ impl QueueHandler {
         }
     }
 
-    /// Takes one request and sends it on its way. `false`: there is none.
-    fn take_one(&self, me: &Rc<dyn Completion>) -> Result<bool, Broken> {
+    /// Takes one request and sends it on its way.
+    fn take_one(&self, me: &Rc<dyn Completion>) -> Result<(), Broken> {
         let mut chain = self.chain.borrow_mut();
         if !self.queue.pop(&mut chain).map_err(Broken::Queue)? {
-            return Ok(false);
+            return Ok(());
         }
         let memory = self.queue.memory();
         let parsed = parse(&chain, &memory, &self.device);
@@ -239,7 +233,7 @@ impl QueueHandler {
                 slot.status = status;
                 drop(chain);
                 self.answer(slot);
-                return Ok(true);
+                return Ok(());
             }
             Ok(BlkRequest::GetId { data }) => {
                 let len = data.len().min(ID_SIZE as u32);
@@ -251,7 +245,7 @@ impl QueueHandler {
                 }
                 drop(chain);
                 self.answer(slot);
-                return Ok(true);
+                return Ok(());
             }
             Ok(BlkRequest::Ranges { discard, data }) => {
                 let read = Ranges::read(discard, data, &slot.memory, &self.device);
@@ -264,7 +258,7 @@ impl QueueHandler {
                         self.answer(slot);
                     }
                 }
-                return Ok(true);
+                return Ok(());
             }
             Ok(BlkRequest::Flush) => (Op::Flush, 0, None),
             Ok(BlkRequest::Read { offset, data }) => (Op::Read, offset, Some(data)),
@@ -292,7 +286,7 @@ impl QueueHandler {
         if let Some(tag) = tag {
             self.channel.submit(Request::new(op, offset, len, bufs, me, tag));
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Sends each range of a discard or write-zeroes request on its way.
@@ -333,7 +327,8 @@ fn write_eventfd(fd: Option<&OwnedFd>) {
 
 impl Handler for QueueHandler {
     fn ready(&self, _events: u32) -> Progress {
-        self.take_turn()
+        self.take_turn();
+        Progress::Done
     }
 
     fn can_poll(&self) -> bool {
