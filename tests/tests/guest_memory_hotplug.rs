@@ -66,7 +66,7 @@ fn boot(job: &str) -> Machine {
         .file("disk", &image, "aio=io_uring,cache.direct=on")
         .export("disk", "num-queues=2,iothread=io0")
         .start();
-    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio();
+    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().single_threaded();
     let guest = guest.boot(&[FUNCTIONS, job].concat());
     let qmp = guest.qmp();
     Machine { guest, qmp, server, image, scratch }
