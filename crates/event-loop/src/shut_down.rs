@@ -71,7 +71,9 @@ impl EventLoop {
             let with_pool = self.0.with_pool.get() as u64;
             let refused = self.0.refused.borrow().len() as u64;
             if self.in_flight() > with_pool + refused {
-                self.enter(if refused > 0 { Wait::No } else { Wait::Forever })?;
+                // What has not been submitted yet may be what ends the rest.
+                let more = refused > 0 || !self.0.backlog.borrow().is_empty();
+                self.enter(if more { Wait::No } else { Wait::Forever })?;
             } else {
                 // Only pool threads are left, and the wake-up poll is gone: they answer by the
                 // inbox, and closing the pool waits for them.
@@ -110,7 +112,9 @@ impl Drop for Inner {
                 }
                 backlog.pop_front();
             }
-            if ring.enter(Wait::Forever).is_err() {
+            // As in `drain`.
+            let wait = if backlog.is_empty() { Wait::Forever } else { Wait::No };
+            if ring.enter(wait).is_err() {
                 std::mem::forget(std::mem::replace(slots, Slots::with_capacity(0)));
                 return;
             }

@@ -1,0 +1,331 @@
+//! E8: memory that the kernel may write to lives until the completion. E9: removal.
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use common::*;
+use event_loop::ring::sim::{Faults, Verdict};
+use event_loop::{
+    AlignedBuf, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, Progress, Trigger,
+};
+
+/// Memory whose life can be watched: alive for as long as `Rc`s to it.
+fn watched() -> (Rc<[u8; 64]>, IoBufs) {
+    let memory = Rc::new([0u8; 64]);
+    let mut bufs = IoBufs::with_capacity(1);
+    bufs.set_owner(memory.clone());
+    // SAFETY: inside the array, which the owner keeps; the test does not look at it.
+    #[allow(unsafe_code)]
+    unsafe {
+        bufs.push(memory.as_ptr().cast_mut(), 64);
+    }
+    (memory, bufs)
+}
+
+#[test]
+fn e8_memory_outlives_a_dropped_future_and_a_dropped_file() {
+    let (sim, event_loop) = simulated(1, Faults::default());
+    sim.script(|_| Verdict::Hold);
+    let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
+    let (memory, bufs) = watched();
+    let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
+    drop((read, file));
+    for _ in 0..3 {
+        event_loop.run_once(false).unwrap();
+    }
+    assert_eq!((Rc::strong_count(&memory), sim.in_flight()), (2, 1), "the loop keeps it");
+    sim.release();
+    turn_until(&event_loop, "the read", || sim.in_flight() == 0 && Rc::strong_count(&memory) == 1);
+}
+
+#[test]
+fn e8_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
+    for seed in 0..20 {
+        let faults = Faults { late_cancel: 50, entries: 2, ..Faults::default() };
+        let (sim, event_loop) = simulated(seed, faults);
+        sim.script(|_| Verdict::Hold);
+        let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
+        let memories: Vec<_> = (0..8)
+            .map(|_| {
+                let (memory, bufs) = watched();
+                let read = IoOp::Read { offset: 0 };
+                drop(event_loop.operate(&file, read, Engine::Uring, bufs));
+                memory
+            })
+            .collect();
+        event_loop.run_once(false).unwrap();
+        drop((event_loop, file));
+        assert_eq!(sim.in_flight(), 0, "seed {seed}");
+        assert!(memories.iter().all(|memory| Rc::strong_count(memory) == 1));
+    }
+}
+
+/// For real: reads of a pipe that nobody writes to.
+#[test]
+fn e8_reads_in_flight_for_real_are_ended_and_freed_with_the_loop() {
+    for (name, event_loop) in loops().filter(|(name, _)| *name != "epoll") {
+        let _watchdog = Watchdog::new(name);
+        let (reader, writer) = pipe();
+        let file = event_loop.register_file(reader);
+        let (memory, bufs) = watched();
+        let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
+        event_loop.run_once(false).unwrap();
+        event_loop.run_once(false).unwrap();
+        drop(read);
+        assert_eq!(Rc::strong_count(&memory), 2, "{name}: freed under the kernel's hands");
+        drop(event_loop);
+        assert_eq!(Rc::strong_count(&memory), 1, "{name}");
+        drop((writer, file));
+    }
+}
+
+/// A pool thread reads; the future goes; the data still has a place to go to.
+#[test]
+fn e8_memory_with_a_pool_thread_outlives_a_dropped_future() {
+    for (name, event_loop) in loops() {
+        let file = event_loop.register_file(tempfile(&[7; 64]));
+        let (memory, bufs) = watched();
+        drop(event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Threads, bufs));
+        assert_eq!(Rc::strong_count(&memory), 2, "{name}");
+        turn_until(&event_loop, name, || Rc::strong_count(&memory) == 1);
+    }
+}
+
+/// The same place is used again: the second completion is not taken for the first.
+#[test]
+fn e8_slots_are_told_apart_when_they_are_used_again() {
+    let (sim, event_loop) = simulated(3, Faults::default());
+    let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
+    for n in 0..1000 {
+        let bufs = AlignedBuf::io_bufs(8, 8).unwrap();
+        let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
+        if n % 2 == 0 {
+            drop(read);
+        } else {
+            assert_eq!(event_loop.block_on(read).unwrap().0, 8);
+        }
+    }
+}
+
+// ---- E9 ----------------------------------------------------------------------------------------
+
+/// Counts its drops.
+struct Dropped(Rc<Cell<u32>>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+/// Two of these on two descriptors remove whom they are told to, once.
+struct Remover {
+    event_loop: EventLoop,
+    calls: Cell<u32>,
+    remove: RefCell<Vec<HandlerId>>,
+    _dropped: Dropped,
+}
+
+impl Handler for Remover {
+    fn ready(&self, _events: u32) -> Progress {
+        self.calls.set(self.calls.get() + 1);
+        for id in self.remove.take() {
+            self.event_loop.remove_handler(id);
+        }
+        Progress::More
+    }
+}
+
+fn removers(event_loop: &EventLoop) -> ([Rc<Remover>; 2], [HandlerId; 2], Rc<Cell<u32>>) {
+    let drops = Rc::new(Cell::new(0));
+    let handlers = [(); 2].map(|()| {
+        Rc::new(Remover {
+            event_loop: event_loop.clone(),
+            calls: Cell::new(0),
+            remove: RefCell::default(),
+            _dropped: Dropped(drops.clone()),
+        })
+    });
+    let ids = handlers.each_ref().map(|handler| {
+        let fd = eventfd();
+        signal(&fd);
+        event_loop.add_handler(fd, 1, Trigger::Edge, handler.clone())
+    });
+    (handlers, ids, drops)
+}
+
+/// Turns until all that a removal sets off has come in.
+fn settle(event_loop: &EventLoop, in_flight: u64) {
+    turn_until(event_loop, "the end of the polls", || event_loop.in_flight() <= in_flight);
+    event_loop.run_once(false).unwrap();
+}
+
+#[test]
+fn e9_removal_while_the_poll_is_in_flight() {
+    for (name, event_loop) in loops() {
+        event_loop.run_once(false).unwrap();
+        let before = event_loop.in_flight();
+        let (fd, count) = (eventfd(), Count::new());
+        for trigger in [Trigger::Edge, Trigger::Level] {
+            let id = event_loop.add_handler(fd.clone(), 1, trigger, count.clone());
+            // Once not armed at all, then armed.
+            for armed in [false, true] {
+                if armed {
+                    event_loop.run_once(false).unwrap();
+                }
+            }
+            event_loop.remove_handler(id);
+            event_loop.remove_handler(id);
+            assert_eq!(Rc::strong_count(&count), 1, "{name}: freed at once");
+            signal(&fd);
+            settle(&event_loop, before);
+            assert_eq!((count.calls.get(), event_loop.in_flight()), (0, before), "{name}");
+            nix::unistd::read(&*fd, &mut [0; 8]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn e9_removal_from_inside_its_own_callback() {
+    for (name, event_loop) in loops() {
+        event_loop.run_once(false).unwrap();
+        let before = event_loop.in_flight();
+        let (handlers, ids, drops) = removers(&event_loop);
+        for (handler, id) in handlers.iter().zip(ids) {
+            // Twice: the second finds nothing.
+            *handler.remove.borrow_mut() = vec![id, id];
+        }
+        let calls = handlers.each_ref().map(|handler| Rc::downgrade(handler));
+        turn_until(&event_loop, name, || handlers.iter().all(|handler| handler.calls.get() > 0));
+        settle(&event_loop, before);
+        assert_eq!(handlers.each_ref().map(|handler| handler.calls.get()), [1, 1], "{name}");
+        assert_eq!(event_loop.in_flight(), before, "{name}");
+        drop(handlers);
+        assert!(calls.iter().all(|handler| handler.upgrade().is_none()));
+        assert_eq!(drops.get(), 2, "{name}: freed once each");
+    }
+}
+
+#[test]
+fn e9_removal_from_inside_another_callback_of_the_same_iteration() {
+    for (name, event_loop) in loops() {
+        event_loop.run_once(false).unwrap();
+        let before = event_loop.in_flight();
+        let (handlers, ids, drops) = removers(&event_loop);
+        // Both have fired; whoever comes first removes both.
+        for handler in &handlers {
+            *handler.remove.borrow_mut() = ids.to_vec();
+        }
+        let calls = || handlers.iter().map(|handler| handler.calls.get()).sum::<u32>();
+        turn_until(&event_loop, name, || calls() > 0);
+        settle(&event_loop, before);
+        assert_eq!(calls(), 1, "{name}: the other ran after its removal");
+        assert_eq!(event_loop.in_flight(), before, "{name}");
+        drop(handlers);
+        assert_eq!(drops.get(), 2, "{name}");
+    }
+}
+
+#[test]
+fn e9_removal_from_another_thread() {
+    for (name, event_loop) in loops() {
+        event_loop.run_once(false).unwrap();
+        let before = event_loop.in_flight();
+        let (fd, count) = (eventfd(), Count::new());
+        let id = event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
+        signal(&fd);
+        turn_until(&event_loop, name, || count.calls.get() == 1);
+        let handle = event_loop.handle();
+        let remover = std::thread::spawn(move || {
+            handle.spawn(move |event_loop| event_loop.remove_handler(id)).unwrap();
+        });
+        turn_until(&event_loop, name, || Rc::strong_count(&count) == 1);
+        remover.join().unwrap();
+        signal(&fd);
+        settle(&event_loop, before);
+        assert_eq!((count.calls.get(), event_loop.in_flight()), (1, before), "{name}");
+    }
+}
+
+/// The poll has fired and its task work has not run: IORING_OP_POLL_REMOVE would give up here.
+#[test]
+fn e9_removal_of_a_poll_that_has_just_fired_ends_it() {
+    for (name, event_loop) in loops() {
+        event_loop.run_once(false).unwrap();
+        let before = event_loop.in_flight();
+        for _ in 0..100 {
+            let (fd, count) = (eventfd(), Count::new());
+            let id = event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
+            event_loop.run_once(false).unwrap();
+            std::thread::scope(|scope| drop(scope.spawn(|| signal(&fd))));
+            event_loop.remove_handler(id);
+            settle(&event_loop, before);
+            assert_eq!((count.calls.get(), event_loop.in_flight()), (0, before), "{name}");
+        }
+    }
+}
+
+/// A handler found by polling removes another that is polled in the same round.
+#[test]
+fn e9_a_removed_handler_is_not_polled_either() {
+    struct Polled {
+        event_loop: EventLoop,
+        other: Cell<Option<HandlerId>>,
+        polls: Cell<u32>,
+    }
+    impl Handler for Polled {
+        fn ready(&self, _events: u32) -> Progress {
+            Progress::Done
+        }
+        fn can_poll(&self) -> bool {
+            true
+        }
+        fn poll(&self) -> bool {
+            self.polls.set(self.polls.get() + 1);
+            if let Some(other) = self.other.take() {
+                self.event_loop.remove_handler(other);
+            }
+            false
+        }
+    }
+    let sim = event_loop::ring::sim::Sim::new(1, Faults::default());
+    let event_loop = sim.event_loop(event_loop::LoopConfig::default()).unwrap();
+    let handlers = [(); 2].map(|()| {
+        Rc::new(Polled {
+            event_loop: event_loop.clone(),
+            other: Cell::new(None),
+            polls: Cell::new(0),
+        })
+    });
+    let fds = [eventfd(), eventfd()];
+    let ids: Vec<_> = handlers
+        .iter()
+        .zip(&fds)
+        .map(|(handler, fd)| event_loop.add_handler(fd.clone(), 1, Trigger::Edge, handler.clone()))
+        .collect();
+    let round = || {
+        fds.iter().for_each(|fd| signal(fd));
+        for _ in 0..5 {
+            event_loop.run_once(false).unwrap();
+            sim.advance(5_000);
+        }
+        event_loop.add_timer(sim.now_ns() + 50_000, || {});
+        event_loop.run_once(true).unwrap();
+        event_loop.run_once(true).unwrap();
+    };
+    while handlers.iter().any(|handler| handler.polls.get() == 0) {
+        round();
+    }
+    let before = handlers.each_ref().map(|handler| handler.polls.get());
+    handlers[0].other.set(Some(ids[1]));
+    handlers[1].other.set(Some(ids[0]));
+    round();
+    let after = handlers.each_ref().map(|handler| handler.polls.get());
+    assert!(
+        after[0] > before[0] && after[1] == before[1]
+            || after[1] > before[1] && after[0] == before[0],
+        "{before:?}, then {after:?}: the removed one was polled"
+    );
+}
