@@ -389,8 +389,9 @@ impl EventLoop {
         self.0.handlers.borrow_mut().list_ready(id.0);
     }
 
-    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. All
-    /// completions of an iteration are one section; each other callback is one.
+    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. Callbacks run in
+    /// one: each handler in its own, all completions of an iteration in one, and so all messages,
+    /// all timers, all tasks.
     pub fn defer(&self, call: &Rc<dyn DeferredCall>) {
         self.0.deferred.defer(call);
     }

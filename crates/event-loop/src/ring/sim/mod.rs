@@ -365,7 +365,8 @@ impl World {
     fn cancel(&mut self, target: u64, user_data: u64) {
         let comes_late = self.random.percent(self.faults.late_cancel);
         let Some(at) = self.pending.iter().position(|pending| pending.user_data == target) else {
-            return self.complete(user_data, -libc::ENOENT);
+            // A poll, then, or nothing at all.
+            return self.push_poll(&RingOp::PollRemove { user_data: target }, user_data);
         };
         if comes_late {
             // It goes on, and completes soon.
