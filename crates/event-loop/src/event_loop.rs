@@ -406,7 +406,8 @@ impl EventLoop {
 
     /// Sets the polling parameters, from the next iteration on.
     pub fn set_poll_params(&self, params: PollParams) {
-        self.0.poller.set_params(params);
+        let window = self.0.poller.set_params(params);
+        self.stats().poll_window_ns.set(window);
     }
 
     /// A descriptor that becomes readable when the loop has something to do, for a foreign loop that

@@ -46,12 +46,15 @@ impl Poller {
         }
     }
 
-    pub(crate) fn set_params(&self, params: PollParams) {
+    /// Sets the parameters; returns what becomes of the window, nanoseconds.
+    pub(crate) fn set_params(&self, params: PollParams) -> u64 {
         self.params.set(params);
         if params.max_ns == 0 {
             self.wait_began.set(None);
         }
-        self.window.set(PollWindow { ns: self.window.get().ns.min(params.max_ns) });
+        let window = self.window.get().ns.min(params.max_ns);
+        self.window.set(PollWindow { ns: window });
+        window
     }
 
     pub(crate) fn is_polling(&self) -> bool {
@@ -103,8 +106,10 @@ impl EventLoop {
             if found {
                 break true;
             }
-            if self.fresh_now_ns() >= end {
-                break false;
+            let now = self.fresh_now_ns();
+            if now >= end {
+                // A timer that is due is found as well.
+                break deadline.is_some_and(|deadline| now >= deadline);
             }
             std::hint::spin_loop();
         };
