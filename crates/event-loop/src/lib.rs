@@ -1,13 +1,4 @@
-//! An event loop built around io_uring, in the lineage of QEMU's AioContext and IOThread.
-//!
-//! One thread, one ring. The loop watches file descriptors, carries out file I/O, runs timers, tasks
-//! and bottom halves, takes work from other threads, and busy-polls for an adaptive window before
-//! it sleeps. Everything that one iteration queues goes out with the system call that waits.
-//!
-//! Two styles live side by side: completions that advance preallocated slots ([`IoTarget`],
-//! [`Handler`]) for the hot path, and futures ([`EventLoop::spawn`]) for what takes many steps.
-//!
-//! It knows nothing of disks.
+#![doc = include_str!("../README.md")]
 
 mod blocking;
 mod bottom_half;

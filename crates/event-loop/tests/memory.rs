@@ -197,7 +197,7 @@ fn e9_removal_from_inside_its_own_callback() {
             // Twice: the second finds nothing.
             *handler.remove.borrow_mut() = vec![id, id];
         }
-        let calls = handlers.each_ref().map(|handler| Rc::downgrade(handler));
+        let calls = handlers.each_ref().map(Rc::downgrade);
         turn_until(&event_loop, name, || handlers.iter().all(|handler| handler.calls.get() > 0));
         settle(&event_loop, before);
         assert_eq!(handlers.each_ref().map(|handler| handler.calls.get()), [1, 1], "{name}");

@@ -14,6 +14,8 @@ use event_loop::{
     AlignedBuf, Engine, EventLoop, Handler, IoOp, LoopConfig, PollParams, Progress, Trigger,
 };
 
+type Race = Box<dyn Fn(&Queue)>;
+
 /// A virtqueue's part in polling: it signals unless it is polled.
 struct Queue {
     fd: Arc<OwnedFd>,
@@ -26,7 +28,7 @@ struct Queue {
     begun: Cell<u32>,
     ended: Cell<u32>,
     /// Runs within `poll_end`: the guest races.
-    race: RefCell<Option<Box<dyn Fn(&Queue)>>>,
+    race: RefCell<Option<Race>>,
 }
 
 impl Queue {

@@ -76,7 +76,7 @@ fn e1_requests_timers_handlers_and_tasks_take_effect_on_a_sleeping_loop() {
     for (name, thread) in threads() {
         let stats = thread.handle().stats();
         let (done, is_done) = mpsc::channel();
-        let mut expect = |what| {
+        let expect = |what| {
             assert_eq!(is_done.recv_timeout(LOST), Ok(what), "{name}");
         };
         let asleep = || wait_for_sleep(&thread, stats.sleeps.get().saturating_sub(1));
