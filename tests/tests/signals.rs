@@ -60,6 +60,17 @@ fn sigint_finishes_what_is_in_flight() {
     finishes(Signal::SIGINT);
 }
 
+/// A terminal that goes away, or a service manager, sends a hang-up along with the first signal.
+#[test]
+fn a_hang_up_is_no_second_signal() {
+    let scratch = Scratch::new();
+    let (mut server, _client) = slow_disk(&scratch, Duration::from_millis(500));
+    server.signal(Signal::SIGTERM);
+    server.signal(Signal::SIGHUP);
+    assert!(server.wait().success());
+    assert!(!server.socket("slow").exists());
+}
+
 #[test]
 fn a_second_signal_ends_at_once() {
     let scratch = Scratch::new();

@@ -1,6 +1,6 @@
 //! SIGINT, SIGTERM and SIGHUP, as descriptors on the control loop.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use event_loop::{EventLoop, Readiness};
@@ -30,7 +30,6 @@ impl StopSignals {
     pub(crate) fn new(event_loop: &EventLoop, blocked: &SigSet) -> Result<Self, Errno> {
         let fd = SignalFd::with_flags(blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let dup: OwnedFd = fd.as_fd().try_clone_to_owned().map_err(|_| Errno::last())?;
-        debug_assert_ne!(dup.as_raw_fd(), fd.as_fd().as_raw_fd());
         let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
         Ok(StopSignals { ready: Readiness::new(event_loop, Arc::new(dup), events.into()), fd })
     }
@@ -44,5 +43,11 @@ impl StopSignals {
             }
             self.ready.wait().await;
         }
+    }
+
+    /// Waits for a second signal that means it. A hang-up does not: a terminal that goes away, or a
+    /// service manager, sends one along with the first signal.
+    pub(crate) async fn insisted(&mut self) {
+        while self.next().await == Signal::SIGHUP.as_str() {}
     }
 }
