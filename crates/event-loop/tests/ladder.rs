@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use common::*;
+use event_loop::sync::lock;
 use event_loop::{
     AlignedBuf, Engine, EventLoop, IoOp, IoThread, IoThreadConfig, LoopConfig, RingChoice,
     RingFlags, SpawnError, Trigger,
@@ -50,7 +51,7 @@ fn born(name: &str, ring: RingChoice, cpus: Vec<usize>) -> Result<IoThread, Spaw
 
 #[test]
 fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     let best = RingChoice::Exactly(RingFlags::BEST);
     for errno in [nix::libc::ENOMEM, nix::libc::EPERM] {
         let error = denied(&[nix::libc::SYS_io_uring_setup], errno, || {
@@ -77,7 +78,7 @@ fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
 
 #[test]
 fn e4_name_and_cpus_come_from_the_options() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     for cpu in [nix::libc::CPU_SETSIZE as usize, 1_000_000, 1023] {
         let error = born("nowhere", RingChoice::Epoll, vec![cpu]).err().unwrap();
         assert!(matches!(&error, SpawnError::Affinity(_)), "{error}");
@@ -117,7 +118,7 @@ fn works(event_loop: &EventLoop) {
 
 #[test]
 fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     for errno in [nix::libc::EPERM, nix::libc::ENOSYS, nix::libc::EACCES] {
         denied(&[nix::libc::SYS_io_uring_setup], errno, || {
             let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
@@ -133,7 +134,7 @@ fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
 
 #[test]
 fn e5_without_epoll_pwait2_the_loop_still_runs() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     let calls = [nix::libc::SYS_io_uring_setup, nix::libc::SYS_epoll_pwait2];
     denied(&calls, nix::libc::ENOSYS, || {
         works(&EventLoop::new(LoopConfig::default()).unwrap());
@@ -142,7 +143,7 @@ fn e5_without_epoll_pwait2_the_loop_still_runs() {
 
 #[test]
 fn e5_every_rung_works() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     for (name, event_loop) in loops() {
         let flags = event_loop.ring().flags;
         assert_eq!(flags.is_none(), name == "epoll", "{name}");

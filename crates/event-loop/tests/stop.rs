@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use common::*;
 use event_loop::ring::sim::{Faults, Verdict};
+use event_loop::sync::lock;
 use event_loop::{
     AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig, LoopFile,
     LoopGone, Trigger, oneshot,
@@ -65,7 +66,7 @@ fn occupy(event_loop: &EventLoop, completions: &Arc<AtomicU32>) {
 
 #[test]
 fn e12_two_hundred_stops_leave_nothing_behind() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let _watchdog = Watchdog::new(name);
         let mut counts = None;
@@ -107,7 +108,7 @@ fn e12_two_hundred_stops_leave_nothing_behind() {
 
 #[test]
 fn e12_what_waits_for_a_stopped_loop_is_told() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
         let thread = IoThread::spawn(config).unwrap();
@@ -134,7 +135,7 @@ fn e12_what_waits_for_a_stopped_loop_is_told() {
 
 #[test]
 fn e12_a_dropped_loop_takes_its_messages_along() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     for (name, event_loop) in loops() {
         let handle = event_loop.handle();
         let watched = Arc::new(());
@@ -148,7 +149,7 @@ fn e12_a_dropped_loop_takes_its_messages_along() {
 
 #[test]
 fn e12_targets_that_go_on_and_on_do_not_keep_a_loop_from_stopping() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     struct Again {
         event_loop: EventLoop,
         file: LoopFile,
@@ -223,10 +224,10 @@ fn e12_stopping_ends_block_on() {
 /// The last owner of a thread may sit on that thread.
 #[test]
 fn e12_a_thread_dropped_by_its_own_loop_ends() {
-    let _alone = ALONE.lock();
+    let _alone = lock(&ALONE);
     let thread = IoThread::spawn(IoThreadConfig::default()).unwrap();
     let handle = thread.handle().clone();
     let own = Arc::new(Mutex::new(Some(thread)));
-    handle.spawn(move |_| drop(own.lock().unwrap().take())).unwrap();
+    handle.spawn(move |_| drop(lock(&own).take())).unwrap();
     spin_until("its end", || handle.spawn(|_| {}) == Err(LoopGone));
 }
