@@ -76,7 +76,7 @@ pub(crate) fn run(
         let signal = stop.next().await;
         log::info!("{signal}: finishing the requests in flight; a second signal ends at once");
         let down = daemon.take_down();
-        until(down, stop.insisted()).await
+        until(down, stop.insisted(signal)).await
     });
     match served {
         Ok(Some(true)) => Ok(()),

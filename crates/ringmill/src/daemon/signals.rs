@@ -45,9 +45,16 @@ impl StopSignals {
         }
     }
 
-    /// Waits for a second signal that means it. A hang-up does not: a terminal that goes away, or a
-    /// service manager, sends one along with the first signal.
-    pub(crate) async fn insisted(&mut self) {
-        while self.next().await == Signal::SIGHUP.as_str() {}
+    /// After the signal `first`, waits for a second one that means it. A hang-up counts for nothing: a
+    /// terminal that goes away, or a service manager, sends one along with another signal, in any
+    /// order.
+    pub(crate) async fn insisted(&mut self, first: &str) {
+        let hang_up = Signal::SIGHUP.as_str();
+        let mut wanted = if first == hang_up { 2 } else { 1 };
+        while wanted > 0 {
+            if self.next().await != hang_up {
+                wanted -= 1;
+            }
+        }
     }
 }
