@@ -125,10 +125,10 @@ fn e2_with_nothing_to_do_the_foreign_loop_sleeps() {
         event_loop.check();
         event_loop.dispatch().unwrap();
         let before = event_loop.stats().iterations.get();
+        let me = nix::unistd::gettid();
         let sleeps = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let asleep = || event_loop_is_polling();
-                spin_until("the foreign sleep", asleep);
+                spin_until("the foreign sleep", || is_polling(me));
                 signal(&fd);
             });
             turn_until(&event_loop, || count.calls.get() == 1)
@@ -138,11 +138,8 @@ fn e2_with_nothing_to_do_the_foreign_loop_sleeps() {
     }
 }
 
-/// Whether some thread of this program sleeps in poll(2).
-fn event_loop_is_polling() -> bool {
-    std::fs::read_dir("/proc/self/task").unwrap().any(|task| {
-        let wchan = std::fs::read_to_string(task.unwrap().path().join("wchan"));
-        wchan
-            .is_ok_and(|wchan| wchan.contains("poll_schedule_timeout") || wchan.contains("do_poll"))
-    })
+/// Whether a thread sleeps in poll(2).
+fn is_polling(thread: nix::unistd::Pid) -> bool {
+    let wchan = std::fs::read_to_string(format!("/proc/self/task/{thread}/wchan")).unwrap();
+    wchan.contains("poll_schedule_timeout") || wchan.contains("do_poll")
 }
