@@ -267,6 +267,34 @@ fn e9_removal_of_a_poll_that_has_just_fired_ends_it() {
     }
 }
 
+/// Events on their way to a handler are not delivered to the one that has taken its place.
+#[test]
+fn e9_a_place_used_again_inherits_nothing() {
+    for (name, event_loop) in loops() {
+        event_loop.run_once(false).unwrap();
+        let before = event_loop.in_flight();
+        for armed in [false, true] {
+            let (old_fd, new_fd) = (eventfd(), eventfd());
+            let (old, new) = (Count::new(), Count::new());
+            let id = event_loop.add_handler(old_fd.clone(), 1, Trigger::Edge, old.clone());
+            if armed {
+                event_loop.run_once(false).unwrap();
+            }
+            signal(&old_fd);
+            event_loop.remove_handler(id);
+            let id = event_loop.add_handler(new_fd.clone(), 1, Trigger::Edge, new.clone());
+            settle(&event_loop, before + 1);
+            signal(&old_fd);
+            (0..3).for_each(|_| event_loop.run_once(false).unwrap());
+            assert_eq!((old.calls.get(), new.calls.get()), (0, 0), "{name}");
+            signal(&new_fd);
+            turn_until(&event_loop, name, || new.calls.get() == 1);
+            event_loop.remove_handler(id);
+            settle(&event_loop, before);
+        }
+    }
+}
+
 /// A handler found by polling removes another that is polled in the same round.
 #[test]
 fn e9_a_removed_handler_is_not_polled_either() {
