@@ -28,6 +28,7 @@ fn turn(event_loop: &EventLoop) -> bool {
 }
 
 fn turn_until(event_loop: &EventLoop, mut done: impl FnMut() -> bool) -> u32 {
+    let _watchdog = Watchdog::new("the foreign loop");
     let mut sleeps = 0;
     while !done() {
         sleeps += u32::from(turn(event_loop));

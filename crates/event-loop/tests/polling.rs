@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use common::{eventfd, signal};
+use common::{Watchdog, eventfd, signal};
 use event_loop::ring::sim::{Faults, Sim, Verdict};
 use event_loop::{
     AlignedBuf, Engine, EventLoop, Handler, IoOp, LoopConfig, PollParams, Progress, Trigger,
@@ -84,11 +84,11 @@ fn queue(event_loop: &EventLoop) -> Rc<Queue> {
     queue
 }
 
-fn rig() -> (Sim, EventLoop) {
+fn rig() -> (Sim, EventLoop, Watchdog) {
     let sim = Sim::new(1, Faults::default());
     let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
     event_loop.run_once(false).unwrap();
-    (sim, event_loop)
+    (sim, event_loop, Watchdog::new("polling"))
 }
 
 /// Turns until the queue has been served once more, adding a request `after` ns from now.
@@ -132,7 +132,7 @@ fn idle(sim: &Sim, event_loop: &EventLoop, ns: u64) {
 
 #[test]
 fn a_polled_source_is_served_without_its_descriptor() {
-    let (sim, event_loop) = rig();
+    let (sim, event_loop, _watchdog) = rig();
     let queue = queue(&event_loop);
     warm_up(&sim, &event_loop, &queue);
     let (by_fd, hits) = (queue.by_fd.get(), event_loop.stats().poll_hits.get());
@@ -149,7 +149,7 @@ fn a_polled_source_is_served_without_its_descriptor() {
 
 #[test]
 fn leaving_polling_mode_tells_the_source_and_looks_once_more() {
-    let (sim, event_loop) = rig();
+    let (sim, event_loop, _watchdog) = rig();
     let queue = queue(&event_loop);
     warm_up(&sim, &event_loop, &queue);
     // A quiet spell: the loop gives up, and sleeps.
@@ -177,7 +177,7 @@ fn leaving_polling_mode_tells_the_source_and_looks_once_more() {
 
 #[test]
 fn a_source_leaves_the_set_after_seven_seconds_without_an_event() {
-    let (sim, event_loop) = rig();
+    let (sim, event_loop, _watchdog) = rig();
     let (busy, quiet) = (queue(&event_loop), queue(&event_loop));
     quiet.add();
     warm_up(&sim, &event_loop, &busy);
@@ -230,7 +230,7 @@ fn poll_max_ns_0_reads_no_clock() {
 
 #[test]
 fn parameters_change_while_the_loop_runs() {
-    let (sim, event_loop) = rig();
+    let (sim, event_loop, _watchdog) = rig();
     let queue = queue(&event_loop);
     warm_up(&sim, &event_loop, &queue);
     let window = || event_loop.stats().poll_window_ns.get();
@@ -264,7 +264,7 @@ fn parameters_change_while_the_loop_runs() {
 
 #[test]
 fn the_window_follows_the_pace_of_the_events() {
-    let (sim, event_loop) = rig();
+    let (sim, event_loop, _watchdog) = rig();
     let window = || event_loop.stats().poll_window_ns.get();
     let pace = |ns| pace(&sim, &event_loop, ns);
     pace(20_000);
@@ -282,7 +282,7 @@ fn the_window_follows_the_pace_of_the_events() {
 
 #[test]
 fn a_deadline_ends_the_polling_for_it() {
-    let (sim, event_loop) = rig();
+    let (sim, event_loop, _watchdog) = rig();
     let queue = queue(&event_loop);
     warm_up(&sim, &event_loop, &queue);
     for _ in 0..100 {

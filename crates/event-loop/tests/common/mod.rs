@@ -7,6 +7,8 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use event_loop::ring::sim::{Faults, Sim};
@@ -59,33 +61,37 @@ pub(crate) fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMu
 }
 
 /// Ends the process, with a message, when something hangs.
-pub(crate) struct Watchdog(Arc<std::sync::atomic::AtomicBool>);
+pub(crate) struct Watchdog {
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Watchdog {
     pub(crate) fn new(what: &str) -> Self {
-        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let done = Arc::new(AtomicBool::new(false));
         let (flag, what) = (done.clone(), what.to_owned());
-        let started = Instant::now();
-        std::thread::Builder::new()
-            .name("watchdog".into())
-            .spawn(move || {
-                while !flag.load(std::sync::atomic::Ordering::Relaxed) {
-                    let left = LOST.saturating_sub(started.elapsed());
-                    if left.is_zero() {
-                        let _ = writeln!(std::io::stderr(), "LOST: {what}");
-                        std::process::abort();
-                    }
-                    std::thread::park_timeout(left.min(Duration::from_millis(200)));
+        let deadline = Instant::now() + LOST;
+        let thread = std::thread::spawn(move || {
+            while !flag.load(Ordering::Acquire) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    let _ = writeln!(std::io::stderr(), "LOST: {what}");
+                    std::process::abort();
                 }
-            })
-            .unwrap();
-        Watchdog(done)
+                std::thread::park_timeout(left);
+            }
+        });
+        Watchdog { done, thread: Some(thread) }
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.done.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
     }
 }
 
@@ -100,7 +106,6 @@ pub(crate) fn spin_until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// A file that has no name any more, with this content.
 pub(crate) fn tempfile(content: &[u8]) -> Arc<OwnedFd> {
-    use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name =
         format!("event-loop-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
