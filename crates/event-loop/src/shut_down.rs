@@ -13,10 +13,11 @@ use crate::slots::{Slots, UserData};
 const ROUNDS: u32 = 16;
 
 impl EventLoop {
-    /// Lets go of everything: handlers and tasks are dropped, operations in flight are cancelled where
-    /// that is possible and waited for, timers complete with `-ECANCELED` (those of
-    /// [`add_timer`](Self::add_timer) are dropped), and so does what is submitted from here on. [`run`](Self::run) ends with it; a loop that is turned otherwise needs it
-    /// where tasks or targets hold on to the loop in their turn.
+    /// Lets go of everything: handlers and tasks are dropped, operations in flight are cancelled
+    /// where that is possible and waited for, timers complete with `-ECANCELED` (those of
+    /// [`add_timer`](Self::add_timer) are dropped), and so does what is submitted from here on.
+    /// [`run`](Self::run) ends with it; a loop that is turned otherwise needs it where tasks or
+    /// targets hold on to the loop in their turn.
     ///
     /// # Errors
     ///
