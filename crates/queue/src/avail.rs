@@ -39,25 +39,19 @@ impl AvailHalf {
         rings.avail_idx() != self.next.get()
     }
 
-    /// Reads the available index: how many chains there are to pop, at most the queue's size.
-    #[inline]
-    pub(crate) fn available(&self, rings: &Rings) -> Result<u16, QueueError> {
-        let next = self.next.get();
-        let index = rings.avail_idx();
-        let count = index.wrapping_sub(next);
-        if count > rings.size() {
-            return Err(QueueError::AvailJump { index, next });
-        }
-        self.seen.set(index);
-        Ok(count)
-    }
-
     /// The head of the next chain, if there is one.
     #[inline]
     pub(crate) fn pop(&self, rings: &Rings) -> Result<Option<u16>, QueueError> {
         let next = self.next.get();
-        if next == self.seen.get() && self.available(rings)? == 0 {
-            return Ok(None);
+        if next == self.seen.get() {
+            let index = rings.avail_idx();
+            if index == next {
+                return Ok(None);
+            }
+            if index.wrapping_sub(next) > rings.size() {
+                return Err(QueueError::AvailJump { index, next });
+            }
+            self.seen.set(index);
         }
         self.next.set(next.wrapping_add(1));
         Ok(Some(rings.avail_entry(next)))

@@ -141,25 +141,6 @@ impl Queue {
         !self.broken.get() && self.avail.has_work(&self.state.borrow().rings)
     }
 
-    /// How many chains there are to pop now, at most [`size`](Self::size). A batch that is bounded by
-    /// this leaves the available index alone while the driver goes on writing it: the two do not
-    /// pass its cache line to and fro for each chain.
-    ///
-    /// # Errors
-    ///
-    /// As of [`pop`](Self::pop): the queue then is broken.
-    #[inline]
-    pub fn available(&self) -> Result<u16, QueueError> {
-        if self.broken.get() {
-            return Err(QueueError::Broken);
-        }
-        let available = self.avail.available(&self.state.borrow().rings);
-        if available.is_err() {
-            self.mark_broken();
-        }
-        available
-    }
-
     /// Takes the next chain; `false` when the driver offers none. Allocates nothing.
     ///
     /// # Errors

@@ -42,11 +42,12 @@ impl QueueHandler {
                 self.break_queue(&format_args!("a request's status byte: {error}"));
             }
         }
-        self.publish_later();
+        self.finish_later();
     }
 
-    /// Once per batch (contract E10): the first answer defers, the others find it done.
-    fn publish_later(&self) {
+    /// Has what ends a batch done once, at the end of the section (contract E10): the first who asks
+    /// defers it, the others find it done.
+    pub(crate) fn finish_later(&self) {
         if !self.queued.get()
             && let Some(me) = self.me.upgrade()
         {

@@ -1,6 +1,6 @@
 //! A queue at work on its I/O thread: from the guest's kick to the block node.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger};
+use event_loop::{EventLoop, Handler, HandlerId, Progress, Trigger};
 use guest_memory::MemoryView;
 use queue::{Chain, Queue, QueueError};
 
@@ -163,41 +163,29 @@ impl QueueHandler {
             return;
         }
         let Some(me) = self.me.upgrade() else { return };
-        let completion: Rc<dyn Completion> = me.clone();
+        let me: Rc<dyn Completion> = me;
         if !self.polled.get() {
             self.queue.suppress_kicks();
         }
-        if let Err(reason) = self.take_all(&completion) {
-            return self.break_queue(&reason);
-        }
-        self.ask_for_kick(me);
-    }
-
-    fn take_all(&self, me: &Rc<dyn Completion>) -> Result<(), Broken> {
-        let mut left = self.queue.size();
-        loop {
-            // What has come in meanwhile is taken too: it costs less now than with a submission, and
-            // a kick, of its own.
-            let batch = self.queue.available().map_err(Broken::Queue)?.min(left);
-            if batch == 0 {
-                return Ok(());
+        for _ in 0..self.queue.size() {
+            // What comes in meanwhile is taken too: it costs less now than with a submission, and a
+            // kick, of its own.
+            match self.take_one(&me) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(reason) => return self.break_queue(&reason),
             }
-            for _ in 0..batch {
-                self.take_one(me)?;
-            }
-            left -= batch;
         }
+        self.ask_for_kick();
     }
 
     /// The turn is over: unless the loop looks by itself, the driver has to kick. It is told at the
     /// end of the section, after the signal: what it puts in until then, woken or not, is found
     /// without a kick.
-    fn ask_for_kick(&self, me: Rc<Self>) {
+    fn ask_for_kick(&self) {
         if !self.polled.get() {
             self.wants_kick.set(true);
-            if !self.queued.get() {
-                self.event_loop.defer(&(me as Rc<dyn DeferredCall>));
-            }
+            self.finish_later();
         }
     }
 
@@ -213,18 +201,29 @@ impl QueueHandler {
         }
     }
 
-    /// Takes one request and sends it on its way.
-    fn take_one(&self, me: &Rc<dyn Completion>) -> Result<(), Broken> {
+    /// Takes one request and sends it on its way. `false`: there is none.
+    fn take_one(&self, me: &Rc<dyn Completion>) -> Result<bool, Broken> {
         let mut chain = self.chain.borrow_mut();
         if !self.queue.pop(&mut chain).map_err(Broken::Queue)? {
-            return Ok(());
+            return Ok(false);
         }
-        let memory = self.queue.memory();
-        let parsed = parse(&chain, &memory, &self.device);
-        let Parsed { status_addr, request } = parsed.inspect_err(|_| {
+        let head = chain.head();
+        if let Err(malformed) = self.start_request(me, chain) {
             // It goes back unanswered: there is nowhere to write a status.
-            self.queue.add_used(chain.head(), 0);
-        })?;
+            self.queue.add_used(head, 0);
+            return Err(Broken::Request(malformed));
+        }
+        Ok(true)
+    }
+
+    /// Sends a request on its way. The chain is let go of before anybody is called.
+    fn start_request(
+        &self,
+        me: &Rc<dyn Completion>,
+        chain: RefMut<'_, Chain>,
+    ) -> Result<(), Malformed> {
+        let memory = self.queue.memory();
+        let Parsed { status_addr, request } = parse(&chain, &memory, &self.device)?;
         let mut slot = Slot {
             head: chain.head(),
             written: chain.writable_len(),
@@ -248,17 +247,13 @@ impl QueueHandler {
                 let len = data.len().min(ID_SIZE as u32);
                 let written = data.write(&slot.memory, self.device.id()).map_err(Malformed::Buffer);
                 debug_assert!(written.is_err() || written == Ok(len as usize));
-                if let Err(malformed) = written {
-                    self.queue.add_used(slot.head, 0);
-                    return Err(malformed.into());
-                }
+                written?;
                 drop(chain);
                 self.answer(slot);
                 return Ok(());
             }
             Ok(BlkRequest::Ranges { discard, data }) => {
-                let read = Ranges::read(discard, data, &slot.memory, &self.device);
-                let ranges = read.inspect_err(|_| self.queue.add_used(slot.head, 0))?;
+                let ranges = Ranges::read(discard, data, &slot.memory, &self.device)?;
                 drop(chain);
                 match ranges {
                     Ok(ranges) => self.submit_ranges(me, slot, &ranges, fua),
@@ -278,8 +273,7 @@ impl QueueHandler {
         if let Some(data) = data {
             if let Err(error) = data.push_iovecs(&slot.memory, &mut bufs) {
                 slots.keep_bufs(bufs);
-                self.queue.add_used(slot.head, 0);
-                return Err(Malformed::Buffer(error).into());
+                return Err(Malformed::Buffer(error));
             }
             slot.bytes = data.len();
         }
@@ -375,12 +369,6 @@ impl fmt::Debug for QueueHandler {
 enum Broken {
     Queue(QueueError),
     Request(Malformed),
-}
-
-impl From<Malformed> for Broken {
-    fn from(malformed: Malformed) -> Self {
-        Broken::Request(malformed)
-    }
 }
 
 impl fmt::Display for Broken {
