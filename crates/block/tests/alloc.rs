@@ -1,10 +1,7 @@
 //! Heap allocations per request in steady state: none.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
-
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -13,37 +10,12 @@ use block::node::Channel;
 use block::options::*;
 use block::request::{Completion, Op, Request};
 use common::*;
+use event_loop::counting::{self, CountingAllocator};
 use event_loop::{EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: as above.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Sends each request anew as soon as it is answered, with the memory that came back.
 struct Client {
@@ -112,9 +84,9 @@ fn allocations(options: &BlockdevOptions, ops: &[Op], offset: u64, lead: usize) 
     });
     *client.me.borrow_mut() = Some(client.clone());
     client.run(&event_loop, 20_000);
-    let before = ALLOCATIONS.get();
+    let before = counting::allocations();
     client.run(&event_loop, 20_000);
-    let count = ALLOCATIONS.get() - before;
+    let count = counting::allocations() - before;
     client.me.take();
     count
 }
@@ -154,7 +126,7 @@ fn partition_of_a_file() {
 /// The counter counts: what the tests above rely on.
 #[test]
 fn an_allocation_is_counted() {
-    let before = ALLOCATIONS.get();
+    let before = counting::allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get() - before, 1);
+    assert_eq!(counting::allocations() - before, 1);
 }

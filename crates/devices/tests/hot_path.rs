@@ -2,39 +2,12 @@
 
 mod rig;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking};
+use event_loop::counting::{CountingAllocator, allocations, locks_taken};
 use rig::*;
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: passes everything on to the system's allocator.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: as our caller promised.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, base: *mut u8, layout: Layout) {
-        // SAFETY: as our caller promised.
-        unsafe { System.dealloc(base, layout) }
-    }
-    unsafe fn realloc(&self, base: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: as our caller promised.
-        unsafe { System.realloc(base, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn file_options(name: &str) -> BlockdevOptions {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -68,17 +41,17 @@ fn count(options: &BlockdevOptions, depth: u64, poll_max_ns: u64) {
     drive(&mut rig, depth, 300);
     rig.signals();
     let before = (
-        ALLOCATIONS.with(Cell::get),
+        allocations(),
         rig.event_loop.stats().enters.get(),
         rig.event_loop.stats().iterations.get(),
         rig.stats.signals.get(),
         rig.stats.batches.get(),
-        event_loop::sync::locks_taken(),
+        locks_taken(),
     );
     drive(&mut rig, depth, 500);
     let stats = rig.event_loop.stats();
-    assert_eq!(ALLOCATIONS.with(Cell::get) - before.0, 0, "allocations in steady state");
-    assert_eq!(event_loop::sync::locks_taken() - before.5, 0, "locks in steady state");
+    assert_eq!(allocations() - before.0, 0, "allocations in steady state");
+    assert_eq!(locks_taken() - before.5, 0, "locks in steady state");
     let (enters, iterations) = (stats.enters.get() - before.1, stats.iterations.get() - before.2);
     assert!(enters <= iterations, "{enters} enters in {iterations} iterations");
     let (signals, batches) =
@@ -109,8 +82,8 @@ fn a_batch_of_64_is_one_signal() {
 
 #[test]
 fn a_lock_is_counted() {
-    let before = event_loop::sync::locks_taken();
+    let before = locks_taken();
     let rig = Rig::new(&null_options(), 8, 0);
     rig.event_loop.handle().spawn(|_| {}).unwrap();
-    assert!(event_loop::sync::locks_taken() > before, "a message takes the inbox's lock");
+    assert!(locks_taken() > before, "a message takes the inbox's lock");
 }

@@ -4,6 +4,8 @@ mod blocking;
 mod bottom_half;
 mod buf;
 mod clock;
+#[cfg(feature = "counting")]
+pub mod counting;
 mod deferred;
 mod event_loop;
 mod flag;

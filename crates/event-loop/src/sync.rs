@@ -13,26 +13,15 @@ pub(crate) use std::sync::{
 };
 
 /// Takes a lock: the only way in which ringmill's crates do it, so that tests can count
-/// ([`locks_taken`]).
+/// (feature `counting`).
 ///
 /// A thread that panicked while it held the lock does not matter here: what our locks guard is
 /// whole at any step.
 #[allow(clippy::disallowed_methods, reason = "the one place")]
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    #[cfg(feature = "count-locks")]
-    TAKEN.with(|taken| taken.set(taken.get() + 1));
+    #[cfg(feature = "counting")]
+    crate::counting::lock_taken();
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-#[cfg(feature = "count-locks")]
-thread_local! {
-    static TAKEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-/// How many locks the calling thread has taken so far.
-#[cfg(feature = "count-locks")]
-pub fn locks_taken() -> u64 {
-    TAKEN.with(std::cell::Cell::get)
 }
 
 /// [`lock`], of what is model-checked.

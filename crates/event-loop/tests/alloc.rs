@@ -1,46 +1,20 @@
 //! Counted, not timed: in steady state the loop allocates nothing, and makes at most one call per
 //! iteration.
 
-#![allow(unsafe_code)]
-
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
 use common::{Count, Watchdog, eventfd, rings, signal, tempfile};
+use event_loop::counting::{CountingAllocator, allocations};
 use event_loop::{
     AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig, LoopFile, PollParams,
     Trigger,
 };
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: the system's allocator, and a count of this thread's calls that itself allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises are ours.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as above.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Keeps `DEPTH` reads going and sets a timer now and then.
 struct Device {
@@ -119,9 +93,9 @@ fn steady_state_allocates_nothing_and_enters_at_most_once_per_iteration() {
             run(4000);
             let stats = event_loop.stats();
             let before = (stats.iterations.get(), stats.enters.get(), edge.calls.get());
-            let allocations = ALLOCATIONS.get();
+            let allocated_before = allocations();
             run(4000);
-            let allocated = ALLOCATIONS.get() - allocations;
+            let allocated = allocations() - allocated_before;
             let (iterations, enters) =
                 (stats.iterations.get() - before.0, stats.enters.get() - before.1);
             assert!(edge.calls.get() > before.2 && level.calls.get() > 0);

@@ -2,52 +2,23 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use common::{DATA, Pair, Setup, segment};
 use event_loop::IoBufs;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: passes everything on to the system's allocator.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: likewise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: likewise.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
+use event_loop::counting::{CountingAllocator, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn none_per_request() {
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get(), before + 1, "the counter counts");
+    assert_eq!(allocations(), before + 1, "the counter counts");
 
     let mut pair = Setup { size: 64, event_idx: true, ..Setup::default() }.build();
     let mut bufs = IoBufs::with_capacity(4);
     let (r, w) = ([segment(DATA, 16)], [segment(DATA + 64, 512), segment(DATA + 8192, 513)]);
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     for round in 0..1000 {
         for i in 0..16 {
             if i % 2 == 0 {
@@ -74,5 +45,5 @@ fn none_per_request() {
         let reaped = std::iter::from_fn(|| driver.reap()).count();
         assert_eq!(reaped, 16, "round {round}");
     }
-    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(allocations(), before);
 }
