@@ -1,9 +1,11 @@
 //! Load generators and comparisons with peers. See docs/BENCHMARKS.md.
 
+mod figures;
 mod host;
 mod load;
 mod options;
 mod peers;
+mod report;
 
 use std::process::ExitCode;
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::host::{affinity, data_file, machine, syscalls};
+use crate::report::write_section;
 use bars::bars;
 use contender::{Contender, Places, Polling};
 use measure::{Bench, SocketDirectory};
@@ -106,7 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let report = Report { conditions, contenders: described, results, bars };
     print!("{}", report.text());
     if let Some(file) = &options.markdown {
-        report.write_markdown(file)?;
+        write_section(file, "bench peers", &report.markdown())?;
     }
     if failures > 0 {
         bail!(

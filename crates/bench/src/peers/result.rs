@@ -1,6 +1,7 @@
 //! Figures of several rounds, and their medians.
 
 use super::measure::{IdleSample, LoadSample};
+use crate::figures::{median, range};
 
 /// What is known of one contender on one row.
 #[derive(Debug, Clone)]
@@ -62,34 +63,4 @@ pub(crate) fn idle(samples: &[IdleSample]) -> (f64, f64) {
         median(samples.iter().map(|sample| sample.cpu)),
         median(samples.iter().map(|sample| sample.switches)),
     )
-}
-
-/// The median: of an even number of values the mean of the middle two; NaN of none.
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let upper = values.len() / 2;
-    match values.as_slice() {
-        [] => f64::NAN,
-        values if values.len() % 2 == 1 => values[upper],
-        values => (values[upper - 1] + values[upper]) / 2.0,
-    }
-}
-
-fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
-        (least.min(value), most.max(value))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
-        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
-        assert!(median(std::iter::empty()).is_nan());
-    }
 }
