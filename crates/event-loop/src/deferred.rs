@@ -16,6 +16,8 @@ pub trait DeferredCall {
 /// A loop's collection.
 #[derive(Default)]
 pub(crate) struct Deferred {
+    /// Nothing is collected, each call is made at once: for measuring.
+    no_batching: bool,
     depth: Cell<u32>,
     calls: RefCell<Vec<Rc<dyn DeferredCall>>>,
     /// The list being run, kept for its capacity.
@@ -23,9 +25,13 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
+    pub(crate) fn new(no_batching: bool) -> Self {
+        Deferred { no_batching, ..Deferred::default() }
+    }
+
     /// Collects `call`, or, outside any section, runs it at once.
     pub(crate) fn defer(&self, call: &Rc<dyn DeferredCall>) {
-        if self.depth.get() == 0 {
+        if self.no_batching || self.depth.get() == 0 {
             call.run();
         } else if !call.queued().replace(true) {
             self.calls.borrow_mut().push(call.clone());
@@ -133,5 +139,18 @@ mod tests {
         let only = call(7, &log, &deferred) as Rc<dyn DeferredCall>;
         deferred.defer(&only);
         assert_eq!(*log.borrow(), [7]);
+    }
+
+    #[test]
+    fn without_batching_a_call_runs_at_once_each_time() {
+        let (log, deferred) = (Rc::default(), Rc::new(Deferred::new(true)));
+        let only = call(7, &log, &deferred) as Rc<dyn DeferredCall>;
+        deferred.enter();
+        for n in 1..=3 {
+            deferred.defer(&only);
+            assert_eq!(log.borrow().len(), n);
+        }
+        deferred.leave();
+        assert_eq!(*log.borrow(), [7, 7, 7], "and not once more at the end");
     }
 }

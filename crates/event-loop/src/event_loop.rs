@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use crate::ablation::Ablation;
 use crate::blocking::BlockingOp;
 use crate::buf::IoBufs;
 use crate::clock::{Clock, MonotonicClock};
@@ -42,6 +43,8 @@ pub struct LoopConfig {
     pub thread_pool: ThreadPoolConfig,
     /// Adaptive polling.
     pub poll: PollParams,
+    /// What to leave out: for measuring only.
+    pub ablation: Ablation,
 }
 
 impl Default for LoopConfig {
@@ -52,6 +55,7 @@ impl Default for LoopConfig {
             entries: 256,
             thread_pool: ThreadPoolConfig::default(),
             poll: PollParams::default(),
+            ablation: Ablation::default(),
         }
     }
 }
@@ -131,8 +135,8 @@ impl EventLoop {
         chosen: Chosen,
         clock: Box<dyn Clock>,
     ) -> Result<Self, SetupError> {
-        let shared =
-            Shared::new(&config.name).map_err(|error| SetupError { call: "eventfd", error })?;
+        let shared = Shared::new(&config.name, config.ablation.no_wake)
+            .map_err(|error| SetupError { call: "eventfd", error })?;
         let keep_sources = chosen.flags.is_none();
         let entries = config.entries.clamp(1, MAX_ENTRIES);
         let event_loop = EventLoop(Rc::new(Inner {
@@ -145,7 +149,7 @@ impl EventLoop {
             backlog: RefCell::new(VecDeque::with_capacity(entries as usize)),
             handlers: RefCell::default(),
             timers: RefCell::default(),
-            deferred: Deferred::default(),
+            deferred: Deferred::new(config.ablation.no_batching),
             tasks: Tasks::default(),
             shared: Arc::new(shared),
             poller: Poller::new(config.poll, keep_sources),

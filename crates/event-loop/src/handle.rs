@@ -37,15 +37,17 @@ pub(crate) struct Shared {
     pub(crate) inbox: Inbox<Message>,
     /// Watched edge-triggered and never read: a write is an event, whatever the counter says.
     wake: EventFd,
+    /// A sleeping loop is not woken: see [`Ablation::no_wake`](crate::Ablation::no_wake).
+    no_wake: bool,
     pub(crate) stats: LoopStats,
 }
 
 impl Shared {
-    pub(crate) fn new(name: &str) -> io::Result<Self> {
+    pub(crate) fn new(name: &str, no_wake: bool) -> io::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         // A thread cannot be named with a NUL in it.
         let name = name.replace('\0', "");
-        Ok(Shared { name, inbox: Inbox::new(), wake, stats: LoopStats::default() })
+        Ok(Shared { name, inbox: Inbox::new(), wake, no_wake, stats: LoopStats::default() })
     }
 
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
@@ -58,13 +60,28 @@ impl Shared {
         match self.inbox.push(message) {
             Ok(Pushed::Done) => Ok(()),
             Ok(Pushed::WakeIt) => {
-                // The counter cannot overflow: it would take 2^64 wake-ups.
-                let _ = self.wake.write(1);
-                self.stats.wakes.add_from_any_thread(1);
+                if !self.no_wake {
+                    self.wake();
+                }
                 Ok(())
             }
             Err(_) => Err(LoopGone),
         }
+    }
+
+    fn wake(&self) {
+        // The counter cannot overflow: it would take 2^64 wake-ups.
+        let _ = self.wake.write(1);
+        self.stats.wakes.add_from_any_thread(1);
+    }
+
+    /// [`send`](Self::send), of what a loop is told even when it is otherwise not woken.
+    fn send_for_sure(&self, message: Message) -> Result<(), LoopGone> {
+        self.send(message)?;
+        if self.no_wake {
+            self.wake();
+        }
+        Ok(())
     }
 }
 
@@ -95,7 +112,7 @@ impl LoopHandle {
     /// (contract E12). Stopping twice is stopping once.
     pub fn stop(&self) {
         // A loop that is gone has stopped.
-        let _ = self.shared.send(Message::Stop);
+        let _ = self.shared.send_for_sure(Message::Stop);
     }
 
     /// What the loop has done so far.
@@ -115,7 +132,7 @@ impl LoopHandle {
 
     pub(crate) fn send_pool_result(&self, user_data: u64, result: i32) {
         // A loop waits for its pool before it goes, so this is never refused.
-        let _ = self.shared.send(Message::PoolResult { user_data, result });
+        let _ = self.shared.send_for_sure(Message::PoolResult { user_data, result });
     }
 
     pub(crate) fn send(&self, message: Message) -> Result<(), LoopGone> {

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod ablation;
 mod blocking;
 mod bottom_half;
 mod buf;
@@ -27,6 +28,7 @@ mod task;
 mod thread_pool;
 mod timers;
 
+pub use ablation::Ablation;
 pub use bottom_half::BottomHalf;
 pub use buf::{AlignedBuf, IoBufs};
 pub use clock::{Clock, MonotonicClock};

@@ -8,8 +8,10 @@ use std::sync::{Arc, mpsc};
 
 use common::*;
 use event_loop::ring::Ring;
-use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, Trigger};
-use event_loop::{IoThread, IoThreadConfig};
+use event_loop::{
+    Ablation, AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig,
+    LoopConfig, LoopFile, Progress, RingChoice, Trigger,
+};
 
 fn threads() -> impl Iterator<Item = (&'static str, IoThread)> {
     rings().into_iter().map(|(name, ring)| {
@@ -174,6 +176,56 @@ fn e1_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
         assert!(stats.wakes.get() <= stats.sleeps.get(), "{name}: at most one wake per sleep");
         thread.stop().unwrap();
         assert!(all(), "{name}");
+    }
+}
+
+/// What the wake-up is worth: left out, a message waits for the loop's next event.
+#[test]
+fn e1_left_out_a_sleeping_loop_finds_messages_when_something_else_wakes_it() {
+    for (name, ring) in rings() {
+        let ablation = Ablation { no_wake: true, ..Ablation::default() };
+        let config = LoopConfig { ablation, ..config(ring) };
+        let (told, is_told) = mpsc::channel();
+        let (born, birth) = mpsc::channel();
+        let (fd, tell) = (eventfd(), told.clone());
+        let watched = fd.clone();
+        let thread = std::thread::spawn(move || {
+            let event_loop = EventLoop::new(config).unwrap();
+            let count = Count::new();
+            count.then(move || {
+                tell.send("event").unwrap();
+                Progress::Done
+            });
+            event_loop.add_handler(watched, 1, Trigger::Edge, count);
+            born.send(event_loop.handle()).unwrap();
+            event_loop.run().unwrap();
+        });
+        let handle = birth.recv_timeout(LOST).unwrap();
+        spin_until("sleep", || handle.stats().sleeps.get() > 0);
+        handle.spawn(move |_| told.send("message").unwrap()).unwrap();
+        assert_eq!((handle.stats().wakes.get(), is_told.try_recv().ok()), (0, None), "{name}");
+        signal(&fd);
+        let order = [(); 2].map(|()| is_told.recv_timeout(LOST).unwrap());
+        assert_eq!(order, ["event", "message"], "{name}");
+        // Stopping is not left out.
+        spin_until("sleep", || handle.stats().sleeps.get() > 1);
+        let _watchdog = Watchdog::new(name);
+        handle.stop();
+        thread.join().unwrap();
+    }
+}
+
+/// Nor is what the loop's own thread pool has done.
+#[test]
+fn e1_left_out_the_thread_pool_still_wakes_its_loop() {
+    let ablation = Ablation { no_wake: true, ..Ablation::default() };
+    let event_loop = EventLoop::new(LoopConfig { ablation, ..config(RingChoice::Epoll) }).unwrap();
+    let file = event_loop.register_file(tempfile(b"hello"));
+    let _watchdog = Watchdog::new("a pool thread's result");
+    for _ in 0..100 {
+        let bufs = AlignedBuf::io_bufs(5, 1).unwrap();
+        let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Threads, bufs);
+        assert_eq!(event_loop.block_on(read).unwrap().0, 5);
     }
 }
 
