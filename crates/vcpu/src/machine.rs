@@ -1,0 +1,179 @@
+//! What a guest needs to run: memory, I/O threads, a disk.
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use block::NodeRegistry;
+use block::node::BlockNode;
+use block::options::{
+    BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking, NullOptions,
+};
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopHandle};
+use guest_memory::{GuestMemory, MemoryView, test_util};
+use nix::time::{ClockId, clock_gettime};
+
+/// What a machine is made of.
+#[derive(Debug, Clone)]
+pub struct MachineConfig {
+    /// Bytes of guest memory, from guest address 0 on.
+    pub memory: u64,
+    /// The I/O threads, at least one.
+    pub io_threads: Vec<IoThreadConfig>,
+    /// The disk.
+    pub disk: BlockdevOptions,
+}
+
+/// Guest memory in one memfd, I/O threads that run their loops, and an opened block node.
+///
+/// Devices are put on the I/O threads by closures ([`LoopHandle::spawn`]); vCPUs are threads of the
+/// caller's. Dropping it stops the I/O threads, so devices go first.
+pub struct Machine {
+    io_threads: Vec<IoThread>,
+    memory: Arc<GuestMemory>,
+    disk: Arc<dyn BlockNode>,
+}
+
+impl Machine {
+    /// Gets it all ready.
+    ///
+    /// # Errors
+    ///
+    /// What could not be had: the memory, a thread, or the disk.
+    pub fn new(config: MachineConfig) -> Result<Machine> {
+        ensure!(!config.io_threads.is_empty(), "a machine needs an I/O thread");
+        let memory = test_util::memfd_memory(&[(0, config.memory)]).context("guest memory")?;
+        let disk = NodeRegistry::new().open(&config.disk).context("opening the disk")?;
+        let io_threads = config
+            .io_threads
+            .into_iter()
+            .map(|config| IoThread::spawn(config).context("starting an I/O thread"))
+            .collect::<Result<_>>()?;
+        Ok(Machine { io_threads, memory, disk })
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> &Arc<dyn BlockNode> {
+        &self.disk
+    }
+
+    /// The I/O threads, at least one.
+    pub fn io_threads(&self) -> &[IoThread] {
+        &self.io_threads
+    }
+
+    /// The loop that queue, port or device number `index` is served by: the threads take turns.
+    pub fn loop_of(&self, index: usize) -> &LoopHandle {
+        self.io_threads[index % self.io_threads.len()].handle()
+    }
+
+    /// CPU time that the I/O threads have used so far, user and system, all of them together.
+    ///
+    /// # Errors
+    ///
+    /// An I/O thread has stopped.
+    pub fn io_cpu_time(&self) -> Result<Duration> {
+        let times = self.io_threads.iter().map(|thread| {
+            on_loop(thread.handle(), |_| {
+                clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("clock_gettime")
+            })?
+        });
+        times.map(|time| time.map(Duration::from)).sum()
+    }
+
+    /// Fills guest memory from `addr` on with bytes that neither a node that looks for zeroes nor a
+    /// disk that compresses makes anything of.
+    ///
+    /// # Errors
+    ///
+    /// Part of the range is no memory.
+    pub fn fill(&self, addr: u64, len: u64) -> Result<()> {
+        let view = MemoryView::new(self.memory.clone());
+        let mut random = SplitMix64::new(addr);
+        let mut chunk = [0; 4096];
+        let mut done = 0;
+        while done < len {
+            chunk.chunks_exact_mut(8).for_each(|word| {
+                word.copy_from_slice(&random.next().to_ne_bytes());
+            });
+            let n = (len - done).min(chunk.len() as u64);
+            view.write_bytes(addr + done, &chunk[..n as usize])?;
+            done += n;
+        }
+        Ok(())
+    }
+}
+
+/// Runs `job` on a loop and waits for its result.
+///
+/// # Errors
+///
+/// The loop has stopped.
+pub fn on_loop<R: Send + 'static>(
+    handle: &LoopHandle,
+    job: impl FnOnce(&EventLoop) -> R + Send + 'static,
+) -> Result<R> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    handle.spawn(move |event_loop| {
+        let _ = sender.send(job(event_loop));
+    })?;
+    receiver.recv().map_err(|_| anyhow!("the event loop stopped on the way"))
+}
+
+/// A disk whose requests are answered at once, and which leaves what is read as it is.
+pub fn null_co(size: u64) -> BlockdevOptions {
+    let null = NullOptions { size, latency_ns: 0, read_zeroes: false };
+    options(Cache::default(), Driver::NullCo(null))
+}
+
+/// A disk that is a regular file or a block device, opened with `O_DIRECT`, its I/O by io_uring if
+/// the loop has it.
+///
+/// # Errors
+///
+/// It is not there.
+pub fn direct(path: &Path) -> Result<BlockdevOptions> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = std::fs::metadata(path).with_context(|| path.display().to_string())?.file_type();
+    let file = FileOptions { filename: path.to_path_buf(), aio: None, locking: Locking::default() };
+    let driver = if kind.is_block_device() { Driver::HostDevice(file) } else { Driver::File(file) };
+    Ok(options(Cache { direct: true, no_flush: false }, driver))
+}
+
+fn options(cache: Cache, driver: Driver) -> BlockdevOptions {
+    BlockdevOptions {
+        node_name: Some("disk".into()),
+        read_only: false,
+        auto_read_only: true,
+        discard: Discard::Ignore,
+        detect_zeroes: DetectZeroes::Off,
+        cache,
+        driver,
+    }
+}
+
+/// Steele, Lea and Flood's SplitMix64: random enough for offsets and data.
+#[derive(Debug, Clone)]
+pub struct SplitMix64(u64);
+
+impl SplitMix64 {
+    /// The sequence of this seed.
+    pub fn new(seed: u64) -> Self {
+        SplitMix64(seed)
+    }
+
+    /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

@@ -1,0 +1,381 @@
+//! A virtio-blk device on the machine's I/O threads, and the driver's side of its queues.
+//!
+//! As with a real guest, the driver lays out a queue in guest memory first ([`GuestQueue::new`], on
+//! the thread that plays the vCPU) and then tells the device ([`VirtioBlk::start`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use devices::virtio_blk::{Device, DeviceConfig, QueueHandler, QueueStats};
+use event_loop::{LoopHandle, oneshot};
+use guest_memory::{GuestMemory, MemoryView};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use queue::driver::Driver;
+use queue::{Queue, QueueConfig, Segment};
+
+use crate::machine::Machine;
+
+/// What a request does: virtio 1.3, section 5.2.6, VIRTIO_BLK_T_IN and _OUT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Read from the disk.
+    Read,
+    /// Write to it.
+    Write,
+}
+
+/// VIRTIO_BLK_S_OK.
+const STATUS_OK: u8 = 0;
+
+/// What the device is told of a queue.
+#[derive(Debug, Clone)]
+pub struct QueueSetup {
+    /// Where its rings are, and what was negotiated.
+    pub config: QueueConfig,
+    /// The driver's kicks.
+    pub kick: Arc<OwnedFd>,
+    /// The device's signals.
+    pub call: Arc<OwnedFd>,
+}
+
+/// A virtio-blk device at work. Queue i is served by I/O thread i, counted round. Dropping it stops
+/// the queues and waits until nothing is in flight.
+pub struct VirtioBlk {
+    stats: Vec<Arc<QueueStats>>,
+    on_loops: Vec<OnLoop>,
+}
+
+/// Ends the device's part on one loop.
+struct OnLoop {
+    stop: oneshot::Sender<()>,
+    stopped: mpsc::Receiver<()>,
+}
+
+impl VirtioBlk {
+    /// Starts a device on the machine's disk with these queues.
+    ///
+    /// # Errors
+    ///
+    /// A queue's rings are not in memory, or an I/O thread cannot use the disk.
+    pub fn start(machine: &Machine, queues: &[QueueSetup]) -> Result<VirtioBlk> {
+        let geometry = machine.disk().geometry();
+        let device = Device::new(DeviceConfig {
+            geometry,
+            num_queues: u16::try_from(queues.len()).context("too many queues")?,
+            logical_block_size: 512,
+            writable: !geometry.read_only,
+            writethrough: false,
+            serial: "vcpu".into(),
+        })
+        .map_err(|error| anyhow!("the virtio-blk device: {error}"))?;
+        device.set_features(device.features());
+        let device = Arc::new(device);
+        let stats: Vec<_> = queues.iter().map(|_| Arc::new(QueueStats::default())).collect();
+        let mut started = VirtioBlk { stats, on_loops: Vec::new() };
+        let threads = machine.io_threads().len();
+        for index in 0..threads.min(queues.len()) {
+            let ours = queues.iter().cloned().zip(started.stats.iter().cloned());
+            let ours = ours.skip(index).step_by(threads).collect();
+            let on_loop = OnLoop::start(machine, machine.loop_of(index), &device, ours)?;
+            started.on_loops.push(on_loop);
+        }
+        Ok(started)
+    }
+
+    /// What each queue has done.
+    pub fn stats(&self) -> &[Arc<QueueStats>] {
+        &self.stats
+    }
+}
+
+impl Drop for VirtioBlk {
+    fn drop(&mut self) {
+        for on_loop in self.on_loops.drain(..) {
+            on_loop.stop.send(());
+            // A loop that is gone has let go of the queues.
+            let _ = on_loop.stopped.recv();
+        }
+    }
+}
+
+impl OnLoop {
+    fn start(
+        machine: &Machine,
+        handle: &LoopHandle,
+        device: &Arc<Device>,
+        queues: Vec<(QueueSetup, Arc<QueueStats>)>,
+    ) -> Result<OnLoop> {
+        let (stop, stopping) = oneshot::channel();
+        let (end, stopped) = mpsc::sync_channel(1);
+        let (born, birth) = mpsc::sync_channel(1);
+        let (device, disk, memory) =
+            (device.clone(), machine.disk().clone(), machine.memory().clone());
+        handle.spawn(move |event_loop| {
+            let started = disk
+                .open_channel(event_loop)
+                .context("opening the disk on an I/O thread")
+                .and_then(|channel| {
+                    let start = |(setup, stats): (QueueSetup, _)| {
+                        let queue = Queue::new(MemoryView::new(memory.clone()), setup.config)
+                            .map_err(|error| anyhow!("a virtqueue: {error}"))?;
+                        Ok(QueueHandler::start(
+                            event_loop,
+                            device.clone(),
+                            channel.clone(),
+                            queue,
+                            Some(setup.kick),
+                            Some(setup.call),
+                            stats,
+                        ))
+                    };
+                    queues.into_iter().map(start).collect::<Result<Vec<_>>>()
+                });
+            match started {
+                Ok(handlers) => {
+                    handlers.iter().for_each(|handler| handler.set_enabled(true));
+                    event_loop.spawn(async move {
+                        let _ = stopping.await;
+                        for handler in handlers {
+                            let (sender, stopped) = oneshot::channel();
+                            handler.stop(move |_| sender.send(()));
+                            let _ = stopped.await;
+                        }
+                        let _ = end.send(());
+                    });
+                    let _ = born.send(Ok(()));
+                }
+                Err(error) => {
+                    let _ = born.send(Err(error));
+                }
+            }
+        })?;
+        birth.recv().map_err(|_| anyhow!("the event loop stopped on the way"))??;
+        Ok(OnLoop { stop, stopped })
+    }
+}
+
+/// Where a queue and its requests are in guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueArea {
+    /// The first byte, a multiple of 4096.
+    pub base: u64,
+    /// Requests in flight at most; 1 to 32768.
+    pub depth: u16,
+    /// Bytes of the largest request.
+    pub request_size: u32,
+}
+
+impl QueueArea {
+    /// In a slot: the header, the status, the table of descriptors, the data.
+    const STATUS_AT: u64 = 64;
+    const TABLE_AT: u64 = 128;
+    const DATA_AT: u64 = 4096;
+
+    /// Entries of the virtqueue: each request is one, its three descriptors being indirect.
+    fn queue_size(&self) -> u16 {
+        self.depth.next_power_of_two()
+    }
+
+    fn slots(&self) -> u64 {
+        self.base + Driver::rings_len(self.queue_size()).next_multiple_of(4096)
+    }
+
+    fn slot(&self, slot: u16) -> u64 {
+        let size = Self::DATA_AT + u64::from(self.request_size).next_multiple_of(4096);
+        self.slots() + u64::from(slot) * size
+    }
+
+    /// The first byte behind it.
+    pub fn end(&self) -> u64 {
+        self.slot(self.depth)
+    }
+}
+
+/// The driver's side of a queue, on the thread that plays a vCPU.
+///
+/// Requests have one data buffer and go by indirect descriptors, as Linux's driver has it with
+/// VIRTIO_F_INDIRECT_DESC.
+pub struct GuestQueue {
+    memory: Rc<MemoryView>,
+    driver: Driver,
+    area: QueueArea,
+    setup: QueueSetup,
+    free: Vec<u16>,
+    /// The slot of each chain on its way, by the chain's head.
+    slot_of: Vec<u16>,
+    kicks: u64,
+    signals: u64,
+}
+
+/// A request that was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// What [`GuestQueue::submit`] gave.
+    pub slot: u16,
+    /// Whether its status is VIRTIO_BLK_S_OK.
+    pub ok: bool,
+}
+
+impl GuestQueue {
+    /// Lays out an empty queue.
+    ///
+    /// # Errors
+    ///
+    /// The area is not in memory, or an eventfd cannot be had.
+    pub fn new(memory: &Arc<GuestMemory>, area: QueueArea, event_idx: bool) -> Result<GuestQueue> {
+        ensure!(area.depth > 0, "a queue has a depth");
+        let memory = MemoryView::new(memory.clone());
+        let size = area.queue_size();
+        let driver = Driver::new(&memory, area.base, size, event_idx)
+            .map_err(|error| anyhow!("laying out a virtqueue: {error}"))?;
+        let setup = QueueSetup { config: driver.config(), kick: eventfd()?, call: eventfd()? };
+        Ok(GuestQueue {
+            memory,
+            driver,
+            area,
+            setup,
+            free: (0..area.depth).rev().collect(),
+            slot_of: vec![0; size.into()],
+            kicks: 0,
+            signals: 0,
+        })
+    }
+
+    /// What the device is to be told.
+    pub fn setup(&self) -> QueueSetup {
+        self.setup.clone()
+    }
+
+    /// Puts a request of `len` bytes, at most [`QueueArea::request_size`], into the queue, not yet
+    /// shown to the device: see [`kick`](Self::kick). Returns its slot, `None` when all are in flight.
+    ///
+    /// # Errors
+    ///
+    /// The request is too long.
+    pub fn submit(&mut self, op: Op, offset: u64, len: u32) -> Result<Option<u16>> {
+        ensure!(len <= self.area.request_size, "a request of {len} bytes is too long");
+        let Some(&slot) = self.free.last() else { return Ok(None) };
+        let at = self.area.slot(slot);
+        let mut header = [0; 16];
+        header[0] = u8::from(op == Op::Write);
+        header[8..].copy_from_slice(&(offset / 512).to_le_bytes());
+        self.memory.write_bytes(at, &header)?;
+        self.memory.write_u8(at + QueueArea::STATUS_AT, 0xff)?;
+        let header = Segment { addr: at, len: 16 };
+        let data = Segment { addr: at + QueueArea::DATA_AT, len };
+        let status = Segment { addr: at + QueueArea::STATUS_AT, len: 1 };
+        let table = at + QueueArea::TABLE_AT;
+        let head = match op {
+            Op::Read => self.driver.add_indirect(table, &[header], &[data, status]),
+            Op::Write => self.driver.add_indirect(table, &[header, data], &[status]),
+        }?;
+        let Some(head) = head else { return Ok(None) };
+        self.free.pop();
+        self.slot_of[usize::from(head)] = slot;
+        Ok(Some(slot))
+    }
+
+    /// Shows the device what was submitted, and kicks it if it wants to be kicked.
+    ///
+    /// # Errors
+    ///
+    /// write(2) on the eventfd.
+    pub fn kick(&mut self) -> Result<()> {
+        if self.driver.publish() {
+            nix::unistd::write(&self.setup.kick, &1u64.to_ne_bytes()).context("kicking")?;
+            self.kicks += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes one answer.
+    ///
+    /// # Errors
+    ///
+    /// Never: the queue's area is in memory.
+    pub fn reap(&mut self) -> Result<Option<Done>> {
+        let Some(used) = self.driver.reap() else { return Ok(None) };
+        let slot = self.slot_of[usize::from(used.head)];
+        let status = self.memory.read_u8(self.area.slot(slot) + QueueArea::STATUS_AT)?;
+        self.free.push(slot);
+        Ok(Some(Done { slot, ok: status == STATUS_OK }))
+    }
+
+    /// Asks the device for no signals, as a driver does while it takes answers or polls.
+    pub fn suppress_signals(&mut self) {
+        self.driver.suppress_signals();
+    }
+
+    /// Asks for a signal and sleeps until it comes, unless there is an answer already; at most
+    /// `limit`. Returns whether it was signalled.
+    ///
+    /// # Errors
+    ///
+    /// ppoll(2) or read(2) on the eventfd.
+    pub fn wait(&mut self, limit: Duration) -> Result<bool> {
+        if self.driver.enable_signals() {
+            return Ok(false);
+        }
+        let mut fds = [PollFd::new(self.setup.call.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut fds, Some(TimeSpec::from(limit)), None) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error).context("waiting for a signal"),
+        }
+        self.take_signals().map(|signals| signals > 0)
+    }
+
+    /// Takes the signals off the eventfd; how many there were.
+    ///
+    /// # Errors
+    ///
+    /// read(2).
+    pub fn take_signals(&mut self) -> Result<u64> {
+        let mut count = [0; 8];
+        match nix::unistd::read(&self.setup.call, &mut count) {
+            Ok(_) => {
+                let signals = u64::from_ne_bytes(count);
+                self.signals += signals;
+                Ok(signals)
+            }
+            Err(Errno::EAGAIN) => Ok(0),
+            Err(error) => Err(error).context("reading the call eventfd"),
+        }
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        usize::from(self.area.depth) - self.free.len()
+    }
+
+    /// Kicks made so far.
+    pub fn kicks(&self) -> u64 {
+        self.kicks
+    }
+
+    /// Signals taken so far.
+    pub fn signals(&self) -> u64 {
+        self.signals
+    }
+
+    /// The data of a slot, for a test to look at.
+    ///
+    /// # Errors
+    ///
+    /// `len` reaches beyond guest memory.
+    pub fn data(&self, slot: u16, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.memory.read_bytes(self.area.slot(slot) + QueueArea::DATA_AT, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+fn eventfd() -> Result<Arc<OwnedFd>> {
+    let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+    Ok(Arc::new(fd.context("eventfd")?.into()))
+}
