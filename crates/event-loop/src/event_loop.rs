@@ -39,6 +39,10 @@ pub struct LoopConfig {
     /// Operations handed to the ring with one system call at most (QEMU's `aio-max-batch`); more
     /// wait for the next one. 1 to 32768.
     pub entries: u32,
+    /// Completions that find room in the ring before the kernel sets them aside, which costs it
+    /// memory and the loop a call to fetch them: from `entries` to 65536. 0: eight times `entries`,
+    /// at least 1024.
+    pub completions: u32,
     /// The threads for what would block.
     pub thread_pool: ThreadPoolConfig,
     /// Adaptive polling.
@@ -53,6 +57,7 @@ impl Default for LoopConfig {
             name: "event-loop".into(),
             ring: RingChoice::default(),
             entries: 256,
+            completions: 0,
             thread_pool: ThreadPoolConfig::default(),
             poll: PollParams::default(),
             ablation: Ablation::default(),
@@ -119,7 +124,7 @@ impl EventLoop {
     /// which is no error: see [`EventLoop::ring`].
     pub fn new(config: LoopConfig) -> Result<Self, SetupError> {
         let entries = config.entries.clamp(1, MAX_ENTRIES);
-        let (ring, chosen) = setup::set_up(config.ring, entries)?;
+        let (ring, chosen) = setup::set_up(config.ring, entries, config.completions)?;
         log::info!("{}: {chosen}", config.name);
         Self::with_ring(config, ring, chosen, Box::new(MonotonicClock::new()))
     }

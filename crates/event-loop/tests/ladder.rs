@@ -132,6 +132,31 @@ fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
     }
 }
 
+/// A filter that lets rings be used but nothing registered costs the restrictions and the table of
+/// files, not the ring.
+#[test]
+fn e5_where_nothing_can_be_registered_the_ring_goes_unrestricted() {
+    let _alone = lock(&ALONE);
+    for errno in [nix::libc::EPERM, nix::libc::ENOSYS, nix::libc::ENOMEM] {
+        denied(&[nix::libc::SYS_io_uring_register], errno, || {
+            let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+            let Some(flags) = event_loop.ring().flags else { panic!("epoll") };
+            let refused = RingFlags { restricted: true, ..flags };
+            assert!(!flags.restricted);
+            assert_eq!(event_loop.ring().refused.last(), Some(&(refused, errno)));
+            let text = event_loop.ring().to_string();
+            assert!(!flags.to_string().contains("RESTR") && text.contains("RESTR"), "{text}");
+            works(&event_loop);
+            let best = RingChoice::Exactly(RingFlags::BEST);
+            let error = EventLoop::new(config(best)).err().unwrap();
+            assert_eq!(
+                (error.call, error.error.raw_os_error()),
+                ("io_uring_register", Some(errno))
+            );
+        });
+    }
+}
+
 #[test]
 fn e5_without_epoll_pwait2_the_loop_still_runs() {
     let _alone = lock(&ALONE);

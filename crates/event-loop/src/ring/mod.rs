@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod epoll;
+mod restrict;
 pub mod setup;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

@@ -2,6 +2,7 @@
 //!
 //! The best set is tried first. `EINVAL` (a kernel that does not know a flag) steps down, to a plain
 //! ring in the end; `ENOSYS`, `EPERM` and `EACCES` (old kernel, sysctl, seccomp) step down to epoll.
+//! Where restrictions cannot be registered, for whatever reason, the ring goes without.
 
 use std::fmt;
 use std::io;
@@ -22,7 +23,7 @@ pub enum TaskRun {
     Defer,
 }
 
-/// A set of io_uring set-up flags.
+/// How an io_uring is set up, each part to be had or left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingFlags {
     /// `IORING_SETUP_SINGLE_ISSUER`.
@@ -33,6 +34,11 @@ pub struct RingFlags {
     pub no_sqarray: bool,
     /// `IORING_SETUP_SUBMIT_ALL`.
     pub submit_all: bool,
+    /// `IORING_ENTER_NO_IOWAIT`: an idle loop does not look like one that waits for a disk.
+    pub no_iowait: bool,
+    /// `IORING_SETUP_R_DISABLED`, then `IORING_REGISTER_RESTRICTIONS`: the ring takes the operations
+    /// that a loop uses and no others.
+    pub restricted: bool,
 }
 
 impl RingFlags {
@@ -42,6 +48,8 @@ impl RingFlags {
         task_run: TaskRun::Interrupt,
         no_sqarray: false,
         submit_all: false,
+        no_iowait: false,
+        restricted: false,
     };
 
     /// Everything that helps.
@@ -50,17 +58,22 @@ impl RingFlags {
         task_run: TaskRun::Defer,
         no_sqarray: true,
         submit_all: true,
+        no_iowait: true,
+        restricted: true,
     };
 
     /// Everything that helps a loop inside a foreign one: without DEFER_TASKRUN, whose completions no
     /// descriptor shows.
     pub const EMBEDDED: RingFlags = RingFlags { task_run: TaskRun::Coop, ..RingFlags::BEST };
 
-    /// The next lower rung, dropping what came last to the kernel: NO_SQARRAY (6.6), then
-    /// SINGLE_ISSUER and DEFER_TASKRUN (6.0, 6.1), COOP_TASKRUN (5.19), SUBMIT_ALL (5.18).
+    /// The next lower rung, dropping what came last to the kernel: NO_IOWAIT (6.15), NO_SQARRAY (6.6),
+    /// then SINGLE_ISSUER and DEFER_TASKRUN (6.0, 6.1), COOP_TASKRUN (5.19), SUBMIT_ALL (5.18),
+    /// restrictions (5.10).
     fn step_down(self) -> Option<RingFlags> {
         let mut next = self;
-        if self.no_sqarray {
+        if self.no_iowait {
+            next.no_iowait = false;
+        } else if self.no_sqarray {
             next.no_sqarray = false;
         } else if self.task_run == TaskRun::Defer {
             next.task_run = TaskRun::Coop;
@@ -70,6 +83,8 @@ impl RingFlags {
             next.task_run = TaskRun::Interrupt;
         } else if self.submit_all {
             next.submit_all = false;
+        } else if self.restricted {
+            next.restricted = false;
         } else {
             return None;
         }
@@ -86,6 +101,8 @@ impl fmt::Display for RingFlags {
             (self.task_run != TaskRun::Interrupt, "TASKRUN_FLAG"),
             (self.no_sqarray, "NO_SQARRAY"),
             (self.submit_all, "SUBMIT_ALL"),
+            (self.no_iowait, "NO_IOWAIT"),
+            (self.restricted, "RESTRICTIONS"),
         ];
         let mut any = false;
         for (_, name) in names.iter().filter(|(set, _)| *set) {
@@ -157,18 +174,38 @@ impl std::error::Error for SetupError {
     }
 }
 
-/// Creates the ring: must be called on the thread that will use it.
+/// Why a ring could not be created with certain flags.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// io_uring_setup(2) failed.
+    Ring(io::Error),
+    /// Registering the restrictions, or enabling the ring thereafter, did.
+    Restrictions(io::Error),
+}
+
+impl From<Refused> for SetupError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Ring(error) => SetupError { call: "io_uring_setup", error },
+            Refused::Restrictions(error) => SetupError { call: "io_uring_register", error },
+        }
+    }
+}
+
+/// Creates the ring: must be called on the thread that will use it. 0 `completions`: as many as befit
+/// the entries.
 pub(crate) fn set_up(
     choice: RingChoice,
     entries: u32,
+    completions: u32,
 ) -> Result<(Box<dyn Ring>, Chosen), SetupError> {
-    climb_down(choice, |flags| UringRing::new(flags, entries).map(|r| Box::new(r) as Box<dyn Ring>))
+    climb_down(choice, |flags| Ok(Box::new(UringRing::new(flags, entries, completions)?)))
 }
 
 /// The ladder itself, over any way to create a ring.
 fn climb_down(
     choice: RingChoice,
-    mut create: impl FnMut(RingFlags) -> io::Result<Box<dyn Ring>>,
+    mut create: impl FnMut(RingFlags) -> Result<Box<dyn Ring>, Refused>,
 ) -> Result<(Box<dyn Ring>, Chosen), SetupError> {
     let mut refused = Vec::new();
     let mut rung = match choice {
@@ -176,19 +213,19 @@ fn climb_down(
         RingChoice::Epoll => None,
     };
     while let Some(flags) = rung {
-        let error = match create(flags) {
+        let why = match create(flags) {
             Ok(ring) => return Ok((ring, Chosen { flags: Some(flags), refused })),
-            Err(error) => error,
+            Err(why) => why,
         };
+        let (Refused::Ring(error) | Refused::Restrictions(error)) = &why;
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         refused.push((flags, errno));
-        if matches!(choice, RingChoice::Exactly(_)) {
-            return Err(SetupError { call: "io_uring_setup", error });
-        }
-        rung = match errno {
-            libc::EINVAL => flags.step_down(),
-            libc::ENOSYS | libc::EPERM | libc::EACCES => None,
-            _ => return Err(SetupError { call: "io_uring_setup", error }),
+        rung = match (&why, errno) {
+            _ if matches!(choice, RingChoice::Exactly(_)) => return Err(why.into()),
+            (Refused::Restrictions(_), _) => Some(RingFlags { restricted: false, ..flags }),
+            (_, libc::EINVAL) => flags.step_down(),
+            (_, libc::ENOSYS | libc::EPERM | libc::EACCES) => None,
+            _ => return Err(why.into()),
         };
     }
     let ring = EpollRing::new().map_err(|error| SetupError { call: "epoll_create1", error })?;
@@ -202,9 +239,9 @@ mod tests {
     fn refusing(errno: i32, accept: impl Fn(RingFlags) -> bool) -> Result<Chosen, SetupError> {
         climb_down(RingChoice::default(), |flags| {
             if accept(flags) {
-                EpollRing::new().map(|ring| Box::new(ring) as Box<dyn Ring>)
+                Ok(Box::new(EpollRing::new().unwrap()))
             } else {
-                Err(io::Error::from_raw_os_error(errno))
+                Err(Refused::Ring(io::Error::from_raw_os_error(errno)))
             }
         })
         .map(|(_, chosen)| chosen)

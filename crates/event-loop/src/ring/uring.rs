@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::ring::setup::{RingFlags, TaskRun};
+use crate::ring::restrict::restrict;
+use crate::ring::setup::{Refused, RingFlags, TaskRun};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
 
 /// Places in the table of registered files. Sparse: an unused place costs 8 bytes in the kernel.
@@ -23,8 +24,7 @@ pub(crate) struct UringRing {
     ring: IoUring,
     /// Free places in the table of registered files, last one first; empty where registering failed.
     free_files: Vec<u32>,
-    /// `IORING_ENTER_NO_IOWAIT` where the kernel has it: an idle loop must not look like one that
-    /// waits for a disk.
+    /// `IORING_ENTER_NO_IOWAIT`, where it is in force.
     wait_flags: u32,
     /// DEFER_TASKRUN is in force.
     defers: bool,
@@ -36,14 +36,16 @@ pub(crate) struct UringRing {
 const MIN_COMPLETIONS: u32 = 1024;
 
 impl UringRing {
-    /// Creates a ring with room for `entries` queued operations and eight times as many
-    /// completions: what is in flight may far exceed what is queued between two calls.
-    pub(crate) fn new(flags: RingFlags, entries: u32) -> io::Result<Self> {
+    /// Creates a ring with room for `entries` queued operations and as many `completions`, or, for
+    /// 0, for eight times `entries`: what is in flight may far exceed what is queued between two
+    /// calls.
+    pub(crate) fn new(flags: RingFlags, entries: u32, completions: u32) -> Result<Self, Refused> {
+        let completions = match completions {
+            0 => entries.saturating_mul(8).max(MIN_COMPLETIONS),
+            n => n.max(entries),
+        };
         let mut builder = IoUring::builder();
-        builder
-            .dontfork()
-            .setup_clamp()
-            .setup_cqsize(entries.saturating_mul(8).max(MIN_COMPLETIONS));
+        builder.dontfork().setup_clamp().setup_cqsize(completions);
         if flags.single_issuer {
             builder.setup_single_issuer();
         }
@@ -62,18 +64,28 @@ impl UringRing {
         if flags.submit_all {
             builder.setup_submit_all();
         }
-        let ring = builder.build(entries)?;
+        if flags.restricted {
+            builder.setup_r_disabled();
+        }
+        let ring = builder.build(entries).map_err(Refused::Ring)?;
         let params = ring.params();
         if !params.is_feature_ext_arg() || !params.is_feature_resource_tagging() {
             // Before 5.11 the waiting call has no time-outs, before 5.13 (which brought resource tags
             // as well) a poll fires but once.
-            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+            return Err(Refused::Ring(io::Error::from_raw_os_error(libc::ENOSYS)));
         }
-        let wait_flags = if params.is_feature_no_iowait() { ENTER_NO_IOWAIT } else { 0 };
+        if flags.no_iowait && !params.is_feature_no_iowait() {
+            // What the call that waits would say.
+            return Err(Refused::Ring(io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        let wait_flags = if flags.no_iowait { ENTER_NO_IOWAIT } else { 0 };
         let free_files = match ring.submitter().register_files_sparse(FILE_TABLE) {
             Ok(()) => (0..FILE_TABLE).rev().collect(),
             Err(_) => Vec::new(),
         };
+        if flags.restricted {
+            restrict(&ring).map_err(Refused::Restrictions)?;
+        }
         let defers = flags.task_run == TaskRun::Defer;
         Ok(UringRing { ring, free_files, wait_flags, defers, max_queued: entries.max(1) as usize })
     }
@@ -159,7 +171,12 @@ impl Ring for UringRing {
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        let to_submit = self.queued();
+        // Completions that found no room are fetched first. While there are any, the kernel ends each
+        // multishot poll that fires; one armed on a ready descriptor does so at once, and more of
+        // them than the queue has room for would keep each other from staying armed for ever.
+        let queue = self.ring.submission();
+        let to_submit = if queue.cq_overflow() { 0 } else { queue.len() as u32 };
+        drop(queue);
         // GETEVENTS always: it runs deferred task work and flushes an overflown completion queue.
         let (mut flags, min_complete) = match wait {
             Wait::No => (ENTER_GETEVENTS, 0),
@@ -245,6 +262,38 @@ impl Ring for UringRing {
     fn unregister_file(&mut self, index: u32) {
         if self.ring.submitter().register_files_update(index, &[-1]).is_ok() {
             self.free_files.push(index);
+        }
+    }
+}
+
+/// For the tests of `restrict.rs`: what the loop never does.
+#[cfg(test)]
+impl UringRing {
+    pub(super) fn push_raw(&mut self, entry: &squeue::Entry) {
+        // SAFETY: those tests' operations name no memory.
+        unsafe { self.ring.submission().push(entry) }.unwrap();
+    }
+
+    pub(super) fn register_eventfd(&self, fd: RawFd) -> io::Result<()> {
+        self.ring.submitter().register_eventfd(fd)
+    }
+
+    pub(super) fn restrict_again(&self) -> io::Result<()> {
+        restrict(&self.ring)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_completion_queue_is_as_large_as_asked_for_and_never_too_small() {
+        for (entries, completions, has) in
+            [(4, 0, 1024), (256, 0, 2048), (4, 16, 16), (64, 1, 64), (5, 100_000, 65536)]
+        {
+            let ring = UringRing::new(RingFlags::PLAIN, entries, completions).unwrap();
+            assert_eq!(ring.ring.params().cq_entries(), has, "{entries}, {completions}");
         }
     }
 }

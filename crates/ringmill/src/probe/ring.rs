@@ -89,7 +89,7 @@ impl RingReport {
 }
 
 /// Each flag with no more than it needs.
-fn single_flags() -> [(&'static str, RingFlags); 6] {
+fn single_flags() -> [(&'static str, RingFlags); 8] {
     let plain = RingFlags::PLAIN;
     [
         ("no flags", plain),
@@ -99,6 +99,8 @@ fn single_flags() -> [(&'static str, RingFlags); 6] {
         ("DEFER_TASKRUN", RingFlags { single_issuer: true, task_run: TaskRun::Defer, ..plain }),
         ("NO_SQARRAY", RingFlags { no_sqarray: true, ..plain }),
         ("SUBMIT_ALL", RingFlags { submit_all: true, ..plain }),
+        ("NO_IOWAIT", RingFlags { no_iowait: true, ..plain }),
+        ("RESTRICTIONS", RingFlags { restricted: true, ..plain }),
     ]
 }
 

@@ -1,0 +1,101 @@
+//! What a ring may be used for: the operations that ringmill uses and no others.
+//!
+//! io_uring carries out operations that a seccomp filter never sees. A restricted ring (5.10,
+//! `IORING_REGISTER_RESTRICTIONS`) refuses all that is not on its list, for good: whoever gets hold of it
+//! can read and write open files with it, and neither open nor connect nor start anything.
+
+use std::io;
+
+use io_uring::register::Restriction;
+use io_uring::squeue::Flags;
+use io_uring::{IoUring, opcode};
+
+/// What [`entry`](super::uring) makes of each [`RingOp`](super::RingOp).
+const OPERATIONS: [u8; 8] = [
+    opcode::Read::CODE,
+    opcode::Readv::CODE,
+    opcode::Write::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+    opcode::PollAdd::CODE,
+    opcode::AsyncCancel::CODE,
+];
+
+/// `IORING_REGISTER_FILES_UPDATE`: a file's place in the table is taken and given back while the
+/// ring is in use. The table itself is registered before.
+const REGISTER_FILES_UPDATE: u8 = 6;
+
+/// Restricts a ring that was created with `IORING_SETUP_R_DISABLED`, then enables it: the calling
+/// thread becomes its single issuer, if it has one.
+pub(super) fn restrict(ring: &IoUring) -> io::Result<()> {
+    let mut list: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
+    list.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
+    list.push(Restriction::register_op(REGISTER_FILES_UPDATE));
+    ring.submitter().register_restrictions(&mut list)?;
+    ring.submitter().register_enable_rings()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use io_uring::types::Fd;
+    use nix::sys::eventfd::EventFd;
+
+    use super::*;
+    use crate::ring::setup::RingFlags;
+    use crate::ring::uring::UringRing;
+    use crate::ring::{Ring, Wait};
+
+    fn ring(restricted: bool) -> UringRing {
+        UringRing::new(RingFlags { restricted, ..RingFlags::BEST }, 4, 0).unwrap()
+    }
+
+    fn result(ring: &mut UringRing, entry: io_uring::squeue::Entry) -> i32 {
+        ring.push_raw(&entry);
+        let mut reaped = Vec::with_capacity(1);
+        while reaped.is_empty() {
+            ring.enter(Wait::Forever).unwrap();
+            ring.reap(&mut reaped);
+        }
+        reaped[0].result
+    }
+
+    #[test]
+    fn what_is_not_on_the_list_is_refused_with_eacces() {
+        let (mut free, mut restricted) = (ring(false), ring(true));
+        let (not_ours, close) = (Fd(-1), Fd(-1));
+        for (entry, unrestricted) in [
+            (opcode::Nop::new().build(), 0),
+            (opcode::Close::new(close).build(), -libc::EBADF),
+            (
+                opcode::Socket::new(libc::AF_UNIX, libc::SOCK_DGRAM, 99).build(),
+                -libc::EPROTONOSUPPORT,
+            ),
+            // On the list, but not with this flag.
+            (opcode::Fsync::new(not_ours).build().flags(Flags::ASYNC), -libc::EBADF),
+        ] {
+            assert_eq!(result(&mut free, entry.clone()), unrestricted, "{entry:?}");
+            assert_eq!(result(&mut restricted, entry.clone()), -libc::EACCES, "{entry:?}");
+        }
+        let fsync = opcode::Fsync::new(not_ours).build();
+        assert_eq!(result(&mut restricted, fsync), -libc::EBADF, "it is on the list");
+    }
+
+    #[test]
+    fn registering_is_restricted_to_what_is_needed() {
+        let (free, mut restricted) = (ring(false), ring(true));
+        let eventfd = EventFd::new().unwrap();
+        let raw = std::os::fd::AsRawFd::as_raw_fd(&eventfd.as_fd());
+        free.register_eventfd(raw).unwrap();
+        let error = restricted.register_eventfd(raw).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+        // And no way out of it.
+        let error = restricted.restrict_again().unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(libc::EACCES | libc::EBADFD)), "{error}");
+        let index = restricted.register_file(raw).expect("files come and go");
+        restricted.unregister_file(index);
+        assert_eq!(restricted.register_file(raw), Some(index));
+    }
+}
