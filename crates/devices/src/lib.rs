@@ -1,4 +1,5 @@
 //! Device models: what a guest's driver talks to, between a queue and a block node.
 #![forbid(unsafe_code)]
 
+pub mod ahci;
 pub mod virtio_blk;

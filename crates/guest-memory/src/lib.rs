@@ -16,6 +16,7 @@
 //! with.
 
 mod access;
+mod any_thread;
 mod error;
 mod memory;
 mod region;

@@ -1,0 +1,146 @@
+//! From a command slot in guest memory to a request that is within limits: header, FIS, PRD table.
+//!
+//! Runs on the thread that rings the doorbell. Everything is read once.
+
+use guest_memory::{AccessError, GuestMemory};
+
+use super::ata::{Action, Broken, decode};
+use super::config::DriveInfo;
+use super::fis::{REG_FIS_SIZE, RegH2d};
+
+/// Bytes of a command header (AHCI 1.3.1, 4.2.2), and where the PRD table is in a command table
+/// (4.2.3).
+pub(crate) const HEADER_SIZE: usize = 32;
+const PRDT_AT: u64 = 0x80;
+/// Bytes of a PRD entry, and how many are read at once.
+const PRD_SIZE: usize = 16;
+const PRD_CHUNK: usize = 64;
+/// Longest list of segments that a slot keeps for the next command.
+const KEPT_SEGMENTS: usize = 4096;
+
+/// A piece of guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+}
+
+/// A command slot, read.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) action: Action,
+    /// Where the data goes: as long as the transfer, unless it is `short`.
+    pub(crate) segments: Vec<Segment>,
+    /// The PRD table has less room than the transfer needs.
+    pub(crate) short: bool,
+    /// A PRD entry asks for an interrupt when its data has been moved.
+    pub(crate) descriptor_interrupt: bool,
+}
+
+impl Default for Command {
+    fn default() -> Self {
+        Command {
+            action: Action::Nothing,
+            segments: Vec::new(),
+            short: false,
+            descriptor_interrupt: false,
+        }
+    }
+}
+
+/// Where a port's commands are, and for whom.
+pub(crate) struct Source<'a> {
+    pub(crate) memory: &'a GuestMemory,
+    /// The command list.
+    pub(crate) clb: u64,
+    pub(crate) drive: &'a DriveInfo,
+}
+
+impl Command {
+    /// Reads slot `slot`.
+    pub(crate) fn parse(&mut self, source: &Source<'_>, slot: u8) {
+        self.segments.clear();
+        self.short = false;
+        self.descriptor_interrupt = false;
+        self.action = match self.read(source, slot) {
+            Ok(action) => action,
+            Err(AccessError { .. }) => Action::Broken(Broken::NotMemory),
+        };
+    }
+
+    fn read(&mut self, source: &Source<'_>, slot: u8) -> Result<Action, AccessError> {
+        let mut header = [0; HEADER_SIZE];
+        let at = source.clb.wrapping_add(u64::from(slot) * HEADER_SIZE as u64);
+        source.memory.read_bytes(at, &mut header)?;
+        let [h0, _, h2, h3, ..] = header;
+        let fis_len = usize::from(h0 & 0x1f) * 4;
+        let prds = u16::from_le_bytes([h2, h3]);
+        let table = read_u64(&header, 8) & !0x7f;
+
+        if fis_len < REG_FIS_SIZE {
+            return Ok(Action::Broken(Broken::Frame));
+        }
+        let mut fis = [0; REG_FIS_SIZE];
+        source.memory.read_bytes(table, &mut fis)?;
+        let Some(fis) = RegH2d::from_bytes(&fis) else {
+            return Ok(Action::Broken(Broken::Frame));
+        };
+        let action = decode(&fis, slot, source.drive);
+        if action.data_len() > 0 {
+            self.read_prdt(source.memory, table.wrapping_add(PRDT_AT), prds, action.data_len())?;
+        }
+        Ok(action)
+    }
+
+    /// Takes segments until there are `len` bytes of them.
+    fn read_prdt(
+        &mut self,
+        memory: &GuestMemory,
+        mut at: u64,
+        prds: u16,
+        len: u64,
+    ) -> Result<(), AccessError> {
+        let (mut entries, mut left) = (usize::from(prds), len);
+        while entries > 0 && left > 0 {
+            let mut chunk = [0; PRD_SIZE * PRD_CHUNK];
+            let n = entries.min(PRD_CHUNK);
+            let chunk = &mut chunk[..n * PRD_SIZE];
+            memory.read_bytes(at, chunk)?;
+            for entry in chunk.chunks_exact(PRD_SIZE) {
+                if left == 0 {
+                    break;
+                }
+                let flags = u32::from_le_bytes([entry[12], entry[13], entry[14], entry[15]]);
+                // Counted from 0. Bit 0 must be 1; a driver that clears it gets an odd count.
+                let bytes = u64::from(flags & 0x3f_ffff) + 1;
+                let take = bytes.min(left);
+                let addr = read_u64(entry, 0) & !1;
+                self.segments.push(Segment { addr, len: take as u32 });
+                self.descriptor_interrupt |= flags >> 31 != 0;
+                left -= take;
+            }
+            entries -= n;
+            at = at.wrapping_add((n * PRD_SIZE) as u64);
+        }
+        self.short = left > 0;
+        Ok(())
+    }
+
+    /// The command is done: a list that was exceptionally long is let go of.
+    pub(crate) fn release(&mut self) {
+        if self.segments.capacity() > KEPT_SEGMENTS {
+            self.segments = Vec::new();
+        }
+    }
+
+    /// Whether the list of segments is of ordinary length.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        self.segments.len() <= KEPT_SEGMENTS
+    }
+}
+
+fn read_u64(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}

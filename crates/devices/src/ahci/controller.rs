@@ -1,0 +1,405 @@
+//! The controller: registers, doorbells and the interrupt line, for any thread.
+//!
+//! Three locks, taken in this order and never more than one of a kind: a port's doorbell (commands
+//! are read under it), the registers (held for a few instructions), the inbox of a loop (in
+//! [`BottomHalf::schedule`]). No lock is held while a request is submitted or the line's callback
+//! runs.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use event_loop::sync::lock;
+use event_loop::{BottomHalf, Counter};
+use guest_memory::GuestMemory;
+
+use super::command::{Command, Source};
+use super::config::{AhciConfig, AhciError, DriveInfo};
+use super::port::{Link, Port};
+use super::regs::*;
+
+/// What a controller has done. Readable from any thread.
+#[derive(Debug, Default)]
+pub struct AhciStats {
+    /// Commands that doorbells announced.
+    pub commands: Counter,
+    /// Times the interrupt line was raised.
+    pub interrupts: Counter,
+    /// Batches of answers published: each is at most one interrupt.
+    pub batches: Counter,
+    /// The longest that a doorbell had to wait for its loop to take the commands, nanoseconds.
+    pub longest_wait_ns: Counter,
+}
+
+/// An AHCI controller (AHCI 1.3.1): its registers and its interrupt line. The drives' work is done
+/// on loops, by [`Drive`](super::Drive)s.
+///
+/// Any thread may read and write registers, as a vCPU's thread does that holds the machine lock, and
+/// so may a loop's own. A doorbell reads its commands on the calling thread and hands them over.
+pub struct Ahci {
+    state: Mutex<State>,
+    doorbells: Vec<Mutex<Doorbell>>,
+    notify: bool,
+    line: Line,
+    stats: AhciStats,
+}
+
+pub(crate) struct State {
+    /// GHC.IE.
+    interrupts_enabled: bool,
+    /// GHC.HR: a reset waits for drives to drain.
+    resetting: bool,
+    /// IS: a bit per port.
+    is: u32,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) ports: Vec<Port>,
+}
+
+/// What the threads that ring a port's doorbell share.
+#[derive(Default)]
+struct Doorbell {
+    /// By which the port's loop is told.
+    bell: Option<BottomHalf>,
+    /// Where commands are read to.
+    commands: [Command; SLOTS],
+}
+
+impl Ahci {
+    /// A controller without drives, in `memory`. `line` is called with the new level of the interrupt
+    /// line, by whichever thread changed it, one call at a time and in order; no lock is held, so it
+    /// may take the machine lock, and it may read and write registers.
+    ///
+    /// A change that is made while the callback runs on another thread is passed on by that thread
+    /// when the callback returns, perhaps after the register access that made it has returned.
+    ///
+    /// # Errors
+    ///
+    /// [`AhciError::Ports`].
+    pub fn new(
+        config: AhciConfig,
+        memory: Arc<GuestMemory>,
+        line: impl Fn(bool) + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, AhciError> {
+        let AhciConfig { ports, notify } = config;
+        if !(1..=MAX_PORTS).contains(&ports) {
+            return Err(AhciError::Ports(ports));
+        }
+        Ok(Arc::new(Ahci {
+            state: Mutex::new(State {
+                interrupts_enabled: false,
+                resetting: false,
+                is: 0,
+                memory,
+                ports: std::iter::repeat_with(Port::new).take(ports).collect(),
+            }),
+            doorbells: std::iter::repeat_with(Mutex::default).take(ports).collect(),
+            notify,
+            line: Line::new(line),
+            stats: AhciStats::default(),
+        }))
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &AhciStats {
+        &self.stats
+    }
+
+    /// Exchanges the guest's memory. Commands that have begun finish in the old.
+    pub fn set_memory(&self, memory: Arc<GuestMemory>) {
+        lock(&self.state).memory = memory;
+    }
+
+    /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR. What there is no register for
+    /// reads as 0.
+    pub fn mmio_read(&self, offset: u64, size: usize) -> u64 {
+        let state = lock(&self.state);
+        let mut value = 0;
+        for piece in pieces(offset, size) {
+            let register = state.read(piece.register);
+            let bytes = u64::from((register & piece.mask) >> piece.shift);
+            value |= bytes << (8 * piece.bytes_before);
+        }
+        value
+    }
+
+    /// Writes `size` bytes, 1 to 8, at `offset` of the register BAR. What there is no register for
+    /// takes no notice.
+    pub fn mmio_write(&self, offset: u64, size: usize, value: u64) {
+        for piece in pieces(offset, size) {
+            let value = (value >> (8 * piece.bytes_before)) << piece.shift;
+            self.write_register(piece.register, value as u32, piece.mask);
+        }
+    }
+
+    fn write_register(&self, register: u64, value: u32, mask: u32) {
+        if let Some((port, PX_CI)) = port_register(register) {
+            return self.ring(port, value & mask);
+        }
+        self.with_state(|state| state.write(register, value, mask));
+    }
+
+    /// The doorbell: reads the commands of `slots` that are new and hands them to the port's loop.
+    fn ring(&self, port: usize, slots: u32) {
+        let Some(doorbell) = self.doorbells.get(port) else { return };
+        let mut doorbell = lock(doorbell);
+        let Doorbell { bell, commands } = &mut *doorbell;
+        let Some(order) = lock(&self.state).order(port, slots) else { return };
+        // Outside the lock of the registers: a hostile list is long, and the loop serves others too.
+        let source = Source { memory: &order.memory, clb: order.clb, drive: &order.drive };
+        for slot in bits(order.slots) {
+            commands[usize::from(slot)].parse(&source, slot);
+        }
+        if lock(&self.state).take_order(port, &order, commands) {
+            self.stats.commands.add_from_any_thread(order.slots.count_ones().into());
+            if let Some(bell) = bell
+                && self.notify
+            {
+                bell.schedule();
+            }
+        }
+    }
+
+    /// Changes the registers, and then the line.
+    pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let (result, changed) = {
+            let mut state = lock(&self.state);
+            let before = state.level();
+            let result = f(&mut state);
+            state.update_is();
+            (result, state.level() != before)
+        };
+        if changed {
+            self.update_line();
+        }
+        result
+    }
+
+    pub(crate) fn set_bell(&self, port: usize, bell: Option<BottomHalf>) {
+        if let Some(doorbell) = self.doorbells.get(port) {
+            lock(doorbell).bell = bell;
+        }
+    }
+
+    fn update_line(&self) {
+        self.line.update(|| lock(&self.state).level(), &self.stats.interrupts);
+    }
+}
+
+impl std::fmt::Debug for Ahci {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ahci({} ports)", self.doorbells.len())
+    }
+}
+
+/// Commands that a doorbell has announced, to be read.
+struct Order {
+    slots: u32,
+    life: u64,
+    clb: u64,
+    memory: Arc<GuestMemory>,
+    drive: Arc<DriveInfo>,
+}
+
+impl State {
+    fn read(&self, register: u64) -> u32 {
+        if let Some((port, register)) = port_register(register) {
+            return self.ports.get(port).map_or(0, |port| port.read(register));
+        }
+        match register {
+            CAP => {
+                let ports = self.ports.len() as u32 - 1;
+                CAP_S64A | CAP_SNCQ | CAP_SCLO | CAP_ISS_GEN3 | CAP_SAM | CAP_NCS_32 | ports
+            }
+            GHC => {
+                let ie = if self.interrupts_enabled { GHC_IE } else { 0 };
+                let hr = if self.resetting { GHC_HR } else { 0 };
+                GHC_AE | ie | hr
+            }
+            IS => self.is,
+            PI => u32::MAX >> (MAX_PORTS - self.ports.len()),
+            VS => VERSION_1_3_1,
+            _ => 0,
+        }
+    }
+
+    fn write(&mut self, register: u64, value: u32, mask: u32) {
+        if self.resetting {
+            return;
+        }
+        let set = value & mask;
+        if let Some((port, register)) = port_register(register) {
+            if let Some(port) = self.ports.get_mut(port) {
+                port.write(register, value, mask);
+                if port.post_signature(&self.memory).is_err() {
+                    port.fail(PXI_HBFS);
+                }
+            }
+            return;
+        }
+        match register {
+            GHC if set & GHC_HR != 0 => self.reset(),
+            GHC if mask & GHC_IE != 0 => self.interrupts_enabled = set & GHC_IE != 0,
+            IS => self.is &= !set,
+            _ => {}
+        }
+    }
+
+    /// GHC.HR (section 10.4.3).
+    fn reset(&mut self) {
+        (self.interrupts_enabled, self.is, self.resetting) = (false, 0, true);
+        self.ports.iter_mut().for_each(Port::reset);
+        self.end_reset();
+    }
+
+    /// Ends a reset once all drives have drained.
+    pub(crate) fn end_reset(&mut self) {
+        if self.resetting && self.ports.iter().all(|port| !port.draining) {
+            self.resetting = false;
+            self.ports.iter_mut().for_each(Port::come_up);
+        }
+    }
+
+    /// IS follows the ports; a bit stays until it is cleared (section 3.1.3).
+    fn update_is(&mut self) {
+        for (bit, port) in self.ports.iter().enumerate() {
+            if port.is_pending() {
+                self.is |= 1 << bit;
+            }
+        }
+    }
+
+    fn level(&self) -> bool {
+        self.interrupts_enabled && self.is != 0
+    }
+
+    /// The first half of a doorbell: what is to be read.
+    fn order(&mut self, port: usize, slots: u32) -> Option<Order> {
+        if self.resetting {
+            return None;
+        }
+        let port = self.ports.get_mut(port)?;
+        let drive = port.drive.clone()?;
+        let slots = port.ring(slots);
+        (slots != 0).then(|| Order {
+            slots,
+            life: port.life,
+            clb: port.clb,
+            memory: Arc::clone(&self.memory),
+            drive,
+        })
+    }
+
+    /// The second half: what was read is to be done, unless the port was reset meanwhile.
+    fn take_order(&mut self, port: usize, order: &Order, commands: &mut [Command]) -> bool {
+        let Some(port) = self.ports.get_mut(port) else { return false };
+        if port.life != order.life {
+            return false;
+        }
+        for slot in bits(order.slots) {
+            let at = usize::from(slot);
+            std::mem::swap(&mut port.commands[at], &mut commands[at]);
+            port.push(slot);
+        }
+        port.rung_at.get_or_insert_with(Instant::now);
+        true
+    }
+
+    /// Attaches a drive, or takes it away: what is in flight is drained.
+    pub(crate) fn set_drive(&mut self, port: usize, drive: Option<Arc<DriveInfo>>) {
+        if let Some(port) = self.ports.get_mut(port) {
+            port.drive = drive;
+            port.lose_link(Link::Down);
+            port.come_up();
+        }
+    }
+}
+
+/// The port that a register belongs to, and its offset there.
+fn port_register(register: u64) -> Option<(usize, u64)> {
+    let at = register.checked_sub(PORTS_AT)?;
+    Some(((at / PORT_SIZE) as usize, at % PORT_SIZE))
+}
+
+/// The numbers of the bits that are set, from the lowest.
+fn bits(mut set: u32) -> impl Iterator<Item = u8> {
+    std::iter::from_fn(move || {
+        let bit = set.trailing_zeros();
+        (set != 0).then(|| {
+            set &= set - 1;
+            bit as u8
+        })
+    })
+}
+
+/// The part of an access that falls into one register.
+struct Piece {
+    register: u64,
+    /// The bits of the register, and how far they are from its lowest.
+    mask: u32,
+    shift: u32,
+    /// Bytes of the access that come before.
+    bytes_before: u32,
+}
+
+/// Cuts an access at the registers' bounds. One of no size, more than 8 bytes, or beyond the BAR
+/// is none.
+fn pieces(offset: u64, size: usize) -> impl Iterator<Item = Piece> {
+    let size = size as u64;
+    let fits = (1..=8).contains(&size) && offset < ABAR_SIZE && size <= ABAR_SIZE - offset;
+    let end = if fits { offset + size } else { offset };
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let (register, bytes_before) = (at & !3, (at - offset) as u32);
+        let (first, last) = (at - register, (end - register).min(4));
+        at = register + last;
+        let shift = 8 * first as u32;
+        let mask = (u32::MAX >> (32 - 8 * (last - first) as u32)) << shift;
+        Some(Piece { register, mask, shift, bytes_before })
+    })
+}
+
+/// The interrupt line. Its callback is called without any lock; that calls come one at a time and in
+/// order is the work of `turn`.
+struct Line {
+    callback: Box<dyn Fn(bool) + Send + Sync>,
+    level: AtomicBool,
+    turn: AtomicU8,
+}
+
+/// Nobody is calling; somebody is; somebody is, and has to look again.
+const IDLE: u8 = 0;
+const CALLING: u8 = 1;
+const AGAIN: u8 = 2;
+
+impl Line {
+    fn new(callback: impl Fn(bool) + Send + Sync + 'static) -> Self {
+        let (level, turn) = (AtomicBool::new(false), AtomicU8::new(IDLE));
+        Line { callback: Box::new(callback), level, turn }
+    }
+
+    /// Tells the level that `wanted` finds. Who comes while another thread, or this one further up,
+    /// is telling leaves it to that one to look once more.
+    fn update(&self, wanted: impl Fn() -> bool, raised: &Counter) {
+        if self.turn.swap(AGAIN, Ordering::AcqRel) != IDLE {
+            return;
+        }
+        loop {
+            self.turn.swap(CALLING, Ordering::AcqRel);
+            let level = wanted();
+            if self.level.swap(level, Ordering::AcqRel) != level {
+                if level {
+                    raised.add_from_any_thread(1);
+                }
+                (self.callback)(level);
+            }
+            let done =
+                self.turn.compare_exchange(CALLING, IDLE, Ordering::AcqRel, Ordering::Acquire);
+            if done.is_ok() {
+                return;
+            }
+        }
+    }
+}

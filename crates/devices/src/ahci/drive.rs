@@ -1,0 +1,365 @@
+//! A drive at work on its image's loop: from the commands that a doorbell handed over to the block
+//! node, and back to registers and interrupt.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use block::node::Channel;
+use block::request::{Completion, Op, Request};
+use event_loop::{BottomHalf, DeferredCall, EventLoop, IoBufs};
+use guest_memory::MemoryView;
+use nix::errno::Errno;
+
+use super::ata::{Action, Broken};
+use super::command::Command;
+use super::config::{AhciError, DriveConfig, DriveInfo};
+use super::controller::Ahci;
+use super::finish::{Outcome, error_bits};
+use super::fis::{ERROR_ABRT, ERROR_IDNF};
+use super::port::Begun;
+use super::regs::SLOTS;
+use super::trim::{Ranges, read_ranges};
+
+/// Segments that are translated in one turn, for the sake of the loop's other sources (contract E11):
+/// a command with more of them is the last of its turn.
+const SEGMENTS_PER_TURN: usize = 8192;
+
+/// A drive attached to a port, on the loop that does its I/O.
+pub struct Drive {
+    event_loop: EventLoop,
+    controller: Arc<Ahci>,
+    port: usize,
+    channel: Rc<dyn Channel>,
+    info: Arc<DriveInfo>,
+    me: Weak<Drive>,
+    bell: RefCell<Option<BottomHalf>>,
+    work: RefCell<Work>,
+    /// Whether answers wait to be published.
+    queued: Cell<bool>,
+    /// The answer to `detach`, once nothing is in flight.
+    detaching: Cell<Option<Box<dyn FnOnce()>>>,
+}
+
+/// What is preallocated.
+struct Work {
+    memory: Rc<MemoryView>,
+    slots: [InFlight; SLOTS],
+    /// Commands of this turn.
+    begun: Vec<Begun>,
+    /// Commands that are done and not published.
+    done: Vec<(u8, Outcome)>,
+    spare_bufs: Vec<IoBufs>,
+    ranges: Ranges,
+}
+
+#[derive(Default)]
+struct InFlight {
+    command: Command,
+    /// Block requests that are not answered yet.
+    pending: u32,
+    outcome: Option<Outcome>,
+}
+
+/// What a command becomes.
+enum Step {
+    Done(Outcome),
+    Submit {
+        op: Op,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+    },
+    /// The ranges that were read into [`Work`].
+    Ranges(usize),
+}
+
+impl Drive {
+    /// Attaches a drive to a port of `controller`; its requests go to `channel`. To be called on the
+    /// loop that `channel` was opened on; the loop keeps the drive until it is
+    /// [detached](Self::detach), or until the loop stops.
+    ///
+    /// # Errors
+    ///
+    /// There is no such port, or it has a drive.
+    pub fn attach(
+        event_loop: &EventLoop,
+        controller: &Arc<Ahci>,
+        port: usize,
+        channel: Rc<dyn Channel>,
+        config: DriveConfig,
+    ) -> Result<Rc<Self>, AhciError> {
+        let info = Arc::new(DriveInfo::new(config));
+        let memory = controller.with_state(|state| {
+            let there = state.ports.get(port).ok_or(AhciError::NoSuchPort(port))?;
+            if there.drive.is_some() || there.in_flight != 0 {
+                return Err(AhciError::PortInUse(port));
+            }
+            Ok(Arc::clone(&state.memory))
+        })?;
+        let drive = Rc::new_cyclic(|me| Drive {
+            event_loop: event_loop.clone(),
+            controller: Arc::clone(controller),
+            port,
+            channel,
+            info: Arc::clone(&info),
+            me: me.clone(),
+            bell: RefCell::new(None),
+            work: RefCell::new(Work {
+                memory: MemoryView::new(memory),
+                slots: std::array::from_fn(|_| InFlight::default()),
+                begun: Vec::with_capacity(SLOTS),
+                done: Vec::with_capacity(SLOTS),
+                spare_bufs: Vec::with_capacity(SLOTS),
+                ranges: Ranges::default(),
+            }),
+            queued: Cell::new(false),
+            detaching: Cell::new(None),
+        });
+        let rung = Rc::clone(&drive);
+        let bell = event_loop.bottom_half(move || rung.take_turn());
+        controller.set_bell(port, Some(bell.clone()));
+        drive.bell.replace(Some(bell));
+        controller.with_state(|state| state.set_drive(port, Some(info)));
+        Ok(drive)
+    }
+
+    /// Takes the drive away: the link goes down, commands in flight are drained, and then `done` is
+    /// called, once, maybe before this returns.
+    pub fn detach(&self, done: impl FnOnce() + 'static) {
+        self.controller.set_bell(self.port, None);
+        if let Some(bell) = self.bell.take() {
+            self.event_loop.delete_bottom_half(&bell);
+        }
+        self.controller.with_state(|state| state.set_drive(self.port, None));
+        let earlier = self.detaching.take();
+        self.detaching.set(Some(Box::new(move || {
+            if let Some(earlier) = earlier {
+                earlier();
+            }
+            done();
+        })));
+        self.finish_detach();
+    }
+
+    fn finish_detach(&self) {
+        let idle = self
+            .controller
+            .with_state(|state| state.ports.get(self.port).is_none_or(|port| port.in_flight == 0));
+        if idle && let Some(done) = self.detaching.take() {
+            done();
+        }
+    }
+
+    /// Begins the commands that doorbells have handed over. The loop calls it when one has rung; for
+    /// others it is of use where [`AhciConfig::notify`](super::AhciConfig::notify) is off.
+    pub fn take_turn(&self) {
+        self.event_loop.section(|| self.begin_all());
+    }
+
+    fn begin_all(&self) {
+        let Some(me) = self.me.upgrade() else { return };
+        let me: Rc<dyn Completion> = me;
+        let mut begun = {
+            let mut work = self.work.borrow_mut();
+            self.collect(&mut work);
+            std::mem::take(&mut work.begun)
+        };
+        for Begun { slot, write_through, halted } in begun.drain(..) {
+            let step = self.work.borrow_mut().step(slot, write_through, halted, &self.info);
+            match step {
+                Step::Done(outcome) => self.answer(slot, outcome),
+                Step::Submit { op, offset, len, bufs } => {
+                    let request = Request::new(op, offset, len, bufs, &me, slot.into());
+                    self.channel.submit(request);
+                }
+                Step::Ranges(count) => {
+                    for nth in 0..count {
+                        let (offset, len) = self.work.borrow().ranges.get(nth);
+                        let bufs = self.work.borrow_mut().take_bufs();
+                        let tag = slot.into();
+                        let request = Request::new(Op::Discard, offset, len, bufs, &me, tag);
+                        self.channel.submit(request);
+                    }
+                }
+            }
+        }
+        self.work.borrow_mut().begun = begun;
+    }
+
+    /// Takes what may begin from the port.
+    fn collect(&self, work: &mut Work) {
+        let mut segments = 0;
+        let (more, rung_at) = self.controller.with_state(|state| {
+            if !Arc::ptr_eq(work.memory.memory(), &state.memory) {
+                work.memory = MemoryView::new(Arc::clone(&state.memory));
+            }
+            let Some(port) = state.ports.get_mut(self.port) else { return (false, None) };
+            while segments < SEGMENTS_PER_TURN {
+                let Some(begun) = port.begin() else { break };
+                let at = usize::from(begun.slot);
+                let place = &mut work.slots[at];
+                std::mem::swap(&mut place.command, &mut port.commands[at]);
+                (place.pending, place.outcome) = (1, None);
+                segments += place.command.segments.len();
+                work.begun.push(begun);
+            }
+            (segments >= SEGMENTS_PER_TURN && port.has_waiting(), port.rung_at.take())
+        });
+        if let Some(rung_at) = rung_at {
+            let waited = rung_at.elapsed().as_nanos() as u64;
+            let longest = &self.controller.stats().longest_wait_ns;
+            longest.set(longest.get().max(waited));
+        }
+        if more {
+            self.ring_myself();
+        }
+    }
+
+    fn ring_myself(&self) {
+        if let Some(bell) = &*self.bell.borrow() {
+            bell.schedule();
+        }
+    }
+
+    /// A command is done; the driver sees it at the end of the section.
+    fn answer(&self, slot: u8, outcome: Outcome) {
+        self.work.borrow_mut().done.push((slot, outcome));
+        if !self.queued.get()
+            && let Some(me) = self.me.upgrade()
+        {
+            self.event_loop.defer(&(me as Rc<dyn DeferredCall>));
+        }
+    }
+}
+
+impl Work {
+    /// What a command becomes that has begun.
+    fn step(&mut self, slot: u8, write_through: bool, halted: bool, info: &DriveInfo) -> Step {
+        if halted {
+            return Step::Done(Outcome::Failed(ERROR_ABRT));
+        }
+        let command = &self.slots[usize::from(slot)].command;
+        if command.short {
+            return Step::Done(Outcome::Overflow);
+        }
+        let (op, offset, len) = match command.action {
+            Action::Read { offset, len, .. } => (Op::Read, offset, len),
+            Action::Write { offset, len, fua, .. } => {
+                (Op::Write { fua: fua || write_through }, offset, len)
+            }
+            Action::Flush => (Op::Flush, 0, 0),
+            Action::Trim { .. } => return self.trim(slot, info),
+            Action::Refused { error, .. } => return Step::Done(Outcome::Failed(error)),
+            Action::Broken(Broken::NotMemory) => return Step::Done(Outcome::NotMemory),
+            Action::Broken(Broken::Frame) => return Step::Done(Outcome::Frame),
+            _ => return Step::Done(Outcome::Good),
+        };
+        let mut bufs = self.take_bufs();
+        let command = &self.slots[usize::from(slot)].command;
+        for segment in &command.segments {
+            if self.memory.push_iovecs(segment.addr, segment.len as usize, &mut bufs).is_err() {
+                self.keep_bufs(bufs);
+                return Step::Done(Outcome::NotMemory);
+            }
+        }
+        Step::Submit { op, offset, len, bufs }
+    }
+
+    fn trim(&mut self, slot: u8, info: &DriveInfo) -> Step {
+        let place = &mut self.slots[usize::from(slot)];
+        match read_ranges(&place.command, &self.memory, info, &mut self.ranges) {
+            Err(_) => Step::Done(Outcome::NotMemory),
+            Ok(false) => Step::Done(Outcome::Failed(ERROR_IDNF)),
+            Ok(true) if self.ranges.is_empty() => Step::Done(Outcome::Good),
+            Ok(true) => {
+                place.pending = self.ranges.len() as u32;
+                Step::Ranges(self.ranges.len())
+            }
+        }
+    }
+
+    fn take_bufs(&mut self) -> IoBufs {
+        self.spare_bufs.pop().unwrap_or_default()
+    }
+
+    fn keep_bufs(&mut self, mut bufs: IoBufs) {
+        bufs.clear();
+        if self.spare_bufs.len() < self.spare_bufs.capacity() {
+            self.spare_bufs.push(bufs);
+        }
+    }
+}
+
+impl Completion for Drive {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let done = {
+            let mut work = self.work.borrow_mut();
+            let Some(place) = work.slots.get_mut(tag as usize) else { return };
+            if result.is_err() {
+                place.outcome = Some(Outcome::Failed(error_bits(&place.command.action)));
+            }
+            place.pending = place.pending.saturating_sub(1);
+            let done = place.pending == 0;
+            let outcome = place.outcome.unwrap_or(Outcome::Good);
+            if place.command.is_ordinary() {
+                work.keep_bufs(bufs);
+            }
+            done.then_some(outcome)
+        };
+        if let Some(outcome) = done {
+            self.answer(tag as u8, outcome);
+        }
+    }
+}
+
+impl DeferredCall for Drive {
+    /// Publishes a batch: registers, received FISes, and once the line.
+    fn run(&self) {
+        let more = {
+            let mut work = self.work.borrow_mut();
+            let Work { done, slots, .. } = &mut *work;
+            self.controller.with_state(|state| {
+                let memory = Arc::clone(&state.memory);
+                let Some(port) = state.ports.get_mut(self.port) else { return false };
+                let mut finished = 0;
+                for (slot, outcome) in done.drain(..) {
+                    let command = &mut slots[usize::from(slot)].command;
+                    // Until it is over with a queued command's failure, what went well before is
+                    // told first.
+                    if outcome != Outcome::Good {
+                        port.finish_queued(&memory, std::mem::take(&mut finished));
+                    }
+                    if port.take_back(slot) {
+                        finished |= port.finish(&memory, slot, command, outcome);
+                    }
+                    command.release();
+                }
+                port.finish_queued(&memory, finished);
+                port.end_drain();
+                if port.post_signature(&memory).is_err() {
+                    port.fail(super::regs::PXI_HBFS);
+                }
+                let more = port.has_waiting();
+                state.end_reset();
+                more
+            })
+        };
+        self.controller.stats().batches.add_from_any_thread(1);
+        if more {
+            self.ring_myself();
+        }
+        self.finish_detach();
+    }
+
+    fn queued(&self) -> &Cell<bool> {
+        &self.queued
+    }
+}
+
+impl fmt::Debug for Drive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Drive").field("port", &self.port).finish_non_exhaustive()
+    }
+}

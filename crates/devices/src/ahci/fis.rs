@@ -1,0 +1,141 @@
+//! Frames between host and device (SATA 3.x, section 10.5) and the task file they carry.
+
+/// Bytes of a Register FIS, either way, and of a PIO Setup FIS; 8 of a Set Device Bits FIS.
+pub(crate) const REG_FIS_SIZE: usize = 20;
+
+pub(crate) const FIS_REG_H2D: u8 = 0x27;
+const FIS_REG_D2H: u8 = 0x34;
+const FIS_PIO_SETUP: u8 = 0x5f;
+const FIS_SET_DEVICE_BITS: u8 = 0xa1;
+
+/// The I bit: the device wants the host interrupted.
+const INTERRUPT: u8 = 1 << 6;
+/// The D bit of a PIO Setup FIS: from device to host.
+const TO_HOST: u8 = 1 << 5;
+/// The C bit of a host's Register FIS: a command, not the control register.
+const COMMAND: u8 = 1 << 7;
+
+/// ATA status bits.
+pub(crate) const STATUS_ERR: u8 = 1 << 0;
+pub(crate) const STATUS_DRQ: u8 = 1 << 3;
+pub(crate) const STATUS_BSY: u8 = 1 << 7;
+/// Ready, and (obsolete) seek complete: a device that is well and has nothing to do.
+pub(crate) const STATUS_READY: u8 = 0x50;
+/// While the link is down (AHCI 1.3.1, 3.3.8).
+pub(crate) const STATUS_NO_LINK: u8 = 0x7f;
+/// What may change by a Set Device Bits FIS.
+pub(crate) const STATUS_SDB_MASK: u8 = 0x77;
+
+/// ATA error bits.
+pub(crate) const ERROR_ABRT: u8 = 1 << 2;
+pub(crate) const ERROR_IDNF: u8 = 1 << 4;
+pub(crate) const ERROR_UNC: u8 = 1 << 6;
+/// After a reset: diagnostics passed.
+pub(crate) const ERROR_DIAG_PASSED: u8 = 1;
+
+/// Device control: software reset.
+const CONTROL_SRST: u8 = 1 << 2;
+
+/// A host's Register FIS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RegH2d {
+    /// A command; else an update of the control register.
+    pub(crate) is_command: bool,
+    pub(crate) command: u8,
+    pub(crate) features: u16,
+    pub(crate) lba: u64,
+    pub(crate) device: u8,
+    pub(crate) count: u16,
+    control: u8,
+}
+
+impl RegH2d {
+    /// `None` for another kind of frame, which a disk does not take.
+    pub(crate) fn from_bytes(b: &[u8; REG_FIS_SIZE]) -> Option<Self> {
+        (b[0] == FIS_REG_H2D).then(|| RegH2d {
+            is_command: b[1] & COMMAND != 0,
+            command: b[2],
+            features: u16::from_le_bytes([b[3], b[11]]),
+            lba: u64::from_le_bytes([b[4], b[5], b[6], b[8], b[9], b[10], 0, 0]),
+            device: b[7],
+            count: u16::from_le_bytes([b[12], b[13]]),
+            control: b[15],
+        })
+    }
+
+    /// Whether the software reset bit is set.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.control & CONTROL_SRST != 0
+    }
+}
+
+/// The registers a device shows when a command has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TaskFile {
+    pub(crate) status: u8,
+    pub(crate) error: u8,
+    pub(crate) lba: u64,
+    pub(crate) count: u16,
+    pub(crate) device: u8,
+}
+
+impl TaskFile {
+    /// All went well.
+    pub(crate) const GOOD: TaskFile =
+        TaskFile { status: STATUS_READY, error: 0, lba: 0, count: 0, device: 0 };
+
+    /// The signature of an ATA disk after a reset (ATA8-ACS, table 206): count 1, LBA 1.
+    pub(crate) const SIGNATURE: TaskFile =
+        TaskFile { status: STATUS_READY, error: ERROR_DIAG_PASSED, lba: 1, count: 1, device: 0 };
+
+    /// A command that failed at `lba`.
+    pub(crate) fn failed(error: u8, lba: u64) -> TaskFile {
+        TaskFile { status: STATUS_READY | STATUS_ERR, error, lba, ..TaskFile::GOOD }
+    }
+
+    /// Bytes 2 to 13 of a device's frames.
+    fn put(&self, b: &mut [u8; REG_FIS_SIZE]) {
+        let [l0, l1, l2, l3, l4, l5, _, _] = self.lba.to_le_bytes();
+        let [c0, c1] = self.count.to_le_bytes();
+        b[2..14].copy_from_slice(&[
+            self.status,
+            self.error,
+            l0,
+            l1,
+            l2,
+            self.device,
+            l3,
+            l4,
+            l5,
+            0,
+            c0,
+            c1,
+        ]);
+    }
+
+    /// A device's Register FIS.
+    pub(crate) fn reg_d2h(&self, interrupt: bool) -> [u8; REG_FIS_SIZE] {
+        let mut b = [0; REG_FIS_SIZE];
+        self.put(&mut b);
+        b[0] = FIS_REG_D2H;
+        b[1] = if interrupt { INTERRUPT } else { 0 };
+        b
+    }
+
+    /// The PIO Setup FIS before the last `bytes` of a transfer; this is the state after it.
+    pub(crate) fn pio_setup(&self, to_host: bool, bytes: u16) -> [u8; REG_FIS_SIZE] {
+        let mut b = [0; REG_FIS_SIZE];
+        TaskFile { status: STATUS_READY | STATUS_DRQ, ..*self }.put(&mut b);
+        b[0] = FIS_PIO_SETUP;
+        b[1] = if to_host { INTERRUPT | TO_HOST } else { INTERRUPT };
+        b[15] = self.status;
+        b[16..18].copy_from_slice(&bytes.to_le_bytes());
+        b
+    }
+}
+
+/// The Set Device Bits FIS that tells of finished queued commands.
+pub(crate) fn set_device_bits(status: u8, error: u8, finished: u32) -> [u8; 8] {
+    let [s0, s1, s2, s3] = finished.to_le_bytes();
+    [FIS_SET_DEVICE_BITS, INTERRUPT, status & STATUS_SDB_MASK, error, s0, s1, s2, s3]
+}

@@ -1,0 +1,59 @@
+//! Access from a thread that has no view: one that passes by, as a vCPU does with its doorbell.
+
+#![allow(unsafe_code)]
+
+use crate::access;
+use crate::error::AccessError;
+use crate::memory::GuestMemory;
+
+/// A piece of a range: where it is mapped, and which bytes of the range it is.
+type Piece = (*mut u8, std::ops::Range<usize>);
+
+/// These look the region up each time, so an I/O thread uses a [`MemoryView`](crate::MemoryView).
+/// Meant for headers and tables.
+impl GuestMemory {
+    /// Copies guest memory from `addr` on to `dst`.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when part of the range is not memory; `dst` is half written then.
+    pub fn read_bytes(&self, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        let mut done = 0;
+        while done < dst.len() {
+            let (host, range) = self.piece(addr, done, dst.len())?;
+            done = range.end;
+            // SAFETY: `piece` gives as many mapped bytes as the range has; guest memory is never part
+            // of a Rust object such as `dst`.
+            unsafe { access::copy_from(host, &mut dst[range]) };
+        }
+        Ok(())
+    }
+
+    /// Copies `src` to guest memory from `addr` on.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when part of the range is not memory; what comes before is written then.
+    pub fn write_bytes(&self, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        let mut done = 0;
+        while done < src.len() {
+            let (host, range) = self.piece(addr, done, src.len())?;
+            done = range.end;
+            // SAFETY: as in `read_bytes`, the other way round.
+            unsafe { access::copy_to(&src[range], host) };
+        }
+        Ok(())
+    }
+
+    /// The first piece of what is left of a range of `len` bytes, once `done` of them are done.
+    fn piece(&self, addr: u64, done: usize, len: usize) -> Result<Piece, AccessError> {
+        let left = len - done;
+        let end = AccessError { addr, len: len as u64 };
+        let addr = addr.checked_add(done as u64).ok_or(end)?;
+        let region = self.region_at(addr).ok_or(AccessError { addr, len: left as u64 })?;
+        let offset = addr - region.guest_addr();
+        let there = usize::try_from(region.size() - offset).unwrap_or(usize::MAX);
+        let host = region.host().as_ptr().wrapping_add(offset as usize);
+        Ok((host, done..done + left.min(there)))
+    }
+}
