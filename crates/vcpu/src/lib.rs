@@ -3,8 +3,10 @@
 //!
 //! - [`machine`]: guest memory, I/O threads and a block node, in this process;
 //! - [`virtio_blk`]: a virtio-blk device on the I/O threads, and its driver;
+//! - [`ahci`]: an AHCI controller on the I/O threads, and the driver of a port;
 //! - [`load`]: that driver under load, queue depth N, one or more queues.
 
+pub mod ahci;
 pub mod load;
 pub mod machine;
 pub mod virtio_blk;

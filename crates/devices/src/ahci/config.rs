@@ -7,25 +7,6 @@ use block::node::Geometry;
 use super::ata::SECTOR;
 use super::regs::MAX_PORTS;
 
-/// What a controller is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AhciConfig {
-    /// Ports, 1 to 32, numbered from 0.
-    pub ports: usize,
-    /// Doorbells notify the loop that serves the port, as they must. `false` leaves commands to be
-    /// found when the loop wakes for something else and [`Drive::take_turn`] is called there: for
-    /// measuring what the notification is worth, and for nothing else.
-    ///
-    /// [`Drive::take_turn`]: super::Drive::take_turn
-    pub notify: bool,
-}
-
-impl Default for AhciConfig {
-    fn default() -> Self {
-        AhciConfig { ports: 1, notify: true }
-    }
-}
-
 /// What a drive is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriveConfig {

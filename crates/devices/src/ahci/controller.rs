@@ -14,7 +14,7 @@ use event_loop::{BottomHalf, Counter};
 use guest_memory::GuestMemory;
 
 use super::command::{Command, Source};
-use super::config::{AhciConfig, AhciError, DriveInfo};
+use super::config::{AhciError, DriveInfo};
 use super::port::{Link, Port};
 use super::regs::*;
 
@@ -39,7 +39,6 @@ pub struct AhciStats {
 pub struct Ahci {
     state: Mutex<State>,
     doorbells: Vec<Mutex<Doorbell>>,
-    notify: bool,
     line: Line,
     stats: AhciStats,
 }
@@ -65,7 +64,7 @@ struct Doorbell {
 }
 
 impl Ahci {
-    /// A controller without drives, in `memory`. `line` is called with the new level of the interrupt
+    /// A controller with `ports` ports, 1 to 32, numbered from 0, without drives, in `memory`. `line` is called with the new level of the interrupt
     /// line, by whichever thread changed it, one call at a time and in order; no lock is held, so it
     /// may take the machine lock, and it may read and write registers.
     ///
@@ -76,11 +75,10 @@ impl Ahci {
     ///
     /// [`AhciError::Ports`].
     pub fn new(
-        config: AhciConfig,
+        ports: usize,
         memory: Arc<GuestMemory>,
         line: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, AhciError> {
-        let AhciConfig { ports, notify } = config;
         if !(1..=MAX_PORTS).contains(&ports) {
             return Err(AhciError::Ports(ports));
         }
@@ -93,7 +91,6 @@ impl Ahci {
                 ports: std::iter::repeat_with(Port::new).take(ports).collect(),
             }),
             doorbells: std::iter::repeat_with(Mutex::default).take(ports).collect(),
-            notify,
             line: Line::new(line),
             stats: AhciStats::default(),
         }))
@@ -151,9 +148,7 @@ impl Ahci {
         }
         if lock(&self.state).take_order(port, &order, commands) {
             self.stats.commands.add_from_any_thread(order.slots.count_ones().into());
-            if let Some(bell) = bell
-                && self.notify
-            {
+            if let Some(bell) = bell {
                 bell.schedule();
             }
         }

@@ -118,7 +118,7 @@ impl Drive {
             detaching: Cell::new(None),
         });
         let rung = Rc::clone(&drive);
-        let bell = event_loop.bottom_half(move || rung.take_turn());
+        let bell = event_loop.bottom_half(move || rung.begin_all());
         controller.set_bell(port, Some(bell.clone()));
         drive.bell.replace(Some(bell));
         controller.with_state(|state| state.set_drive(port, Some(info)));
@@ -152,12 +152,7 @@ impl Drive {
         }
     }
 
-    /// Begins the commands that doorbells have handed over. The loop calls it when one has rung; for
-    /// others it is of use where [`AhciConfig::notify`](super::AhciConfig::notify) is off.
-    pub fn take_turn(&self) {
-        self.event_loop.section(|| self.begin_all());
-    }
-
+    /// Begins the commands that doorbells have handed over.
     fn begin_all(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let me: Rc<dyn Completion> = me;

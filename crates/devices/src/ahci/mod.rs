@@ -20,7 +20,7 @@ mod port;
 mod regs;
 mod trim;
 
-pub use config::{AhciConfig, AhciError, DriveConfig};
+pub use config::{AhciError, DriveConfig};
 pub use controller::{Ahci, AhciStats};
 pub use drive::Drive;
 pub use regs::ABAR_SIZE;
