@@ -11,14 +11,18 @@ use nix::unistd::Pid;
 use crate::event_loop::{EventLoop, LoopConfig};
 use crate::handle::LoopHandle;
 use crate::ring::setup::{Chosen, SetupError};
+use crate::scheduling::Scheduling;
 
 /// How to start an I/O thread.
 #[derive(Debug, Clone, Default)]
 pub struct IoThreadConfig {
     /// The loop; its name is the thread's.
     pub event_loop: LoopConfig,
-    /// CPUs the thread may run on; empty means as its creator.
+    /// CPUs the thread may run on; empty means as its creator. The threads of its loop's pool take
+    /// after it in this, and in their scheduling.
     pub cpus: Vec<usize>,
+    /// How the thread is scheduled; `None` means as its creator.
+    pub scheduling: Option<Scheduling>,
 }
 
 /// A thread that runs an event loop. Dropping it stops and joins it (but on that very thread, where
@@ -36,6 +40,13 @@ pub enum SpawnError {
     Thread(io::Error),
     /// Its CPU affinity, by sched_setaffinity(2).
     Affinity(io::Error),
+    /// Its scheduling.
+    Scheduling {
+        /// The system call that failed.
+        call: &'static str,
+        /// Why.
+        error: io::Error,
+    },
     /// Its loop.
     Loop(SetupError),
 }
@@ -45,6 +56,7 @@ impl fmt::Display for SpawnError {
         match self {
             SpawnError::Thread(error) => write!(f, "clone failed: {error}"),
             SpawnError::Affinity(error) => write!(f, "sched_setaffinity failed: {error}"),
+            SpawnError::Scheduling { call, error } => write!(f, "{call} failed: {error}"),
             SpawnError::Loop(error) => error.fmt(f),
         }
     }
@@ -98,6 +110,10 @@ impl IoThread {
             }
             sched_setaffinity(Pid::from_raw(0), &set)
                 .map_err(|errno| SpawnError::Affinity(errno.into()))?;
+        }
+        if let Some(scheduling) = config.scheduling {
+            let failed = |(call, error)| SpawnError::Scheduling { call, error };
+            scheduling.apply().map_err(failed)?;
         }
         EventLoop::new(config.event_loop).map_err(SpawnError::Loop)
     }

@@ -324,7 +324,8 @@ fn e13_configurations_that_make_no_sense() {
     }
     for name in ["", "a\0b", "überlänge-überlänge-überlänge", "\n%s"] {
         let event_loop = LoopConfig { name: name.into(), ..LoopConfig::default() };
-        let thread = IoThread::spawn(IoThreadConfig { event_loop, cpus: vec![] }).unwrap();
+        let thread =
+            IoThread::spawn(IoThreadConfig { event_loop, ..IoThreadConfig::default() }).unwrap();
         thread.stop().unwrap();
     }
     for max_ns in [1, u64::MAX] {

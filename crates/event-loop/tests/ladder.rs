@@ -4,35 +4,17 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use common::*;
 use event_loop::sync::lock;
 use event_loop::{
     AlignedBuf, Engine, EventLoop, IoOp, IoThread, IoThreadConfig, LoopConfig, RingChoice,
-    RingFlags, SpawnError, Trigger,
+    RingFlags, Scheduling, SpawnError, Trigger,
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// Threads are counted: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// Runs `test` on a thread where these system calls fail with `errno`.
-fn denied<R: Send>(calls: &[nix::libc::c_long], errno: i32, test: impl FnOnce() -> R + Send) -> R {
-    let rules = calls.iter().map(|call| (*call, Vec::new())).collect::<BTreeMap<_, _>>();
-    let deny = SeccompAction::Errno(errno as u32);
-    let arch = std::env::consts::ARCH.try_into().unwrap();
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, deny, arch).unwrap();
-    let filter: BpfProgram = filter.try_into().unwrap();
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(move || {
-            seccompiler::apply_filter(&filter).unwrap();
-            test()
-        });
-        thread.join().unwrap()
-    })
-}
 
 fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -46,15 +28,15 @@ fn threads_named(name: &str) -> usize {
 
 fn born(name: &str, ring: RingChoice, cpus: Vec<usize>) -> Result<IoThread, SpawnError> {
     let event_loop = LoopConfig { name: name.into(), ring, ..LoopConfig::default() };
-    IoThread::spawn(IoThreadConfig { event_loop, cpus })
+    IoThread::spawn(IoThreadConfig { event_loop, cpus, scheduling: None })
 }
 
 #[test]
 fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
     let _alone = lock(&ALONE);
     let best = RingChoice::Exactly(RingFlags::BEST);
-    for errno in [nix::libc::ENOMEM, nix::libc::EPERM] {
-        let error = denied(&[nix::libc::SYS_io_uring_setup], errno, || {
+    for errno in [libc::ENOMEM, libc::EPERM] {
+        let error = denied(&[libc::SYS_io_uring_setup], errno, || {
             born("stillborn", best, vec![]).err().unwrap()
         });
         let SpawnError::Loop(setup) = &error else { panic!("{error}") };
@@ -65,21 +47,92 @@ fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
         // It was joined, and so is out of the list as soon as the kernel has got round to it.
         spin_until("the thread's end", || threads_named("stillborn") == 0);
     }
-    let error = denied(&[nix::libc::SYS_eventfd2], nix::libc::EMFILE, || {
+    let error = denied(&[libc::SYS_eventfd2], libc::EMFILE, || {
         born("stillborn", RingChoice::Epoll, vec![]).err().unwrap()
     });
     assert!(error.to_string().contains("eventfd"), "{error}");
-    let error = denied(&[nix::libc::SYS_epoll_create1], nix::libc::EMFILE, || {
+    let error = denied(&[libc::SYS_epoll_create1], libc::EMFILE, || {
         born("stillborn", RingChoice::Epoll, vec![]).err().unwrap()
     });
     assert!(error.to_string().contains("epoll_create1"), "{error}");
     spin_until("the thread's end", || threads_named("stillborn") == 0);
 }
 
+fn scheduled(scheduling: Scheduling) -> Result<IoThread, SpawnError> {
+    let event_loop =
+        LoopConfig { name: "scheduled".into(), ring: RingChoice::Epoll, ..LoopConfig::default() };
+    let scheduling = Some(scheduling);
+    IoThread::spawn(IoThreadConfig { event_loop, cpus: vec![], scheduling })
+}
+
+/// Class, real-time priority and niceness of the calling thread, proc_pid_stat(5).
+fn current_scheduling() -> [i32; 3] {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    // The third field follows the name, which may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    [41, 40, 19].map(|field: usize| fields[field - 3].parse().unwrap())
+}
+
+#[test]
+fn e4_scheduling_comes_from_the_options() {
+    let _alone = lock(&ALONE);
+    let real_time = [
+        (Scheduling::Fifo { priority: 3 }, [libc::SCHED_FIFO, 3, 0]),
+        (Scheduling::RoundRobin { priority: 99 }, [libc::SCHED_RR, 99, 0]),
+    ];
+    let for_all = [
+        (Scheduling::Other { nice: 7 }, [libc::SCHED_OTHER, 0, 7]),
+        (Scheduling::Batch { nice: 19 }, [libc::SCHED_BATCH, 0, 19]),
+        (Scheduling::Idle, [libc::SCHED_IDLE, 0, current_scheduling()[2]]),
+    ];
+    for (scheduling, [class, priority, nice]) in real_time.into_iter().chain(for_all) {
+        let thread = match scheduled(scheduling) {
+            Ok(thread) => thread,
+            // Not everybody may.
+            Err(SpawnError::Scheduling { call: "sched_setscheduler", error })
+                if priority > 0 && error.raw_os_error() == Some(libc::EPERM) =>
+            {
+                continue;
+            }
+            Err(error) => panic!("{scheduling:?}: {error}"),
+        };
+        let (sender, receiver) = std::sync::mpsc::channel();
+        thread.handle().spawn(move |_| sender.send(current_scheduling()).unwrap()).unwrap();
+        let found = receiver.recv_timeout(LOST).unwrap();
+        assert_eq!(found[..2], [class, priority], "{scheduling:?}");
+        assert!(priority > 0 || found[2] == nice, "{scheduling:?}: {found:?}");
+        thread.stop().unwrap();
+    }
+}
+
+#[test]
+fn e4_scheduling_that_is_not_to_be_had_is_an_error_and_leaves_no_thread() {
+    let _alone = lock(&ALONE);
+    for (scheduling, name, number) in [
+        (Scheduling::Fifo { priority: 0 }, "sched_setscheduler", libc::SYS_sched_setscheduler),
+        (Scheduling::RoundRobin { priority: 100 }, "sched_setscheduler", 0),
+        (Scheduling::Other { nice: 20 }, "setpriority", libc::SYS_setpriority),
+        (Scheduling::Batch { nice: -21 }, "setpriority", 0),
+    ] {
+        let fails = |scheduling, errno| {
+            let error = scheduled(scheduling).err().unwrap();
+            let SpawnError::Scheduling { call, error: why } = &error else { panic!("{error}") };
+            assert_eq!((*call, why.raw_os_error()), (name, Some(errno)));
+            assert!(error.to_string().starts_with(&format!("{name} failed: ")), "{error}");
+        };
+        fails(scheduling, libc::EINVAL);
+        if number != 0 {
+            let valid = Scheduling::Other { nice: 19 };
+            denied(&[number], libc::EPERM, || fails(valid, libc::EPERM));
+        }
+    }
+    spin_until("the thread's end", || threads_named("scheduled") == 0);
+}
+
 #[test]
 fn e4_name_and_cpus_come_from_the_options() {
     let _alone = lock(&ALONE);
-    for cpu in [nix::libc::CPU_SETSIZE as usize, 1_000_000, 1023] {
+    for cpu in [libc::CPU_SETSIZE as usize, 1_000_000, 1023] {
         let error = born("nowhere", RingChoice::Epoll, vec![cpu]).err().unwrap();
         assert!(matches!(&error, SpawnError::Affinity(_)), "{error}");
         assert!(error.to_string().contains("sched_setaffinity"), "{error}");
@@ -119,8 +172,8 @@ fn works(event_loop: &EventLoop) {
 #[test]
 fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
     let _alone = lock(&ALONE);
-    for errno in [nix::libc::EPERM, nix::libc::ENOSYS, nix::libc::EACCES] {
-        denied(&[nix::libc::SYS_io_uring_setup], errno, || {
+    for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
+        denied(&[libc::SYS_io_uring_setup], errno, || {
             let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
             assert_eq!(event_loop.ring().flags, None);
             assert_eq!(event_loop.ring().refused, [(RingFlags::BEST, errno)]);
@@ -160,8 +213,8 @@ fn e5_where_nothing_can_be_registered_the_ring_goes_unrestricted() {
 #[test]
 fn e5_without_epoll_pwait2_the_loop_still_runs() {
     let _alone = lock(&ALONE);
-    let calls = [nix::libc::SYS_io_uring_setup, nix::libc::SYS_epoll_pwait2];
-    denied(&calls, nix::libc::ENOSYS, || {
+    let calls = [libc::SYS_io_uring_setup, libc::SYS_epoll_pwait2];
+    denied(&calls, libc::ENOSYS, || {
         works(&EventLoop::new(LoopConfig::default()).unwrap());
     });
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -16,6 +17,7 @@ use event_loop::{
     EventLoop, Handler, IoBufs, IoTarget, LoopConfig, PollParams, Progress, RingChoice, RingFlags,
     TaskRun,
 };
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// How long anything may take before a test calls it lost.
 pub(crate) const LOST: Duration = Duration::from_secs(20);
@@ -102,6 +104,26 @@ pub(crate) fn spin_until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(started.elapsed() < LOST, "LOST: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Runs `test` on a thread where these system calls fail with `errno`.
+pub(crate) fn denied<R: Send>(
+    calls: &[nix::libc::c_long],
+    errno: i32,
+    test: impl FnOnce() -> R + Send,
+) -> R {
+    let rules = calls.iter().map(|call| (*call, Vec::new())).collect::<BTreeMap<_, _>>();
+    let deny = SeccompAction::Errno(errno as u32);
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, deny, arch).unwrap();
+    let filter: BpfProgram = filter.try_into().unwrap();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            seccompiler::apply_filter(&filter).unwrap();
+            test()
+        });
+        thread.join().unwrap()
+    })
 }
 
 /// A file that has no name any more, with this content.
