@@ -35,6 +35,13 @@ impl BlockingOp {
         }
     }
 
+    /// An operation that fails and does no harm.
+    #[cfg(test)]
+    pub(crate) fn nothing() -> Self {
+        let op = IoOp::Fsync { data_only: true };
+        BlockingOp { fd: -1, op, segments: std::ptr::null(), count: 0 }
+    }
+
     /// Does it. A count, or a negated errno.
     pub(crate) fn run(&self) -> i32 {
         loop {

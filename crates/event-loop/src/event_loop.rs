@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
@@ -15,6 +15,7 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::deferred::{Deferred, DeferredCall};
 use crate::handle::{LoopHandle, Message, Shared};
 use crate::handlers::{Entry, Handler, HandlerId, Handlers, Trigger};
+use crate::linux_aio::LinuxAio;
 use crate::op::{Engine, FileInner, IoOp, IoTarget, LoopFile};
 use crate::polling::Poller;
 use crate::polling::policy::PollParams;
@@ -36,8 +37,8 @@ pub struct LoopConfig {
     pub name: String,
     /// io_uring with which flags, or epoll.
     pub ring: RingChoice,
-    /// Operations handed to the ring with one system call at most (QEMU's `aio-max-batch`); more
-    /// wait for the next one. 1 to 32768.
+    /// Operations handed to the kernel with one system call at most (QEMU's `aio-max-batch`): by the
+    /// ring, where more wait for the next one, and by Linux AIO. 1 to 32768.
     pub entries: u32,
     /// Completions that find room in the ring before the kernel sets them aside, which costs it
     /// memory and the loop a call to fetch them: from `entries` to 65536. 0: eight times `entries`,
@@ -90,8 +91,14 @@ pub(crate) struct Inner {
     pub(crate) poller: Poller,
     pub(crate) pool: RefCell<Option<ThreadPool>>,
     pool_config: ThreadPoolConfig,
-    /// Operations with the thread pool.
+    /// Operations for the thread pool, given to it all at once.
+    pub(crate) pool_jobs: RefCell<Vec<Job>>,
+    /// Operations with the thread pool, or for it.
     pub(crate) with_pool: Cell<usize>,
+    /// Linux AIO, once it has been used.
+    pub(crate) aio: OnceCell<LinuxAio>,
+    /// See [`LoopConfig::entries`].
+    pub(crate) max_batch: u32,
     /// Lists reused between iterations.
     pub(crate) polled: RefCell<Vec<(SlotId, Rc<Entry>)>>,
     pub(crate) reaped: RefCell<Vec<Completion>>,
@@ -160,7 +167,10 @@ impl EventLoop {
             poller: Poller::new(config.poll, keep_sources),
             pool: RefCell::new(None),
             pool_config: config.thread_pool,
+            pool_jobs: RefCell::default(),
             with_pool: Cell::new(0),
+            aio: OnceCell::new(),
+            max_batch: entries,
             polled: RefCell::default(),
             reaped: RefCell::new(Vec::with_capacity(REAP_BATCH)),
             messages: RefCell::default(),
@@ -173,6 +183,10 @@ impl EventLoop {
             deaf: Cell::new(None),
         }));
         event_loop.arm_wake();
+        if config.thread_pool.min > 0 {
+            let started = event_loop.with_thread_pool(|pool| pool.start_minimum());
+            started.map_err(|error| SetupError { call: "clone", error })?;
+        }
         Ok(event_loop)
     }
 
@@ -232,7 +246,9 @@ impl EventLoop {
 
     /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
     ///
-    /// Submitted with the loop's next system call. The loop keeps file and memory until the
+    /// Submitted with the loop's next system call. What the engine cannot do goes to the thread
+    /// pool, and so does all that was meant for a ring the loop does not have; where
+    /// [`Engine::Native`] is not to be had, the completion says why. The loop keeps file and memory until the
     /// completion, whatever the caller drops (contract E8). A loop that has begun to
     /// [shut down](Self::shut_down) answers `-ECANCELED`; an offset beyond 2^63 - 1 gets `-EINVAL`.
     pub fn submit(
@@ -262,22 +278,27 @@ impl EventLoop {
             }
             _ => None,
         };
-        if ring_op.is_none() {
-            in_flight.engine = Engine::Threads;
-        }
+        let engine = match (engine, refused) {
+            (Engine::Native, None) => self.native_engine(&op),
+            (Engine::Uring, None) if ring_op.is_some() => Ok(Engine::Uring),
+            (_, None) => Ok(Engine::Threads),
+            (_, Some(errno)) => Err(errno),
+        };
+        in_flight.engine = engine.unwrap_or(Engine::Threads);
         let id = self.0.slots.borrow_mut().insert(in_flight);
-        match (ring_op, refused) {
-            (Some(op), _) => self.push(op, UserData::Op(id)),
-            (None, None) => self.submit_to_pool(id),
-            (None, Some(errno)) => {
-                self.stats().submitted.add(1);
-                self.refuse(UserData::Op(id).pack(), errno);
-            }
+        if let Some(op) = ring_op {
+            return self.push(op, UserData::Op(id));
+        }
+        self.stats().submitted.add(1);
+        match engine {
+            Ok(Engine::Native) => self.submit_native(id),
+            Ok(_) => self.submit_to_pool(id),
+            Err(errno) => self.refuse(UserData::Op(id).pack(), errno),
         }
     }
 
     /// Completes an operation with an error, in the next iteration.
-    fn refuse(&self, user_data: u64, errno: i32) {
+    pub(crate) fn refuse(&self, user_data: u64, errno: i32) {
         let completion = Completion { user_data, result: -errno, more: false };
         self.0.refused.borrow_mut().push_back(completion);
     }
@@ -307,25 +328,37 @@ impl EventLoop {
         }
     }
 
-    fn submit_to_pool(&self, id: SlotId) {
-        let slots = self.0.slots.borrow();
-        let Some(in_flight) = slots.get(id) else { return };
+    /// Queues an operation that is in its slot for the thread pool.
+    pub(crate) fn submit_to_pool(&self, id: SlotId) {
+        let mut slots = self.0.slots.borrow_mut();
+        let Some(in_flight) = slots.get_mut(id) else { return };
+        in_flight.engine = Engine::Threads;
         let job = Job { op: BlockingOp::new(in_flight), user_data: UserData::Op(id).pack() };
-        drop(slots);
-        self.stats().submitted.add(1);
+        self.0.pool_jobs.borrow_mut().push(job);
+        self.0.with_pool.set(self.0.with_pool.get() + 1);
+    }
+
+    /// Gives the thread pool what is queued for it.
+    pub(crate) fn start_jobs(&self) {
+        let mut jobs = self.0.pool_jobs.borrow_mut();
+        if jobs.is_empty() {
+            return;
+        }
+        if let Err(error) = self.with_thread_pool(|pool| pool.submit(&mut jobs)) {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            self.0.with_pool.set(self.0.with_pool.get() - jobs.len());
+            jobs.drain(..).for_each(|job| self.refuse(job.user_data, errno));
+        }
+    }
+
+    fn with_thread_pool<R>(&self, body: impl FnOnce(&ThreadPool) -> R) -> R {
         let mut pool = self.0.pool.borrow_mut();
-        let pool = pool.get_or_insert_with(|| {
+        body(pool.get_or_insert_with(|| {
             let handle = self.handle();
             ThreadPool::new(&self.0.shared.name, self.0.pool_config, move |user_data, result| {
                 handle.send_pool_result(user_data, result);
             })
-        });
-        match pool.submit(job) {
-            Ok(()) => self.0.with_pool.set(self.0.with_pool.get() + 1),
-            Err((job, error)) => {
-                self.refuse(job.user_data, error.raw_os_error().unwrap_or(libc::EAGAIN));
-            }
-        }
+        }))
     }
 
     /// Operations that were submitted and whose completion has not come, armed polls included.

@@ -140,6 +140,8 @@ impl EventLoop {
         if !self.0.backlog.borrow().is_empty() {
             self.refill();
         }
+        self.submit_aio();
+        self.start_jobs();
         if self.0.handlers.borrow().must_arm() && !self.0.closing.get() {
             loop {
                 let next = self.0.handlers.borrow_mut().take_arming();
@@ -196,7 +198,7 @@ impl EventLoop {
         any || refused > 0
     }
 
-    fn dispatch_completion(&self, completion: Completion) {
+    pub(crate) fn dispatch_completion(&self, completion: Completion) {
         let Completion { user_data, result, more } = completion;
         if !more {
             self.stats().completed.add(1);

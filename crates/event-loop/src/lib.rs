@@ -15,6 +15,7 @@ mod handlers;
 mod inbox;
 mod io_thread;
 mod iteration;
+mod linux_aio;
 pub mod oneshot;
 mod op;
 pub mod polling;

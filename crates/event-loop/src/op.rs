@@ -57,6 +57,9 @@ pub enum IoOp {
 pub enum Engine {
     /// The loop's ring.
     Uring,
+    /// Linux AIO, for files opened with `O_DIRECT`: on others the loop waits for the disk as it
+    /// submits. What there is no command for goes to the thread pool.
+    Native,
     /// The loop's thread pool, with blocking system calls.
     Threads,
 }

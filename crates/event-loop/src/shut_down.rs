@@ -70,11 +70,15 @@ impl EventLoop {
             self.stats().iterations.add(1);
             self.arm_and_refill();
             let with_pool = self.0.with_pool.get() as u64;
+            let with_aio = self.with_aio();
             let refused = self.0.refused.borrow().len() as u64;
-            if self.in_flight() > with_pool + refused {
+            if self.in_flight() > with_pool + with_aio + refused {
                 // What has not been submitted yet may be what ends the rest.
                 let more = refused > 0 || !self.0.backlog.borrow().is_empty();
                 self.enter(if more { Wait::No } else { Wait::Forever })?;
+            } else if with_aio > 0 {
+                // Nothing of it can be cancelled; the eventfd that announces it is watched no more.
+                self.wait_for_aio()?;
             } else {
                 // Only pool threads are left, and the wake-up poll is gone: they answer by the
                 // inbox, and closing the pool waits for them.
@@ -91,13 +95,15 @@ impl Drop for Inner {
     /// the ring fails, never (contract E8).
     fn drop(&mut self) {
         drop(self.pool.take());
+        // Waits for what the kernel has of it.
+        drop(self.aio.take());
         drop(self.shared.inbox.close());
         let slots = self.slots.get_mut();
         let ring = self.ring.get_mut();
         let backlog = self.backlog.get_mut();
         for id in slots.ids() {
-            if slots.get(id).is_some_and(|op| op.engine == Engine::Threads) {
-                // Pool threads have been joined above; what they did is done.
+            if slots.get(id).is_some_and(|op| op.engine != Engine::Uring) {
+                // Pool threads have been joined above, and AIO has ended; what they did is done.
                 drop(slots.remove(id));
             } else {
                 let cancel = RingOp::Cancel { user_data: UserData::Op(id).pack() };

@@ -98,6 +98,11 @@ impl Slots {
         if slot.generation == id.generation { slot.content.as_ref() } else { None }
     }
 
+    pub(crate) fn get_mut(&mut self, id: SlotId) -> Option<&mut InFlight> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation == id.generation { slot.content.as_mut() } else { None }
+    }
+
     /// Takes an operation out: its completion has come. `None` for a completion that belongs to
     /// nobody.
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<InFlight> {

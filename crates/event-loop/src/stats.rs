@@ -12,7 +12,10 @@ pub struct LoopStats {
     pub iterations: Counter,
     /// Calls of io_uring_enter (or epoll_pwait2): at most one per iteration (contract E6).
     pub enters: Counter,
-    /// Those that were allowed to sleep.
+    /// Calls of io_submit, of Linux AIO: at most one per iteration, unless more was queued than
+    /// [`LoopConfig::entries`](crate::LoopConfig::entries).
+    pub aio_submits: Counter,
+    /// Enters that were allowed to sleep.
     pub sleeps: Counter,
     /// Times that another thread had to wake the loop: at most one per sleep (contract E1).
     pub wakes: Counter,

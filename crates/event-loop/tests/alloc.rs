@@ -27,6 +27,7 @@ struct Device {
 }
 
 const DEPTH: u32 = 32;
+const ENTRIES: u32 = 16;
 
 impl Device {
     fn submit(&self, token: u32, bufs: IoBufs) {
@@ -62,10 +63,14 @@ fn steady_state_allocates_nothing_and_enters_at_most_once_per_iteration() {
     for ((name, ring), poll) in
         rings().into_iter().flat_map(|ring| polling.map(|poll| (ring, poll)))
     {
-        for engine in [Engine::Uring, Engine::Threads] {
-            let event_loop =
-                EventLoop::new(LoopConfig { ring, poll, entries: 16, ..LoopConfig::default() })
-                    .unwrap();
+        for engine in [Engine::Uring, Engine::Native, Engine::Threads] {
+            let event_loop = EventLoop::new(LoopConfig {
+                ring,
+                poll,
+                entries: ENTRIES,
+                ..LoopConfig::default()
+            })
+            .unwrap();
             let _watchdog = Watchdog::new(name);
             let file = event_loop.register_file(tempfile(&[1; 4096 * DEPTH as usize]));
             let device = Rc::new_cyclic(|me| Device {
@@ -93,6 +98,7 @@ fn steady_state_allocates_nothing_and_enters_at_most_once_per_iteration() {
             run(4000);
             let stats = event_loop.stats();
             let before = (stats.iterations.get(), stats.enters.get(), edge.calls.get());
+            let aio_before = stats.aio_submits.get();
             let allocated_before = allocations();
             run(4000);
             let allocated = allocations() - allocated_before;
@@ -100,8 +106,15 @@ fn steady_state_allocates_nothing_and_enters_at_most_once_per_iteration() {
                 (stats.iterations.get() - before.0, stats.enters.get() - before.1);
             assert!(edge.calls.get() > before.2 && level.calls.get() > 0);
             assert!(enters <= iterations, "{name}: {enters} calls in {iterations} iterations");
+            let aio = stats.aio_submits.get() - aio_before;
+            let most = iterations * u64::from(DEPTH / ENTRIES);
+            assert!(
+                aio <= most && (aio > 0) == (engine == Engine::Native),
+                "{name}: {aio} submits"
+            );
             // A pool may start another thread at any time, which takes memory.
-            let most = if engine == Engine::Threads || name == "epoll" { 4 * 64 } else { 0 };
+            let pool = engine == Engine::Threads || (name == "epoll" && engine == Engine::Uring);
+            let most = if pool { 4 * 64 } else { 0 };
             assert!(allocated <= most, "{name}, {engine:?}: {allocated} allocations");
             device.running.set(false);
             event_loop.shut_down().unwrap();

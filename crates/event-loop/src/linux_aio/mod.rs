@@ -1,0 +1,318 @@
+//! Linux AIO, `aio=native`: an engine for files opened with `O_DIRECT`, with batched submission and
+//! completions that an eventfd announces.
+//!
+//! What an iteration queues is submitted before it waits, in order, with one io_submit(2) unless
+//! there is more of it than a batch holds. Completions are read from the ring that the kernel maps
+//! into the process, without a system call; so the loop can poll it. The eventfd is watched as any
+//! other source, and never read: each completion is an event, whatever the counter says.
+
+#![allow(unsafe_code)]
+
+mod abi;
+mod context;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use self::abi::Iocb;
+use self::context::Context;
+use crate::event_loop::{EventLoop, Inner, REAP_BATCH};
+use crate::handlers::{Handler, Progress, Trigger};
+use crate::op::{Engine, IoOp};
+use crate::ring::Completion;
+use crate::ring::setup::SetupError;
+use crate::slots::{SlotId, UserData};
+
+/// Operations with the kernel at once. All contexts of a machine share `fs.aio-max-nr`, 65536 by
+/// default, which this is counted against.
+const CAPACITY: u32 = 1024;
+
+/// A loop's context, and what it holds.
+pub(crate) struct LinuxAio {
+    context: Context,
+    notify: Arc<OwnedFd>,
+    queue: RefCell<Queue>,
+    /// Most operations per io_submit(2).
+    max_batch: usize,
+    /// Operations that the kernel has and that were not reaped.
+    in_kernel: Cell<u32>,
+    /// The kernel has refused to sync: before Linux 4.18 it did.
+    no_fsync: Cell<bool>,
+}
+
+struct Queue {
+    waiting: VecDeque<Iocb>,
+    /// The list that io_submit(2) takes, for its capacity.
+    batch: Vec<*mut Iocb>,
+}
+
+/// What became of a submission.
+enum Submitted {
+    /// There is nothing left to submit now: what waits does so until something completes.
+    Done,
+    /// The oldest operation was refused with this errno and is out of the queue.
+    Refused(u64, i32),
+}
+
+impl LinuxAio {
+    fn new(max_batch: u32) -> Result<Self, SetupError> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let notify = EventFd::from_flags(flags)
+            .map_err(|errno| SetupError { call: "eventfd", error: errno.into() })?;
+        let context =
+            Context::new(CAPACITY).map_err(|error| SetupError { call: "io_setup", error })?;
+        let max_batch = max_batch.clamp(1, CAPACITY) as usize;
+        let queue = Queue {
+            waiting: VecDeque::with_capacity(CAPACITY as usize),
+            batch: Vec::with_capacity(max_batch),
+        };
+        Ok(LinuxAio {
+            context,
+            notify: Arc::new(notify.into()),
+            queue: RefCell::new(queue),
+            max_batch,
+            in_kernel: Cell::new(0),
+            no_fsync: Cell::new(false),
+        })
+    }
+
+    /// Operations queued or with the kernel.
+    fn in_flight(&self) -> u64 {
+        self.queue.borrow().waiting.len() as u64 + u64::from(self.in_kernel.get())
+    }
+
+    /// Submits what fits, counting calls by `called`.
+    fn submit(&self, called: impl Fn()) -> Submitted {
+        let Queue { waiting, batch } = &mut *self.queue.borrow_mut();
+        loop {
+            let room = CAPACITY.saturating_sub(self.in_kernel.get()) as usize;
+            batch.clear();
+            let most = room.min(self.max_batch);
+            batch.extend(waiting.iter_mut().take(most).map(std::ptr::from_mut));
+            if batch.is_empty() {
+                return Submitted::Done;
+            }
+            called();
+            // SAFETY: the pointers lead into `waiting`, which stays as it is during the call; what
+            // the operations name is owned by their slots (`slots.rs`) until the completion.
+            match unsafe { self.context.submit(batch) } {
+                Ok(taken) => {
+                    waiting.drain(..taken);
+                    self.in_kernel.set(self.in_kernel.get() + taken as u32);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Again when something has completed; if nothing will, the submitter is told.
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && self.in_kernel.get() > 0 =>
+                {
+                    return Submitted::Done;
+                }
+                Err(error) => {
+                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                    match waiting.pop_front() {
+                        Some(iocb) => return Submitted::Refused(iocb.data, errno),
+                        None => return Submitted::Done,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what has completed; with `wait`, at least one if anything is in flight.
+    fn reap(&self, into: &mut Vec<Completion>, wait: bool) -> io::Result<()> {
+        let before = into.len();
+        let result = if wait && self.in_kernel.get() > 0 && !self.context.has_completions() {
+            self.context.wait(into)
+        } else {
+            self.context.reap(into)
+        };
+        let reaped = (into.len() - before) as u32;
+        self.in_kernel.set(self.in_kernel.get().saturating_sub(reaped));
+        result
+    }
+}
+
+/// The eventfd's handler.
+struct Completions(Weak<Inner>);
+
+impl Handler for Completions {
+    fn ready(&self, _events: u32) -> Progress {
+        let Some(inner) = self.0.upgrade() else { return Progress::Done };
+        EventLoop(inner).dispatch_aio()
+    }
+
+    fn can_poll(&self) -> bool {
+        self.0
+            .upgrade()
+            .is_some_and(|inner| inner.aio.get().is_some_and(|aio| aio.context.has_ring()))
+    }
+
+    fn poll(&self) -> bool {
+        self.0
+            .upgrade()
+            .is_some_and(|inner| inner.aio.get().is_some_and(|aio| aio.context.has_completions()))
+    }
+}
+
+impl EventLoop {
+    /// Readies the loop for [`Engine::Native`], which the first operation does otherwise: so an
+    /// error can be told before there is one. Once is enough.
+    ///
+    /// # Errors
+    ///
+    /// Those of io_setup(2) and eventfd(2): `ENOSYS` from a kernel without Linux AIO, `EAGAIN` when
+    /// all contexts of the machine together would exceed `/proc/sys/fs/aio-max-nr`.
+    pub fn set_up_linux_aio(&self) -> Result<(), SetupError> {
+        if self.0.aio.get().is_none() {
+            let aio = LinuxAio::new(self.0.max_batch)?;
+            let handler = Rc::new(Completions(Rc::downgrade(&self.0)));
+            let events = libc::POLLIN as u32;
+            self.add_handler(aio.notify.clone(), events, Trigger::Edge, handler);
+            // There is none: nothing above could have set one.
+            let _ = self.0.aio.set(aio);
+        }
+        Ok(())
+    }
+
+    /// Which engine carries out `op` when Linux AIO was asked for; an error where there is none.
+    pub(crate) fn native_engine(&self, op: &IoOp) -> Result<Engine, i32> {
+        if !abi::takes(op) {
+            return Ok(Engine::Threads);
+        }
+        self.set_up_linux_aio()
+            .map_err(|error| error.error.raw_os_error().unwrap_or(libc::ENOSYS))?;
+        let no_fsync = self.0.aio.get().is_some_and(|aio| aio.no_fsync.get());
+        let is_fsync = matches!(op, IoOp::Fsync { .. });
+        Ok(if is_fsync && no_fsync { Engine::Threads } else { Engine::Native })
+    }
+
+    /// Queues an operation that is in its slot.
+    pub(crate) fn submit_native(&self, id: SlotId) {
+        let slots = self.0.slots.borrow();
+        let (Some(aio), Some(in_flight)) = (self.0.aio.get(), slots.get(id)) else { return };
+        let user_data = UserData::Op(id).pack();
+        match Iocb::new(in_flight, user_data, aio.notify.as_raw_fd()) {
+            Some(iocb) => aio.queue.borrow_mut().waiting.push_back(iocb),
+            None => self.refuse(user_data, libc::EINVAL),
+        }
+    }
+
+    /// Hands over what is queued.
+    pub(crate) fn submit_aio(&self) {
+        let Some(aio) = self.0.aio.get() else { return };
+        while let Submitted::Refused(user_data, errno) =
+            aio.submit(|| self.stats().aio_submits.add(1))
+        {
+            let sync = match UserData::unpack(user_data) {
+                UserData::Op(id) if errno == libc::EINVAL => {
+                    let slots = self.0.slots.borrow();
+                    let is_fsync = |op: &IoOp| matches!(op, IoOp::Fsync { .. });
+                    slots.get(id).filter(|op| is_fsync(&op.op)).map(|_| id)
+                }
+                _ => None,
+            };
+            match sync {
+                Some(id) => {
+                    aio.no_fsync.set(true);
+                    self.submit_to_pool(id);
+                }
+                None => self.refuse(user_data, errno),
+            }
+        }
+    }
+
+    /// Operations with Linux AIO.
+    pub(crate) fn with_aio(&self) -> u64 {
+        self.0.aio.get().map_or(0, LinuxAio::in_flight)
+    }
+
+    /// Dispatches what has completed, at most a batch of it (contract E11).
+    fn dispatch_aio(&self) -> Progress {
+        match self.reap_aio(false) {
+            Ok(reaped) if reaped == REAP_BATCH => Progress::More,
+            Ok(_) => Progress::Done,
+            Err(error) => {
+                // EINVAL and EFAULT, which would be our own fault: the operations stay in flight.
+                log::error!("{}: io_getevents failed: {error}", self.0.shared.name);
+                Progress::Done
+            }
+        }
+    }
+
+    /// Waits for completions, for a loop that shuts down, and dispatches them.
+    pub(crate) fn wait_for_aio(&self) -> io::Result<()> {
+        self.section(|| self.reap_aio(true)).map(drop)
+    }
+
+    fn reap_aio(&self, wait: bool) -> io::Result<usize> {
+        let Some(aio) = self.0.aio.get() else { return Ok(0) };
+        let mut reaped = self.0.reaped.take();
+        let result = aio.reap(&mut reaped, wait);
+        let count = reaped.len();
+        for completion in reaped.drain(..) {
+            self.dispatch_completion(completion);
+        }
+        self.0.reaped.replace(reaped);
+        result.map(|()| count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::{AlignedBuf, IoBufs};
+    use crate::event_loop::LoopConfig;
+    use crate::op::IoTarget;
+
+    struct Results(RefCell<Vec<i32>>);
+
+    impl IoTarget for Results {
+        fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
+            self.0.borrow_mut().push(result);
+        }
+    }
+
+    /// Reads from the page cache, done when io_submit returns: with the mapped ring, and without it,
+    /// as on a kernel whose ring is another.
+    #[test]
+    fn completions_are_taken_from_the_ring_or_else_by_a_call() {
+        // More than one io_getevents fetches.
+        const READS: u32 = 200;
+        let file = Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into());
+        for has_ring in [true, false] {
+            let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+            let mut aio = LinuxAio::new(256).unwrap();
+            assert!(aio.context.has_ring(), "this kernel's ring is the known one");
+            if !has_ring {
+                aio.context.forget_ring();
+            }
+            let handler = Rc::new(Completions(Rc::downgrade(&event_loop.0)));
+            let notify = aio.notify.clone();
+            event_loop.add_handler(notify, libc::POLLIN as u32, Trigger::Edge, handler.clone());
+            assert!(event_loop.0.aio.set(aio).is_ok());
+            assert_eq!((handler.can_poll(), handler.poll()), (has_ring, false));
+            let file = event_loop.register_file(Arc::clone(&file));
+            let results = Rc::new(Results(RefCell::default()));
+            let target: Rc<dyn IoTarget> = results.clone();
+            for token in 0..READS {
+                let bufs = AlignedBuf::io_bufs(16, 16).unwrap();
+                let read = IoOp::Read { offset: 0 };
+                event_loop.submit(&file, read, Engine::Native, bufs, &target, token);
+            }
+            event_loop.submit_aio();
+            assert_eq!(handler.poll(), has_ring, "seen without a system call");
+            assert_eq!(event_loop.with_aio(), READS.into());
+            while results.0.borrow().len() < READS as usize {
+                event_loop.run_once(true).unwrap();
+            }
+            assert!(results.0.borrow().iter().all(|result| *result == 16));
+            assert_eq!((handler.poll(), event_loop.with_aio()), (false, 0));
+        }
+    }
+}
