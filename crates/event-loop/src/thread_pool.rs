@@ -210,7 +210,9 @@ mod tests {
         let together = Arc::new(Barrier::new(all + 1));
         let there = together.clone();
         let config = ThreadPoolConfig { min, max: all };
-        let pool = ThreadPool::new("test", config, move |_, _| drop(there.wait()));
+        let pool = ThreadPool::new("test", config, move |_, _| {
+            there.wait();
+        });
         assert_eq!(alive(&pool), 0);
         pool.start_minimum().unwrap();
         assert_eq!(alive(&pool), min);
