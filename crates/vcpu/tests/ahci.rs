@@ -17,7 +17,7 @@ fn it_comes_up_and_tells_who_it_is() {
     })
     .unwrap();
     let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
-    let mut port = PortDriver::bring_up(&device, machine.memory(), 0, AREA).unwrap();
+    let mut port = PortDriver::bring_up(device.controller(), machine.memory(), 0, AREA).unwrap();
     let page = port.identify().unwrap();
     assert_eq!(u32::from_le_bytes(page[120..124].try_into().unwrap()), 1 << 21);
     assert_eq!(page.iter().fold(0u8, |sum, b| sum.wrapping_add(*b)), 0);
@@ -43,7 +43,7 @@ fn batches_of_reads_through_a_file() {
     })
     .unwrap();
     let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
-    let mut port = PortDriver::bring_up(&device, machine.memory(), 0, AREA).unwrap();
+    let mut port = PortDriver::bring_up(device.controller(), machine.memory(), 0, AREA).unwrap();
     let expected = std::fs::read(&path).unwrap();
     let size = AREA.request_size;
     for queued in [false, true] {
@@ -69,5 +69,5 @@ fn batches_of_reads_through_a_file() {
             }
         }
     }
-    assert!(device.ahci().stats().commands.get() >= 256);
+    assert!(device.controller().ahci.stats().commands.get() >= 256);
 }

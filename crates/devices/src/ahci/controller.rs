@@ -5,7 +5,6 @@
 //! [`BottomHalf::schedule`]). No lock is held while a request is submitted or the line's callback
 //! runs.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use guest_memory::GuestMemory;
 
 use super::command::{Command, Source};
 use super::config::{AhciError, DriveInfo};
+use super::line::Line;
 use super::port::{Link, Port};
 use super::regs::*;
 
@@ -354,47 +354,4 @@ fn pieces(offset: u64, size: usize) -> impl Iterator<Item = Piece> {
         let mask = (u32::MAX >> (32 - 8 * (last - first) as u32)) << shift;
         Some(Piece { register, mask, shift, bytes_before })
     })
-}
-
-/// The interrupt line. Its callback is called without any lock; that calls come one at a time and in
-/// order is the work of `turn`.
-struct Line {
-    callback: Box<dyn Fn(bool) + Send + Sync>,
-    level: AtomicBool,
-    turn: AtomicU8,
-}
-
-/// Nobody is calling; somebody is; somebody is, and has to look again.
-const IDLE: u8 = 0;
-const CALLING: u8 = 1;
-const AGAIN: u8 = 2;
-
-impl Line {
-    fn new(callback: impl Fn(bool) + Send + Sync + 'static) -> Self {
-        let (level, turn) = (AtomicBool::new(false), AtomicU8::new(IDLE));
-        Line { callback: Box::new(callback), level, turn }
-    }
-
-    /// Tells the level that `wanted` finds. Who comes while another thread, or this one further up,
-    /// is telling leaves it to that one to look once more.
-    fn update(&self, wanted: impl Fn() -> bool, raised: &Counter) {
-        if self.turn.swap(AGAIN, Ordering::AcqRel) != IDLE {
-            return;
-        }
-        loop {
-            self.turn.swap(CALLING, Ordering::AcqRel);
-            let level = wanted();
-            if self.level.swap(level, Ordering::AcqRel) != level {
-                if level {
-                    raised.add_from_any_thread(1);
-                }
-                (self.callback)(level);
-            }
-            let done =
-                self.turn.compare_exchange(CALLING, IDLE, Ordering::AcqRel, Ordering::Acquire);
-            if done.is_ok() {
-                return;
-            }
-        }
-    }
 }

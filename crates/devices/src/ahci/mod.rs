@@ -16,6 +16,7 @@ mod drive;
 mod finish;
 mod fis;
 mod identify;
+mod line;
 mod port;
 mod regs;
 mod trim;

@@ -1,0 +1,360 @@
+//! The driver's side of a port, on the thread that plays a vCPU.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use guest_memory::{GuestMemory, MemoryView};
+
+use super::device::Controller;
+use super::layout::{Command, PortArea};
+use super::{ata, reg};
+
+/// How long a command, or a step of bringing a port up, may take at most.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A command that failed: what the port shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// PxIS, error bits and all others.
+    pub is: u32,
+    /// PxTFD: error in bits 15:8, status in bits 7:0.
+    pub tfd: u32,
+    /// PxCI and PxSACT: what has not ended.
+    pub unfinished: u32,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Failure { is, tfd, unfinished } = self;
+        write!(f, "a command failed: PxIS {is:#x}, PxTFD {tfd:#x}, unfinished {unfinished:#x}")
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// The driver's side of a port, on the thread that plays a vCPU.
+pub struct PortDriver {
+    controller: Controller,
+    memory: Rc<MemoryView>,
+    port: usize,
+    area: PortArea,
+    /// What to do while waiting.
+    idle: Box<dyn Fn()>,
+    /// Slots on their way, and those of them that are queued commands.
+    issued: u32,
+    queued: u32,
+    interrupts: u64,
+}
+
+impl PortDriver {
+    /// A driver for port number `port`, its structures in `area`. While it waits for registers it
+    /// calls `idle`, such as [`std::thread::yield_now`].
+    pub fn new(
+        controller: &Controller,
+        memory: &Arc<GuestMemory>,
+        port: usize,
+        area: PortArea,
+        idle: impl Fn() + 'static,
+    ) -> PortDriver {
+        PortDriver {
+            controller: controller.clone(),
+            memory: MemoryView::new(memory.clone()),
+            port,
+            area,
+            idle: Box::new(idle),
+            issued: 0,
+            queued: 0,
+            interrupts: 0,
+        }
+    }
+
+    /// Brings a port up: [`new`](Self::new), AHCI and interrupts on, [`start`](Self::start).
+    ///
+    /// # Errors
+    ///
+    /// The area is not in memory, or the port does not answer.
+    pub fn bring_up(
+        controller: &Controller,
+        memory: &Arc<GuestMemory>,
+        port: usize,
+        area: PortArea,
+    ) -> Result<PortDriver> {
+        let mut driver = PortDriver::new(controller, memory, port, area, std::thread::yield_now);
+        driver.write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
+        driver.start()?;
+        Ok(driver)
+    }
+
+    /// Brings the port up: FIS reception, COMRESET, command list, its interrupts.
+    ///
+    /// # Errors
+    ///
+    /// The port does not answer.
+    pub fn start(&mut self) -> Result<()> {
+        self.stop_list()?;
+        for (register, value) in [(reg::PX_CLB, self.area.list()), (reg::PX_FB, self.area.rfis())] {
+            self.write(register, value as u32);
+            self.write(register + 4, (value >> 32) as u32);
+        }
+        self.write(reg::PX_CMD, reg::CMD_FRE);
+        self.comreset()?;
+        self.start_list();
+        self.write(reg::PX_IE, reg::IE_ALL);
+        Ok(())
+    }
+
+    /// Resets drive and link.
+    ///
+    /// # Errors
+    ///
+    /// The drive does not come back.
+    pub fn comreset(&mut self) -> Result<()> {
+        self.write(reg::PX_SCTL, 0x301);
+        self.write(reg::PX_SCTL, 0x300);
+        self.wait_for("the link", |port| port.read(reg::PX_SSTS) & 0xf == 3)?;
+        self.wait_for("the drive", |port| port.read(reg::PX_TFD) & 0x88 == 0)?;
+        self.write(reg::PX_SERR, u32::MAX);
+        self.write(reg::PX_IS, u32::MAX);
+        self.write_generic(reg::IS, 1 << self.port);
+        Ok(())
+    }
+
+    /// Stops the command list: what is on its way is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// It goes on running.
+    pub fn stop_list(&mut self) -> Result<()> {
+        let cmd = self.read(reg::PX_CMD);
+        self.write(reg::PX_CMD, cmd & !reg::CMD_ST);
+        self.wait_for("the list's end", |port| port.read(reg::PX_CMD) & reg::CMD_CR == 0)?;
+        (self.issued, self.queued) = (0, 0);
+        Ok(())
+    }
+
+    /// Starts the command list.
+    pub fn start_list(&mut self) {
+        let cmd = self.read(reg::PX_CMD);
+        self.write(reg::PX_CMD, cmd | reg::CMD_ST);
+    }
+
+    /// Recovers from a failed command as AHCI 1.3.1, 6.2.2.1, has it.
+    ///
+    /// # Errors
+    ///
+    /// As [`stop_list`](Self::stop_list).
+    pub fn recover(&mut self) -> Result<()> {
+        self.stop_list()?;
+        self.write(reg::PX_SERR, u32::MAX);
+        self.write(reg::PX_IS, u32::MAX);
+        self.write_generic(reg::IS, 1 << self.port);
+        self.start_list();
+        Ok(())
+    }
+
+    fn wait_for(&self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let limit = Instant::now() + LIMIT;
+        while !done(self) {
+            ensure!(Instant::now() < limit, "AHCI port {}: {what} does not come", self.port);
+            (self.idle)();
+        }
+        Ok(())
+    }
+
+    /// Reads one of the port's registers.
+    pub fn read(&self, register: u64) -> u32 {
+        let port = reg::PORTS + reg::PORT_SIZE * self.port as u64;
+        self.controller.ahci.mmio_read(port + register, 4) as u32
+    }
+
+    /// Writes one of the port's registers.
+    pub fn write(&self, register: u64, value: u32) {
+        let port = reg::PORTS + reg::PORT_SIZE * self.port as u64;
+        self.controller.ahci.mmio_write(port + register, 4, value.into());
+    }
+
+    /// Reads one of the controller's registers.
+    pub fn read_generic(&self, register: u64) -> u32 {
+        self.controller.ahci.mmio_read(register, 4) as u32
+    }
+
+    /// Writes one of the controller's registers.
+    pub fn write_generic(&self, register: u64, value: u32) {
+        self.controller.ahci.mmio_write(register, 4, value.into());
+    }
+
+    /// Where its structures are.
+    pub fn area(&self) -> &PortArea {
+        &self.area
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &Rc<MemoryView> {
+        &self.memory
+    }
+
+    /// Slots with a command on its way.
+    pub fn issued(&self) -> u32 {
+        self.issued
+    }
+
+    /// How often the interrupt line was seen to go up.
+    pub fn interrupts(&self) -> u64 {
+        self.interrupts
+    }
+
+    /// Puts a command with `len` bytes of data, at the slot's own place, into a slot.
+    ///
+    /// # Errors
+    ///
+    /// The data is longer than [`PortArea::request_size`].
+    pub fn prepare(&mut self, slot: u8, command: &Command, len: u32) -> Result<()> {
+        ensure!(len <= self.area.request_size, "{len} bytes are too long for a slot");
+        let prd = (self.area.data(slot), len);
+        self.prepare_prdt(slot, command, if len == 0 { &[] } else { std::slice::from_ref(&prd) })
+    }
+
+    /// Puts a command into a slot, its data in pieces `(address, length)`.
+    ///
+    /// # Errors
+    ///
+    /// There are more pieces than a table has room for.
+    pub fn prepare_prdt(&mut self, slot: u8, command: &Command, prds: &[(u64, u32)]) -> Result<()> {
+        let room = (PortArea::TABLE_SIZE - PortArea::PRDT_AT) / 16;
+        ensure!(prds.len() as u64 <= room, "{} pieces are too many", prds.len());
+        let table = self.area.table(slot);
+        self.memory.write_bytes(table, &command.fis())?;
+        for (at, (addr, len)) in (table + PortArea::PRDT_AT..).step_by(16).zip(prds) {
+            let mut entry = [0; 16];
+            entry[..8].copy_from_slice(&addr.to_le_bytes());
+            entry[12..].copy_from_slice(&len.wrapping_sub(1).to_le_bytes());
+            self.memory.write_bytes(at, &entry)?;
+        }
+        let flags = 5 | u16::from(command.write) << 6;
+        let mut header = [0; 32];
+        header[..2].copy_from_slice(&flags.to_le_bytes());
+        header[2..4].copy_from_slice(&(prds.len() as u16).to_le_bytes());
+        header[8..16].copy_from_slice(&table.to_le_bytes());
+        self.memory.write_bytes(self.area.list() + 32 * u64::from(slot), &header)?;
+        let bit = 1 << slot;
+        self.queued = if command.is_queued() { self.queued | bit } else { self.queued & !bit };
+        Ok(())
+    }
+
+    /// Rings the doorbell: the commands in these slots are to be done.
+    pub fn ring(&mut self, slots: u32) {
+        let queued = slots & self.queued;
+        if queued != 0 {
+            self.write(reg::PX_SACT, queued);
+        }
+        self.issued |= slots;
+        self.write(reg::PX_CI, slots);
+    }
+
+    /// The slots whose commands have ended since the last time, by polling.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`].
+    pub fn poll(&mut self) -> Result<u32> {
+        let is = self.read(reg::PX_IS);
+        if is & reg::IS_ERRORS != 0 {
+            let unfinished = self.read(reg::PX_CI) | self.read(reg::PX_SACT);
+            bail!(Failure { is, tfd: self.read(reg::PX_TFD), unfinished });
+        }
+        Ok(self.reap())
+    }
+
+    fn reap(&mut self) -> u32 {
+        let mut running = self.read(reg::PX_CI);
+        if self.issued & self.queued != 0 {
+            running |= self.read(reg::PX_SACT);
+        }
+        let ended = self.issued & !running;
+        self.issued &= running;
+        ended
+    }
+
+    /// Sleeps until the interrupt line is up, at most `limit`, and handles the interrupt as Linux's
+    /// driver does: the slots whose commands have ended, of which there may be none.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`]; ppoll(2) or read(2) on the eventfd.
+    pub fn wait(&mut self, limit: Duration) -> Result<u32> {
+        self.interrupts += self.controller.line.wait(limit)?;
+        self.handle_interrupt()
+    }
+
+    /// What the interrupt handler does.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`].
+    pub fn handle_interrupt(&mut self) -> Result<u32> {
+        let pending = self.read_generic(reg::IS);
+        if pending & 1 << self.port == 0 {
+            return Ok(0);
+        }
+        let is = self.read(reg::PX_IS);
+        self.write(reg::PX_IS, is);
+        let ended = if is & reg::IS_ERRORS == 0 {
+            Ok(self.reap())
+        } else {
+            let unfinished = self.read(reg::PX_CI) | self.read(reg::PX_SACT);
+            Err(Failure { is, tfd: self.read(reg::PX_TFD), unfinished }.into())
+        };
+        self.write_generic(reg::IS, 1 << self.port);
+        ended
+    }
+
+    /// Waits, polling, until all of `slots` have ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`], or it takes too long.
+    pub fn finish(&mut self, slots: u32) -> Result<()> {
+        let limit = Instant::now() + LIMIT;
+        while self.issued & slots != 0 {
+            self.poll()?;
+            ensure!(Instant::now() < limit, "commands {:#x} do not end", self.issued);
+            (self.idle)();
+        }
+        Ok(())
+    }
+
+    /// One command in slot 0 from start to end.
+    ///
+    /// # Errors
+    ///
+    /// As [`finish`](Self::finish).
+    pub fn run(&mut self, command: &Command, len: u32) -> Result<()> {
+        self.prepare(0, command, len)?;
+        self.ring(1);
+        self.finish(1)
+    }
+
+    /// The IDENTIFY DEVICE data.
+    ///
+    /// # Errors
+    ///
+    /// As [`finish`](Self::finish).
+    pub fn identify(&mut self) -> Result<[u8; 512]> {
+        let command = Command { command: ata::IDENTIFY_DEVICE, ..Command::default() };
+        self.run(&command, 512)?;
+        Ok(self.memory.read_array(self.area.data(0))?)
+    }
+
+    /// The data of a slot.
+    ///
+    /// # Errors
+    ///
+    /// `len` reaches beyond guest memory.
+    pub fn data(&self, slot: u8, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.memory.read_bytes(self.area.data(slot), &mut bytes)?;
+        Ok(bytes)
+    }
+}
