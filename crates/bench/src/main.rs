@@ -1,11 +1,14 @@
 //! Load generators and comparisons with peers. See docs/BENCHMARKS.md.
 
 mod figures;
+mod goal;
 mod host;
 mod load;
 mod options;
 mod peers;
+mod plot;
 mod report;
+mod results;
 
 use std::process::ExitCode;
 
@@ -36,6 +39,7 @@ fn run() -> Result<()> {
             }
             peers::run(&options)?;
         }
+        Command::Results(options) => results::run(&options)?,
         Command::Load(options) => run_load(&options)?,
     }
     Ok(())

@@ -14,6 +14,7 @@ use crate::load::{Load, Threads, Wait};
 use crate::peers;
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
+use crate::results::{self, options::Which};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -35,6 +36,15 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
                         (target/bench)
   --client-cpu N        CPU of the client (the first)
   --server-cpu N        CPU of the servers (the second)
+  --markdown FILE       also write the report into FILE, between its marks
+
+bench results [OPTIONS]   the published results, each mechanism off and on
+  --quick               a short run, to see that all of it works
+  --only NAME,...       of f2, f3 (all)
+  --rounds N            rounds per figure (5; with --quick 1)
+  --runtime SECONDS     measured time per round and figure (0.8; with --quick 0.1)
+  --dir DIR             for the data file, whose file system is measured (target/bench)
+  --plots DIR           also draw plots, into this directory
   --markdown FILE       also write the report into FILE, between its marks
 
 bench load --socket PATH [OPTIONS]   a load on any vhost-user-blk server
@@ -59,6 +69,8 @@ pub(crate) enum Command {
     Help,
     /// Compare servers.
     Peers(Box<peers::Options>),
+    /// Reproduce the published results.
+    Results(results::options::Options),
     /// Load one server.
     Load(LoadOptions),
 }
@@ -82,13 +94,14 @@ pub(crate) struct LoadOptions {
 pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match parser.next()? {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
+        Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
         Some(Value(command)) => {
-            bail!("unknown command {}; known are peers, load", command.display())
+            bail!("unknown command {}; known are peers, results, load", command.display())
         }
         Some(Short('h') | Long("help")) => Ok(Command::Help),
         Some(argument) => Err(argument.unexpected().into()),
-        None => bail!("no command; known are peers, load (bench --help tells more)"),
+        None => bail!("no command; known are peers, results, load (bench --help tells more)"),
     }
 }
 
@@ -125,6 +138,42 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
         }
     }
     Ok(Command::Peers(Box::new(options)))
+}
+
+fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = results::options::Options {
+        quick: false,
+        which: Which::ALL.to_vec(),
+        rounds: None,
+        run_time: None,
+        directory: default_directory()?,
+        plots: None,
+        markdown: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("quick") => options.quick = true,
+            Long("only") => {
+                let names = list(&string(parser)?);
+                options.which.retain(|which| names.contains(&which.to_string()));
+                ensure!(
+                    options.which.len() == names.len(),
+                    "--only={}: known are {}",
+                    names.join(","),
+                    Which::ALL.map(|which| which.to_string()).join(", ")
+                );
+            }
+            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
+            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("plots") => options.plots = Some(parser.value()?.into()),
+            Long("markdown") => options.markdown = Some(parser.value()?.into()),
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    ensure!(options.rounds != Some(0), "--rounds has to be at least 1");
+    Ok(Command::Results(options))
 }
 
 fn parse_load(parser: &mut lexopt::Parser) -> Result<Command> {
@@ -243,6 +292,7 @@ mod tests {
             ("frobnicate", "frobnicate"),
             ("peers --frobnicate", "--frobnicate"),
             ("peers --rounds x", "--rounds=x"),
+            ("results --only f2,f9", "f9"),
             ("peers --runtime -1", "--runtime=-1"),
             ("load", "--socket"),
             ("load --socket s --bs 1000", "--bs=1000"),

@@ -312,6 +312,11 @@ impl GuestQueue {
         self.driver.suppress_signals();
     }
 
+    /// Asks for a signal at the next answer; `true` when there is one already.
+    pub fn enable_signals(&mut self) -> bool {
+        self.driver.enable_signals()
+    }
+
     /// Asks for a signal and sleeps until it comes, unless there is an answer already; at most
     /// `limit`. Returns whether it was signalled.
     ///

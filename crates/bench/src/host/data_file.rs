@@ -32,7 +32,12 @@ fn is_written(path: &Path, size: u64) -> bool {
 }
 
 fn write_random(path: &Path, size: u64) -> Result<()> {
-    let mut file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    fill(&mut file, size)
+}
+
+/// Writes `size` bytes of random data, to the disk.
+pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
     let mut random = SplitMix64(size);
     let mut chunk = vec![0u8; 1 << 20];
     let mut left = size;

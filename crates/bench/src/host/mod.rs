@@ -4,4 +4,5 @@ pub(crate) mod affinity;
 pub(crate) mod data_file;
 pub(crate) mod machine;
 pub(crate) mod process;
+pub(crate) mod ram_disk;
 pub(crate) mod syscalls;

@@ -2,31 +2,8 @@
 
 use super::result::{LoadFigures, Outcome, idle};
 use super::rows::{Disk, Row, idle as idle_row, paced, unpaced};
+use crate::goal::{Bound, Goal};
 use crate::load::queue::Op;
-
-/// A bar, and where the figure that was measured lies.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Bar {
-    /// What is measured.
-    pub(crate) what: String,
-    /// The figure may be at most this.
-    pub(crate) limit: f64,
-    /// The figure; `None` when its row was not measured.
-    pub(crate) value: Option<f64>,
-    /// Digits after the point, in both.
-    pub(crate) digits: usize,
-}
-
-impl Bar {
-    /// `met`, `missed` or `not measured`.
-    pub(crate) fn verdict(&self) -> &'static str {
-        match self.value {
-            None => "not measured",
-            Some(value) if value <= self.limit => "met",
-            Some(_) => "missed",
-        }
-    }
-}
 
 fn rounded(value: f64, digits: usize) -> f64 {
     let scale = 10f64.powi(digits as i32);
@@ -34,7 +11,7 @@ fn rounded(value: f64, digits: usize) -> f64 {
 }
 
 /// The bars of contender `contender` beside contender `base`.
-pub(crate) fn bars(results: &[(Row, Vec<Outcome>)], contender: usize, base: usize) -> Vec<Bar> {
+pub(crate) fn bars(results: &[(Row, Vec<Outcome>)], contender: usize, base: usize) -> Vec<Goal> {
     let outcomes = |name: &str| {
         let (_, outcomes) = results.iter().find(|(row, _)| row.name == name)?;
         Some((outcomes.get(contender)?, outcomes.get(base)?))
@@ -43,8 +20,9 @@ pub(crate) fn bars(results: &[(Row, Vec<Outcome>)], contender: usize, base: usiz
         (Outcome::Load(own), Outcome::Load(base)) => Some(figure(own) / figure(base)),
         _ => None,
     };
-    let cpu = |row: Row, limit: f64| Bar {
+    let cpu = |row: Row, limit: f64| Goal {
         what: format!("CPU per request, {}", row.name),
+        bound: Bound::AtMost,
         limit,
         value: ratio(&row, LoadFigures::cpu),
         digits: 3,
@@ -57,14 +35,16 @@ pub(crate) fn bars(results: &[(Row, Vec<Outcome>)], contender: usize, base: usiz
         cpu(unpaced(Disk::File, Op::Read, 64, 1), 0.85),
         cpu(unpaced(Disk::File, Op::Write, 1, 1), 0.85),
         cpu(unpaced(Disk::File, Op::Write, 64, 1), 0.85),
-        Bar {
+        Goal {
             what: format!("p50 latency, {}", p50_row.name),
+            bound: Bound::AtMost,
             limit: 0.80,
             value: ratio(&p50_row, |figures| figures.latency()[0]),
             digits: 3,
         },
-        Bar {
+        Goal {
             what: format!("CPU %, {}", idle_row.name),
+            bound: Bound::AtMost,
             limit: 0.0,
             // The bar is stated with one digit: 0.04 % is 0.0 %.
             value: match outcomes(&idle_row.name) {
@@ -74,19 +54,4 @@ pub(crate) fn bars(results: &[(Row, Vec<Outcome>)], contender: usize, base: usiz
             digits: 1,
         },
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn verdicts_are_not_rounded() {
-        let bar = |value, limit, digits| Bar { what: String::new(), limit, value, digits };
-        assert_eq!(bar(Some(0.8), 0.80, 3).verdict(), "met");
-        assert_eq!(bar(Some(0.8004), 0.80, 3).verdict(), "missed");
-        assert_eq!(bar(Some(0.0), 0.0, 1).verdict(), "met");
-        assert_eq!(bar(None, 0.8, 2).verdict(), "not measured");
-        assert_eq!(bar(Some(f64::NAN), 0.8, 2).verdict(), "missed");
-    }
 }

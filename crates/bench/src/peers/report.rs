@@ -1,8 +1,8 @@
 //! The report: aligned text for the terminal, Markdown for docs/BENCHMARKS.md.
 
-use super::bars::Bar;
 use super::result::{LoadFigures, Outcome, idle};
 use super::rows::Row;
+use crate::goal::{self, Goal};
 use crate::report::Table;
 
 /// All that a run has found.
@@ -15,7 +15,7 @@ pub(crate) struct Report {
     /// Per row the outcome of each contender.
     pub(crate) results: Vec<(Row, Vec<Outcome>)>,
     /// What was to be reached.
-    pub(crate) bars: Vec<Bar>,
+    pub(crate) bars: Vec<Goal>,
 }
 
 impl Report {
@@ -52,10 +52,14 @@ impl Report {
     }
 
     fn tables(&self) -> Vec<Table> {
-        [self.load_table(), self.idle_table(), self.bar_table()]
-            .into_iter()
-            .filter(|table| !table.body.is_empty())
-            .collect()
+        [
+            self.load_table(),
+            self.idle_table(),
+            goal::table("to reach, as a ratio to qsd", &self.bars),
+        ]
+        .into_iter()
+        .filter(|table| !table.body.is_empty())
+        .collect()
     }
 
     fn load_table(&self) -> Table {
@@ -111,20 +115,6 @@ impl Report {
                     ]);
                 }
             }
-        }
-        table
-    }
-
-    fn bar_table(&self) -> Table {
-        let mut table = Table::new(&["to reach, as a ratio to qsd", "measured", "at most", ""]);
-        for bar in &self.bars {
-            let value = bar.value.map_or("-".into(), |value| format!("{value:.*}", bar.digits));
-            table.row([
-                bar.what.clone(),
-                value,
-                format!("{:.*}", bar.digits, bar.limit),
-                bar.verdict().into(),
-            ]);
         }
         table
     }

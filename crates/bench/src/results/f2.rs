@@ -1,0 +1,111 @@
+//! F2: what each ring set-up flag gains.
+
+use anyhow::Result;
+use event_loop::{RingChoice, RingFlags, TaskRun};
+use vcpu::load::Wait;
+use vcpu::virtio_blk::Op;
+
+use super::finding::Finding;
+use super::options::Options;
+use super::rig::{Disk, Figures, Rig, Row, Variant};
+use crate::goal::{Bound, Goal};
+use crate::plot::{Bar, Bars};
+use crate::report::Table;
+
+/// The columns, from a plain ring on, each with all of the one before it.
+fn columns() -> [(&'static str, RingFlags); 5] {
+    let single = RingFlags { single_issuer: true, ..RingFlags::PLAIN };
+    let task_run = RingFlags { task_run: TaskRun::Coop, ..single };
+    let published = RingFlags { no_sqarray: true, ..task_run };
+    [
+        ("plain", RingFlags::PLAIN),
+        ("SINGLE_ISSUER", single),
+        ("+ COOP_TASKRUN", task_run),
+        ("+ NO_SQARRAY", published),
+        ("ours: DEFER_TASKRUN", RingFlags::BEST),
+    ]
+}
+
+/// Change in IOPS against the baseline, in percent: op, depth, one figure per published column.
+const PUBLISHED: [(Op, u16, [f64; 3]); 4] = [
+    (Op::Read, 1, [0.33, 2.1, 5.7]),
+    (Op::Read, 64, [0.12, -0.012, -0.026]),
+    (Op::Write, 1, [-0.11, 2.8, 5.5]),
+    (Op::Write, 64, [-0.2, -0.29, 0.18]),
+];
+
+/// Measures it.
+pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
+    let variants = columns()
+        .map(|(_, flags)| Variant { ring: RingChoice::Exactly(flags), ..Variant::default() });
+    let mut finding = Finding {
+        heading: "F2: ring set-up flags".into(),
+        method: vec![format!(
+            "4 KiB, one queue, {} rounds; the guest polls for its answers. IOPS with default polling, \
+             CPU of the I/O thread with polling off. Changes are medians of each round's ratio to the \
+             plain ring of that round. Published: QEMU, virtio-blk on NVMe, 4 vCPUs.",
+            rig.rounds
+        )],
+        ..Finding::default()
+    };
+    let names = columns().map(|(name, _)| name);
+    let mut iops = Table::new(&["IOPS", "plain", names[1], names[2], names[3], names[4]]);
+    let mut changes =
+        Table::new(&["change of IOPS, %", "", names[1], names[2], names[3], names[4]]);
+    let mut cpu =
+        Table::new(&["CPU us per request", "plain", names[1], names[2], names[3], names[4]]);
+    let mut plot = Bars {
+        title: "F2: change of IOPS against a plain ring".into(),
+        unit: "%".into(),
+        series: names[1..].iter().map(|&name| name.into()).collect(),
+        groups: Vec::new(),
+    };
+    for disk in [Disk::Ram, Disk::File] {
+        for (op, depth, published) in PUBLISHED {
+            let row = Row { disk, op, depth, jobs: 1, wait: Wait::Poll };
+            if !rig.has(&row) || (options.quick && op == Op::Write) {
+                continue;
+            }
+            let figures = rig.compare(&row, &variants)?;
+            iops.row(std::iter::once(row.to_string()).chain(figures.iter().map(|figures| {
+                let bar = Bar::of(&figures.iops);
+                format!("{:.0} ({:.0}..{:.0})", bar.median, bar.least, bar.most)
+            })));
+            cpu.row(std::iter::once(row.to_string()).chain(figures.iter().map(|figures| {
+                let bar = Bar::of(&figures.cpu);
+                format!("{:.3} ({:.3}..{:.3})", bar.median, bar.least, bar.most)
+            })));
+            let gains: Vec<Bar> =
+                figures[1..].iter().map(|column| Bar::of(&gain(column, &figures[0]))).collect();
+            changes.row(
+                [row.to_string(), "measured".into()].into_iter().chain(gains.iter().map(|bar| {
+                    format!("{:+.1} ({:+.1}..{:+.1})", bar.median, bar.least, bar.most)
+                })),
+            );
+            if disk == Disk::Ram {
+                changes.row(
+                    [String::new(), "published".into()]
+                        .into_iter()
+                        .chain(published.iter().map(|change| format!("{change:+.2}"))),
+                );
+            }
+            finding.goals.push(Goal {
+                what: format!("ours against plain, %: {row}"),
+                bound: Bound::AtLeast,
+                limit: if disk == Disk::Ram && depth == 1 { 5.0 } else { -1.0 },
+                value: gains.last().map(|bar| bar.median),
+                digits: 1,
+            });
+            plot.groups.push((row.to_string(), gains.into_iter().map(Some).collect()));
+        }
+    }
+    finding.method.extend(rig.notes.iter().cloned());
+    finding.tables = vec![iops, changes, cpu];
+    finding.plots = vec![("f2.svg".into(), plot)];
+    Ok(finding)
+}
+
+/// Per round, how much more requests per second than the baseline's of that round, in percent.
+fn gain(of: &Figures, baseline: &Figures) -> Vec<f64> {
+    of.iops.iter().zip(&baseline.iops).map(|(own, base)| (own / base - 1.0) * 100.0).collect()
+}

@@ -1,0 +1,68 @@
+//! What one result has shown.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::goal::{self, Goal};
+use crate::plot::Bars;
+use crate::report::Table;
+
+/// The figures of one of the four results, beside what was published.
+#[derive(Debug, Default)]
+pub(crate) struct Finding {
+    /// Its name and what it says.
+    pub(crate) heading: String,
+    /// How it was measured; a paragraph each.
+    pub(crate) method: Vec<String>,
+    /// The figures.
+    pub(crate) tables: Vec<Table>,
+    /// What was to be reached.
+    pub(crate) goals: Vec<Goal>,
+    /// Plots, by file name.
+    pub(crate) plots: Vec<(String, Bars)>,
+}
+
+impl Finding {
+    /// For the terminal.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("{}\n", self.heading);
+        for paragraph in &self.method {
+            text += &format!("{paragraph}\n");
+        }
+        for table in self.all_tables() {
+            text += &format!("\n{}", table.text());
+        }
+        text
+    }
+
+    /// For the document in whose directory `plots` is.
+    pub(crate) fn markdown(&self, plots: &Path) -> String {
+        let mut text = format!("### {}\n", self.heading);
+        for paragraph in &self.method {
+            text += &format!("\n{paragraph}\n");
+        }
+        for table in self.all_tables() {
+            text += &format!("\n{}", table.markdown());
+        }
+        for (name, bars) in &self.plots {
+            text += &format!("\n![{}]({}/{name})\n", bars.title, plots.display());
+        }
+        text
+    }
+
+    /// Draws the plots into `directory`.
+    pub(crate) fn draw(&self, directory: &Path) -> Result<()> {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("making {}", directory.display()))?;
+        for (name, bars) in &self.plots {
+            bars.draw(&directory.join(name))?;
+        }
+        Ok(())
+    }
+
+    fn all_tables(&self) -> impl Iterator<Item = Table> {
+        let goals = goal::table("to reach", &self.goals);
+        self.tables.iter().cloned().chain((!goals.body.is_empty()).then_some(goals))
+    }
+}

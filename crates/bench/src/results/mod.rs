@@ -1,0 +1,61 @@
+//! The four published results, each mechanism off and on in one run: docs/BENCHMARKS.md.
+
+mod f2;
+mod f3;
+mod finding;
+pub(crate) mod options;
+mod rig;
+
+use std::path::Path;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::host::{affinity, machine};
+use crate::report::write_section;
+use finding::Finding;
+use options::{Options, Which};
+use rig::Rig;
+
+/// Measures and reports. Fails when something could not be measured, not on any figure.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let cpus = affinity::allowed()?;
+    ensure!(!options.which.is_empty(), "--only names none of the results");
+    std::fs::create_dir_all(&options.directory)?;
+    let mut text: Vec<String> = machine::describe(&options.directory);
+    if cpus.len() < 2 {
+        text.push("One CPU: guest and I/O thread share it, figures of both are mixed up".into());
+    }
+    if cfg!(debug_assertions) {
+        text.push("DEBUG BUILD, figures mean nothing".into());
+    }
+    text.iter().for_each(|line| println!("{line}"));
+    let mut markdown: String = text.iter().map(|line| format!("- {line}\n")).collect();
+    let mut failures = Vec::new();
+    for &which in &options.which {
+        eprintln!("{which} …");
+        match measure(which, options) {
+            Ok(finding) => {
+                println!("\n{}", finding.text());
+                markdown += &format!("\n{}", finding.markdown(Path::new("plots")));
+                if let Some(plots) = &options.plots {
+                    finding.draw(plots)?;
+                }
+            }
+            Err(error) => failures.push(format!("{which}: {error:#}")),
+        }
+    }
+    if let Some(file) = &options.markdown {
+        write_section(file, "bench results", &markdown)?;
+    }
+    if !failures.is_empty() {
+        bail!("not measured: {}", failures.join("; "));
+    }
+    Ok(())
+}
+
+fn measure(which: Which, options: &Options) -> Result<Finding> {
+    match which {
+        Which::F2 => f2::measure(&Rig::new(options)?, options),
+        Which::F3 => f3::measure(&Rig::new(options)?, options),
+    }
+}

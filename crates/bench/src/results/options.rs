@@ -1,0 +1,47 @@
+//! What `bench results` is asked for.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// One of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Ring set-up flags.
+    F2,
+    /// Batched used-buffer notifications.
+    F3,
+}
+
+impl Which {
+    /// All of them.
+    pub(crate) const ALL: [Which; 2] = [Which::F2, Which::F3];
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Which::F2 => "f2",
+            Which::F3 => "f3",
+        })
+    }
+}
+
+/// The command line.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// A short run, to see that everything works.
+    pub(crate) quick: bool,
+    /// Which results.
+    pub(crate) which: Vec<Which>,
+    /// Rounds per figure.
+    pub(crate) rounds: Option<usize>,
+    /// Time that counts, per measurement.
+    pub(crate) run_time: Option<Duration>,
+    /// Where data files go; its file system is measured.
+    pub(crate) directory: PathBuf,
+    /// Where plots go.
+    pub(crate) plots: Option<PathBuf>,
+    /// The Markdown file to write the report into.
+    pub(crate) markdown: Option<PathBuf>,
+}
