@@ -4,6 +4,8 @@ mod figures;
 mod goal;
 mod host;
 mod load;
+#[cfg(feature = "loops")]
+mod loops;
 mod options;
 mod peers;
 mod plot;
@@ -41,6 +43,12 @@ fn run() -> Result<()> {
         }
         Command::Results(options) => results::run(&options)?,
         Command::Load(options) => run_load(&options)?,
+        #[cfg(feature = "loops")]
+        Command::Loops(options) => loops::run(&options)?,
+        #[cfg(feature = "loops")]
+        Command::MeasureLoop { contender, row, conditions } => {
+            loops::measure(&contender, &row, &conditions)?;
+        }
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::results::{self, options::Which};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
-Measures vhost-user-blk servers.
+Measures vhost-user-blk servers, and event loops.
 
 bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --quick               a few short rows, for CI (under a minute)
@@ -60,6 +60,17 @@ bench load --socket PATH [OPTIONS]   a load on any vhost-user-blk server
   --runtime SECONDS     measured time (5)
   --cpu N               CPU to bind the client to (none)
   --server-pid PID      also print this process's CPU time per request
+
+bench loops [OPTIONS]   the event loop beside tokio, monoio, compio, glommio and raw io_uring, in
+                        one run; needs a build with --features loops
+  --quick               short measurements, for CI (half a minute)
+  --rows TEXT,...       only rows whose name contains one of these
+  --contenders NAME,... only these
+  --rounds N            rounds per row (5; with --quick 1)
+  --runtime SECONDS     measured time per round (0.5; with --quick 0.05)
+  --dir DIR             for the data file (target/bench)
+  --device PATH         block device to read from (default: a zram device made for the run)
+  --markdown FILE       also write the report into FILE, between its marks
 ";
 
 /// What is to be done.
@@ -73,6 +84,19 @@ pub(crate) enum Command {
     Results(results::options::Options),
     /// Load one server.
     Load(LoadOptions),
+    /// Compare event loops.
+    #[cfg(feature = "loops")]
+    Loops(crate::loops::Options),
+    /// A child of that: measure once.
+    #[cfg(feature = "loops")]
+    MeasureLoop {
+        /// By name.
+        contender: String,
+        /// By name.
+        row: String,
+        /// The parent's.
+        conditions: crate::loops::Conditions,
+    },
 }
 
 /// `bench load`.
@@ -96,12 +120,20 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
+        #[cfg(feature = "loops")]
+        Some(Value(command)) if command == "loops" => parse_loops(&mut parser),
+        #[cfg(not(feature = "loops"))]
+        Some(Value(command)) if command == "loops" => {
+            bail!("loops: this program was built without the peers; add --features loops")
+        }
         Some(Value(command)) => {
-            bail!("unknown command {}; known are peers, results, load", command.display())
+            bail!("unknown command {}; known are peers, results, load, loops", command.display())
         }
         Some(Short('h') | Long("help")) => Ok(Command::Help),
         Some(argument) => Err(argument.unexpected().into()),
-        None => bail!("no command; known are peers, results, load (bench --help tells more)"),
+        None => {
+            bail!("no command; known are peers, results, load, loops (bench --help tells more)")
+        }
     }
 }
 
@@ -231,6 +263,40 @@ fn parse_load(parser: &mut lexopt::Parser) -> Result<Command> {
     ensure!(load.depth > 0 && load.queues > 0, "--depth and --queues have to be more than 0");
     let socket = socket.context("--socket is missing")?;
     Ok(Command::Load(LoadOptions { socket, load, warm_up, run_time, server_pid }))
+}
+
+#[cfg(feature = "loops")]
+fn parse_loops(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = crate::loops::Options {
+        quick: false,
+        only: Vec::new(),
+        contenders: Vec::new(),
+        rounds: None,
+        run_time: None,
+        directory: default_directory()?,
+        device: None,
+        markdown: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("quick") => options.quick = true,
+            Long("rows") => options.only = list(&string(parser)?),
+            Long("contenders") => options.contenders = list(&string(parser)?),
+            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
+            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("device") => options.device = Some(parser.value()?.into()),
+            Long("markdown") => options.markdown = Some(parser.value()?.into()),
+            Long("measure") => {
+                let (contender, row) = (string(parser)?, string(parser)?);
+                let conditions = crate::loops::Conditions::from_args(parser.raw_args()?)?;
+                return Ok(Command::MeasureLoop { contender, row, conditions });
+            }
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(Command::Loops(options))
 }
 
 /// `target/bench`, beside the directory this program was built into.

@@ -27,3 +27,15 @@ pub(crate) fn while_bound_to<T>(cpu: usize, work: impl FnOnce() -> Result<T>) ->
     sched_setaffinity(THIS_THREAD, &before).context("restoring the CPU affinity")?;
     result
 }
+
+/// Lets the calling thread run on any CPU that there is.
+#[cfg(feature = "loops")]
+pub(crate) fn unbind_this_thread() {
+    let mut set = CpuSet::new();
+    for cpu in 0..CpuSet::count() {
+        // `cpu` is less than the set's size.
+        let _ = set.set(cpu);
+    }
+    // Where that is refused it stays bound, which is no error.
+    let _ = sched_setaffinity(THIS_THREAD, &set);
+}

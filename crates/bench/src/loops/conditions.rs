@@ -1,0 +1,58 @@
+//! What all contenders are measured under, handed from the parent to its children.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// The same for every contender of a row.
+#[derive(Debug, Clone)]
+pub(crate) struct Conditions {
+    /// The CPU of the loop that is measured.
+    pub(crate) cpu: usize,
+    /// The CPU of whoever works against it.
+    pub(crate) other_cpu: usize,
+    /// Time that counts.
+    pub(crate) run_time: Duration,
+    /// A file of written data.
+    pub(crate) file: PathBuf,
+    /// A block device in RAM, of written data.
+    pub(crate) device: PathBuf,
+}
+
+impl Conditions {
+    /// For the report.
+    pub(crate) fn describe(&self, rounds: usize) -> String {
+        let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
+        format!(
+            "Method: {rounds} round(s) of {:?} per contender and row, each in a fresh process; loop \
+             on CPU {}, its counterpart on CPU {}{debug}",
+            self.run_time, self.cpu, self.other_cpu
+        )
+    }
+
+    /// As a child takes them.
+    pub(crate) fn to_args(&self) -> [OsString; 5] {
+        [
+            self.cpu.to_string().into(),
+            self.other_cpu.to_string().into(),
+            self.run_time.as_nanos().to_string().into(),
+            self.file.clone().into(),
+            self.device.clone().into(),
+        ]
+    }
+
+    /// The reverse of [`to_args`](Self::to_args).
+    pub(crate) fn from_args(mut args: impl Iterator<Item = OsString>) -> Result<Self> {
+        let mut next = || args.next().context("--measure is for this program's own children");
+        let text = |arg: OsString| arg.to_string_lossy().into_owned();
+        Ok(Conditions {
+            cpu: text(next()?).parse().context("CPU")?,
+            other_cpu: text(next()?).parse().context("CPU")?,
+            run_time: Duration::from_nanos(text(next()?).parse().context("run time")?),
+            file: next()?.into(),
+            device: next()?.into(),
+        })
+    }
+}

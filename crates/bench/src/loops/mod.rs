@@ -1,0 +1,176 @@
+//! The event loop beside its peers: what a Rust author would take instead, row by row.
+//!
+//! Each measurement runs in a process of its own, a child of this program (`--measure`), so that
+//! none inherits another's threads, memory or rings, and one that panics is reported and not
+//! fatal.
+
+mod async_rows;
+mod compio;
+mod conditions;
+mod contenders;
+mod executor;
+mod glommio;
+mod meter;
+mod monoio;
+mod page;
+mod ram_device;
+mod raw;
+mod report;
+mod ringmill;
+mod ringmill_rows;
+mod rows;
+mod signal;
+mod tokio;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::host::{affinity, data_file, machine};
+use crate::report::write_section;
+pub(crate) use conditions::Conditions;
+use contenders::CONTENDERS;
+use ram_device::RamDevice;
+use report::{Figure, Outcome, Report};
+use rows::Row;
+
+/// What to measure, and where.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Short measurements: shows that it works.
+    pub(crate) quick: bool,
+    /// Only rows whose name contains one of these, if there are any.
+    pub(crate) only: Vec<String>,
+    /// Only contenders with these names, if there are any.
+    pub(crate) contenders: Vec<String>,
+    /// Rounds per row.
+    pub(crate) rounds: Option<usize>,
+    /// Time that counts, per measurement.
+    pub(crate) run_time: Option<Duration>,
+    /// Where the data file goes.
+    pub(crate) directory: PathBuf,
+    /// A block device to read from; otherwise one is made of RAM, where that is possible.
+    pub(crate) device: Option<PathBuf>,
+    /// The Markdown file to write the report into.
+    pub(crate) markdown: Option<PathBuf>,
+}
+
+/// Measures and reports. Fails when a contender could not be measured, not on any figure.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 5 });
+    ensure!(rounds > 0, "--rounds has to be at least 1");
+    let rows = rows::chosen(&options.only)?;
+    let contenders = contenders::chosen(&options.contenders)?;
+    let cpus = match *affinity::allowed()? {
+        [other, of_loop, ..] => [of_loop, other],
+        [only] => [only, only],
+        [] => bail!("this process may run on no CPU"),
+    };
+    let size = if options.quick { 64 << 20 } else { 1 << 30 };
+    let mut lines = machine::describe(&options.directory);
+    let needs_file = rows.iter().any(|row| matches!(row, Row::FileRead(_)));
+    let file = match needs_file {
+        true => data_file::prepare(&options.directory, size)?,
+        false => PathBuf::new(),
+    };
+    let needs_device = rows.iter().any(|row| matches!(row, Row::RamRead(_)));
+    let device = match (&options.device, needs_device) {
+        (Some(device), _) => Ok(RamDevice::existing(device)),
+        (None, true) => RamDevice::create(if options.quick { 64 << 20 } else { 256 << 20 }),
+        (None, false) => Err(anyhow!("no row needs it")),
+    };
+    let rows: Vec<Row> = match &device {
+        Err(error) if needs_device => {
+            lines.push(format!("No RAM-backed block device, its rows are left out: {error:#}"));
+            rows.into_iter().filter(|row| !matches!(row, Row::RamRead(_))).collect()
+        }
+        _ => rows,
+    };
+    let conditions = Conditions {
+        cpu: cpus[0],
+        other_cpu: cpus[1],
+        run_time: options.run_time.unwrap_or(Duration::from_millis(match options.quick {
+            true => 50,
+            false => 500,
+        })),
+        file,
+        device: device.as_ref().map_or(PathBuf::new(), |device| device.path.clone()),
+    };
+    lines.push(conditions.describe(rounds));
+    let mut report = Report::new(lines, &contenders);
+    let mut failures = 0;
+    for (i, &row) in rows.iter().enumerate() {
+        eprintln!("[{}/{}] {}", i + 1, rows.len(), row.name());
+        let mut figures = vec![Figure::default(); contenders.len()];
+        for round in 0..rounds {
+            let mut turns: Vec<_> = contenders.iter().zip(&mut figures).collect();
+            // What drifts during a round (clock speed, the host's other guests) hits each in turn.
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for (contender, figure) in turns {
+                if figure.goes_on() {
+                    figure.note(measure_in_child(contender.name, row, &conditions));
+                }
+            }
+        }
+        // A peer that gets stuck is a result, too; all else is a malfunction.
+        failures += figures.iter().filter(|figure| matches!(figure, Figure::Failed(_))).count();
+        report.add(row, figures);
+    }
+    print!("{}", report.text());
+    if let Some(file) = &options.markdown {
+        write_section(file, "bench loops", &report.markdown())?;
+    }
+    ensure!(failures == 0, "{failures} measurements failed");
+    Ok(())
+}
+
+/// How long a child may take beyond the time that it measures.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a child prints when its contender has no such thing as the row wants.
+const NOTHING: &str = "nothing";
+
+/// Measures in a child process.
+fn measure_in_child(contender: &str, row: Row, conditions: &Conditions) -> Result<Outcome> {
+    let this = std::env::current_exe().context("finding this program's own path")?;
+    let output = Command::new(this)
+        .args(["loops", "--measure", contender, &row.name()])
+        .args(conditions.to_args())
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .context("starting a child to measure in")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.signal() == Some(libc::SIGALRM) && contender != "ringmill" {
+        return Ok(Outcome::Stuck);
+    }
+    ensure!(output.status.success(), "{} ({})", errors.trim(), output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.trim() {
+        NOTHING => Ok(Outcome::Nothing),
+        figure => figure
+            .parse()
+            .map(Outcome::Measured)
+            .with_context(|| format!("a child said {figure:?}")),
+    }
+}
+
+/// The child's side: measures once and prints the figure.
+pub(crate) fn measure(contender: &str, row: &str, conditions: &Conditions) -> Result<()> {
+    let contender = CONTENDERS.iter().find(|known| known.name == contender);
+    let contender = contender.with_context(|| "--measure: unknown contender")?;
+    let row = rows::ROWS.iter().find(|known| known.name() == row);
+    let row = *row.with_context(|| "--measure: unknown row")?;
+    affinity::bind_this_thread(conditions.cpu)?;
+    // Ends this process by SIGALRM, should the contender not come to an end.
+    nix::unistd::alarm::set(PATIENCE.as_secs() as u32 + conditions.run_time.as_secs() as u32);
+    match (contender.measure)(row, conditions)? {
+        Some(figure) => println!("{figure}"),
+        None => println!("{NOTHING}"),
+    }
+    Ok(())
+}
