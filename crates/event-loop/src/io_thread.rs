@@ -72,6 +72,18 @@ impl IoThread {
     /// The loop is created on the thread itself, as io_uring's SINGLE_ISSUER wants it; failure
     /// comes back here, with the name of the call and the errno, and the thread is gone.
     pub fn spawn(config: IoThreadConfig) -> Result<IoThread, SpawnError> {
+        Self::spawn_with(config, |_| {})
+    }
+
+    /// The same; `prepare` is called on the thread, before the loop turns for the first time.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn`](Self::spawn).
+    pub fn spawn_with(
+        config: IoThreadConfig,
+        prepare: impl FnOnce(&EventLoop) + Send + 'static,
+    ) -> Result<IoThread, SpawnError> {
         let (born, birth) = mpsc::sync_channel(1);
         // A NUL cannot be in a name; the kernel cuts it to 15 bytes.
         let name = config.event_loop.name.replace('\0', "");
@@ -85,6 +97,7 @@ impl IoThread {
                         return Ok(());
                     }
                 };
+                prepare(&event_loop);
                 if born.send(Ok((event_loop.handle(), event_loop.ring().clone()))).is_err() {
                     return Ok(());
                 }
