@@ -42,13 +42,39 @@ impl Machine {
     ///
     /// What could not be had: the memory, a thread, or the disk.
     pub fn new(config: MachineConfig) -> Result<Machine> {
+        Self::with(config, |_| {})
+    }
+
+    /// The same, with a timer on each loop that fires again and again, `every` so often. It is there
+    /// before the loop first sleeps: a loop that is
+    /// [not woken](event_loop::Ablation::no_wake) has to wake from something.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_timer(config: MachineConfig, every: Duration) -> Result<Machine> {
+        let every = every.as_nanos() as u64;
+        Self::with(config, move |event_loop| {
+            let ticking = event_loop.clone();
+            event_loop.spawn(async move {
+                loop {
+                    ticking.sleep_until(ticking.now_ns() + every).await;
+                }
+            });
+        })
+    }
+
+    fn with(
+        config: MachineConfig,
+        prepare: impl Fn(&EventLoop) + Copy + Send + 'static,
+    ) -> Result<Machine> {
         ensure!(!config.io_threads.is_empty(), "a machine needs an I/O thread");
         let memory = test_util::memfd_memory(&[(0, config.memory)]).context("guest memory")?;
         let disk = NodeRegistry::new().open(&config.disk).context("opening the disk")?;
         let io_threads = config
             .io_threads
             .into_iter()
-            .map(|config| IoThread::spawn(config).context("starting an I/O thread"))
+            .map(|config| IoThread::spawn_with(config, prepare).context("starting an I/O thread"))
             .collect::<Result<_>>()?;
         Ok(Machine { io_threads, memory, disk })
     }

@@ -9,8 +9,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use block::node::BlockNode;
 use devices::virtio_blk::{Device, DeviceConfig, QueueHandler, QueueStats};
-use event_loop::{LoopHandle, oneshot};
+use event_loop::oneshot;
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -64,7 +65,20 @@ impl VirtioBlk {
     ///
     /// A queue's rings are not in memory, or an I/O thread cannot use the disk.
     pub fn start(machine: &Machine, queues: &[QueueSetup]) -> Result<VirtioBlk> {
-        let geometry = machine.disk().geometry();
+        Self::start_with(machine, machine.disk(), queues)
+    }
+
+    /// Starts one with a disk of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        machine: &Machine,
+        disk: &Arc<dyn BlockNode>,
+        queues: &[QueueSetup],
+    ) -> Result<VirtioBlk> {
+        let geometry = disk.geometry();
         let device = Device::new(DeviceConfig {
             geometry,
             num_queues: u16::try_from(queues.len()).context("too many queues")?,
@@ -82,7 +96,7 @@ impl VirtioBlk {
         for index in 0..threads.min(queues.len()) {
             let ours = queues.iter().cloned().zip(started.stats.iter().cloned());
             let ours = ours.skip(index).step_by(threads).collect();
-            let on_loop = OnLoop::start(machine, machine.loop_of(index), &device, ours)?;
+            let on_loop = OnLoop::start(machine, disk, index, &device, ours)?;
             started.on_loops.push(on_loop);
         }
         Ok(started)
@@ -107,16 +121,16 @@ impl Drop for VirtioBlk {
 impl OnLoop {
     fn start(
         machine: &Machine,
-        handle: &LoopHandle,
+        disk: &Arc<dyn BlockNode>,
+        index: usize,
         device: &Arc<Device>,
         queues: Vec<(QueueSetup, Arc<QueueStats>)>,
     ) -> Result<OnLoop> {
         let (stop, stopping) = oneshot::channel();
         let (end, stopped) = mpsc::sync_channel(1);
         let (born, birth) = mpsc::sync_channel(1);
-        let (device, disk, memory) =
-            (device.clone(), machine.disk().clone(), machine.memory().clone());
-        handle.spawn(move |event_loop| {
+        let (device, disk, memory) = (device.clone(), disk.clone(), machine.memory().clone());
+        machine.loop_of(index).spawn(move |event_loop| {
             let started = disk
                 .open_channel(event_loop)
                 .context("opening the disk on an I/O thread")
@@ -172,8 +186,9 @@ pub struct QueueArea {
 }
 
 impl QueueArea {
-    /// In a slot: the header, the status, the table of descriptors, the data.
-    const STATUS_AT: u64 = 64;
+    /// Where a request's status byte is, from its header on.
+    pub const STATUS_AT: u64 = 64;
+    /// And where the table of its descriptors and its data are.
     const TABLE_AT: u64 = 128;
     const DATA_AT: u64 = 4096;
 
@@ -186,7 +201,9 @@ impl QueueArea {
         self.base + Driver::rings_len(self.queue_size()).next_multiple_of(4096)
     }
 
-    fn slot(&self, slot: u16) -> u64 {
+    /// A slot's first byte: its request's header (virtio 1.3, section 5.2.6), the status byte behind it at
+    /// [`STATUS_AT`](Self::STATUS_AT).
+    pub fn slot(&self, slot: u16) -> u64 {
         let size = Self::DATA_AT + u64::from(self.request_size).next_multiple_of(4096);
         self.slots() + u64::from(slot) * size
     }

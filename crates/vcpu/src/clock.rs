@@ -1,0 +1,12 @@
+//! The clock that all threads and both ends of a request are timed by.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub fn now_ns() -> u64 {
+    // It cannot fail for a clock that always is.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
+    now.unwrap_or_default().as_nanos() as u64
+}

@@ -1,0 +1,300 @@
+//! F1: a queued request must never wait for an unrelated wake-up.
+//!
+//! A guest reads in batches, with pauses, from a disk whose loop has nothing else to do but a timer
+//! now and then. A virtio-blk queue is kicked by an eventfd, which the loop watches. An AHCI port's
+//! doorbell is handled inline by the vCPU's thread, which queues the requests on the loop: if that
+//! does not wake the loop, they wait for the timer.
+
+mod on_ahci;
+mod on_virtio_blk;
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+#[cfg(target_arch = "x86_64")]
+use anyhow::bail;
+use anyhow::{Result, ensure};
+use block::options::BlockdevOptions;
+use event_loop::{Ablation, IoThreadConfig, LoopConfig, PollParams};
+
+#[cfg(target_arch = "x86_64")]
+use guest_memory::MemoryView;
+
+use crate::clock;
+#[cfg(target_arch = "x86_64")]
+use crate::kvm::{
+    Mmio, Vcpu,
+    payload::{self, Params, Record},
+};
+use crate::machine::{Machine, MachineConfig, direct};
+use crate::submissions::SubmissionLog;
+use crate::traffic::Traffic;
+
+/// The workload.
+#[derive(Debug, Clone)]
+pub struct F1Config {
+    /// The disk, at least [`bytes`](Self::bytes) long.
+    pub disk: BlockdevOptions,
+    /// Bytes read in all: a multiple of a batch.
+    pub bytes: u64,
+    /// Bytes per request: a multiple of 512.
+    pub request_size: u32,
+    /// Requests per batch, 1 to 32.
+    pub batch: u16,
+    /// The pause before each batch is submitted and after each completion.
+    pub pause: Duration,
+    /// How often the loop's only other event comes.
+    pub timer: Duration,
+}
+
+impl F1Config {
+    /// The workload as published: 128 MiB in batches of 16 reads of 128 KiB, pauses of 1 ms, a loop
+    /// that sleeps up to 499 ms; past the page cache.
+    ///
+    /// # Errors
+    ///
+    /// There is no file or block device at `path`. (That it is long enough, and written, shows later
+    /// or never: the caller has to see to it.)
+    pub fn published(path: &Path) -> Result<F1Config> {
+        Ok(F1Config {
+            disk: direct(path)?,
+            bytes: 128 << 20,
+            request_size: 128 << 10,
+            batch: 16,
+            pause: Duration::from_millis(1),
+            timer: Duration::from_millis(499),
+        })
+    }
+
+    /// Requests in all.
+    pub fn requests(&self) -> u64 {
+        self.bytes / u64::from(self.request_size)
+    }
+
+    /// Batches in all.
+    pub fn batches(&self) -> u64 {
+        self.requests() / u64::from(self.batch)
+    }
+
+    /// The pauses alone, which no device can be faster than.
+    pub fn pauses(&self) -> Duration {
+        self.pause * (self.batches() + self.requests()) as u32
+    }
+
+    fn pause_ns(&self) -> u64 {
+        self.pause.as_nanos() as u64
+    }
+
+    fn sectors(&self) -> u64 {
+        u64::from(self.request_size / 512)
+    }
+
+    /// First byte on the disk of request number `index`.
+    fn offset(&self, index: u64) -> u64 {
+        index * u64::from(self.request_size)
+    }
+
+    fn check(&self) -> Result<()> {
+        let F1Config { bytes, request_size, batch, .. } = *self;
+        ensure!((1..=32).contains(&batch), "batches of {batch}: 1 to 32 are possible");
+        let size_is_good = request_size > 0 && request_size.is_multiple_of(512);
+        ensure!(size_is_good, "requests of {request_size} bytes");
+        let whole = bytes > 0 && bytes.is_multiple_of(u64::from(request_size) * u64::from(batch));
+        ensure!(whole, "{bytes} bytes are no whole number of batches");
+        Ok(())
+    }
+}
+
+/// What is measured against what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// virtio-blk, kicked by an eventfd.
+    VirtioBlk,
+    /// AHCI, as it is.
+    Ahci,
+    /// AHCI on a loop that queued requests do not wake.
+    AhciWithoutWake,
+    /// The same, while other traffic keeps the loop awake.
+    AhciWithoutWakeBusy,
+}
+
+impl Variant {
+    /// All of them.
+    pub const ALL: [Variant; 4] =
+        [Variant::VirtioBlk, Variant::Ahci, Variant::AhciWithoutWake, Variant::AhciWithoutWakeBusy];
+
+    /// What was published for QEMU, for the [published workload](F1Config::published).
+    pub fn published(self) -> Duration {
+        Duration::from_millis(match self {
+            Variant::VirtioBlk => 1250,
+            Variant::Ahci => 1300,
+            Variant::AhciWithoutWake => 25760,
+            Variant::AhciWithoutWakeBusy => 1230,
+        })
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Variant::VirtioBlk => "virtio-blk",
+            Variant::Ahci => "AHCI",
+            Variant::AhciWithoutWake => "AHCI without the wake-up",
+            Variant::AhciWithoutWakeBusy => "AHCI without it, other traffic",
+        })
+    }
+}
+
+/// Who plays the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VcpuKind {
+    /// The calling thread, in Rust.
+    Thread,
+    /// A vCPU of KVM's on the calling thread, x86-64 only: AHCI doorbells are MMIO exits, virtio-blk
+    /// kicks ioeventfds.
+    Kvm,
+}
+
+/// What was measured.
+#[derive(Debug, Clone)]
+pub struct F1Result {
+    /// From before the pause of the first batch to the end of the last pause.
+    pub elapsed: Duration,
+    /// How long each request waited from its doorbell until the loop submitted it to the disk, in the
+    /// order of submission.
+    pub waits: Vec<Duration>,
+    /// Doorbells rung, or kicks made.
+    pub doorbells: u64,
+    /// What the last batch read, request after request.
+    pub last_batch: Vec<u8>,
+}
+
+impl F1Result {
+    /// The longest wait of a request for its submission.
+    pub fn longest_wait(&self) -> Duration {
+        self.waits.iter().max().copied().unwrap_or_default()
+    }
+
+    /// How many requests waited longer than `limit`.
+    pub fn waited_longer_than(&self, limit: Duration) -> usize {
+        self.waits.iter().filter(|&&wait| wait > limit).count()
+    }
+}
+
+/// What a guest tells of its run. Times are CLOCK_MONOTONIC, nanoseconds.
+struct GuestRun {
+    began: u64,
+    ended: u64,
+    /// When each request's doorbell was rung.
+    rung: Vec<u64>,
+    doorbells: u64,
+    last_batch: Vec<u8>,
+}
+
+/// How often other traffic wakes the loop.
+const TRAFFIC: Duration = Duration::from_micros(100);
+
+/// Longest that a completion may take: twice the timer's period, and what a slow disk may add.
+fn patience(config: &F1Config) -> Duration {
+    2 * config.timer + Duration::from_secs(10)
+}
+
+/// Runs the workload on the calling thread. It spins in the pauses, as vCPUs do.
+///
+/// # Errors
+///
+/// The configuration makes no sense, the disk or KVM cannot be used, or a request fails.
+pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Result> {
+    config.check()?;
+    let without_wake = matches!(variant, Variant::AhciWithoutWake | Variant::AhciWithoutWakeBusy);
+    let event_loop = LoopConfig {
+        name: "image".into(),
+        // Where the loop of the published workload sleeps, it does not poll first.
+        poll: PollParams { max_ns: 0, ..PollParams::default() },
+        ablation: Ablation { no_wake: without_wake, ..Ablation::default() },
+        ..LoopConfig::default()
+    };
+    let machine = Machine::with_timer(
+        MachineConfig {
+            memory: on_ahci::memory(config).max(on_virtio_blk::memory(config)),
+            io_threads: vec![IoThreadConfig { event_loop, ..IoThreadConfig::default() }],
+            disk: config.disk.clone(),
+        },
+        config.timer,
+    )?;
+    let size = machine.disk().geometry().size;
+    ensure!(size >= config.bytes, "the disk has {size} bytes, {} are to be read", config.bytes);
+    let log = SubmissionLog::new(machine.disk().clone(), config.requests() as usize);
+    let traffic = match variant {
+        Variant::AhciWithoutWakeBusy => Some(Traffic::start(machine.loop_of(0), TRAFFIC)?),
+        _ => None,
+    };
+    let GuestRun { began, ended, rung, doorbells, last_batch } = match variant {
+        Variant::VirtioBlk => on_virtio_blk::run(config, &machine, log.clone(), vcpu)?,
+        _ => on_ahci::run(config, &machine, log.clone(), vcpu)?,
+    };
+    drop(traffic);
+    let submitted = log.times();
+    let (announced, requests) = (rung.len() as u64, config.requests());
+    ensure!(
+        submitted.len() as u64 == requests && announced == requests,
+        "{announced} requests announced, {} submitted, of {requests}",
+        submitted.len()
+    );
+    let waits = rung.iter().zip(&submitted);
+    let waits = waits.map(|(rung, at)| Duration::from_nanos(at.saturating_sub(*rung))).collect();
+    let elapsed = Duration::from_nanos(ended.saturating_sub(began));
+    Ok(F1Result { elapsed, waits, doorbells, last_batch })
+}
+
+/// A pause of the thread that plays a vCPU.
+fn pause(ns: u64) {
+    let until = clock::now_ns() + ns;
+    while clock::now_ns() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// Runs the program of a KVM vCPU; what it left behind, and when each batch was submitted and done.
+#[cfg(target_arch = "x86_64")]
+fn run_payload(
+    config: &F1Config,
+    vcpu: &mut Vcpu,
+    params: Params,
+    mmio: &dyn Mmio,
+) -> Result<(Params, Vec<(u64, u64)>)> {
+    let tsc = vcpu.tsc()?;
+    let params = Params {
+        batches: config.batches(),
+        batch: config.batch.into(),
+        pause_before: tsc.ticks(config.pause_ns()),
+        pause_after: tsc.ticks(config.pause_ns()),
+        patience: tsc.ticks(patience(config).as_nanos() as u64),
+        sectors: config.sectors(),
+        records: RECORDS_AT,
+        ..params
+    };
+    let end = vcpu.run(params, mmio)?;
+    match end.outcome {
+        payload::DONE => {}
+        payload::FAILED => bail!("a request of the guest's failed"),
+        payload::TIMED_OUT => bail!("a request of the guest's was not answered in time"),
+        other => bail!("the guest ended with {other}, which means nothing"),
+    }
+    let view = MemoryView::new(vcpu.memory().clone());
+    let record = |batch| {
+        let record = Record::from_bytes(view.read_array(RECORDS_AT + batch * Record::SIZE)?);
+        Ok((tsc.to_ns(record.submitted), tsc.to_ns(record.done)))
+    };
+    let records: Result<Vec<_>> = (0..config.batches()).map(record).collect();
+    Ok((end, records?))
+}
+
+/// Where a KVM vCPU writes its records: behind what is its own.
+const RECORDS_AT: u64 = 1 << 16;
+
+/// Where the driver's structures may begin.
+fn structures_at(config: &F1Config) -> u64 {
+    (RECORDS_AT + 16 * config.batches()).next_multiple_of(1 << 16)
+}

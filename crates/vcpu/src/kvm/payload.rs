@@ -1,0 +1,346 @@
+//! The program that runs in the guest: machine code at privilege level 3, without a stack frame of
+//! Rust's, an operating system or interrupts. It drives an AHCI port or a virtio-blk queue whose
+//! structures the host has laid out, and watches memory for its completions.
+//!
+//! It is assembled into read-only data of ours and copied into guest memory; where it lands does not
+//! matter to it.
+
+#![allow(unsafe_code)]
+
+use std::mem::offset_of;
+
+use crate::virtio_blk::QueueArea;
+
+/// The program's parameters and results, in guest memory: words of 64 bits.
+macro_rules! params {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the program is to do, and how it went. Addresses are the guest's, physical and
+        /// virtual being the same; times are ticks of the guest's time stamp counter.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct Params {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Params {
+            /// How they lie in memory.
+            pub fn to_bytes(self) -> Vec<u8> {
+                [$(self.$name),*].into_iter().flat_map(u64::to_le_bytes).collect()
+            }
+
+            /// From how they lie in memory.
+            pub fn from_bytes(bytes: &[u8; size_of::<Params>()]) -> Params {
+                let mut words = bytes.as_chunks().0.iter().copied().map(u64::from_le_bytes);
+                let mut next = || words.next().unwrap_or_default();
+                Params { $($name: next(),)* }
+            }
+        }
+    };
+}
+
+params! {
+    /// 0: AHCI, 1: virtio-blk.
+    device,
+    /// Batches to do, at least one.
+    batches,
+    /// Requests in a batch: 1 to 32 on AHCI, at most the queue's size on virtio-blk.
+    batch,
+    /// Pause before a batch is submitted.
+    pause_before,
+    /// Pause after each completion.
+    pause_after,
+    /// How long a completion may take.
+    patience,
+    /// First sector of the first request; the others follow.
+    lba,
+    /// Sectors of a request.
+    sectors,
+    /// Where a [`Record`] per batch is written.
+    records,
+    /// Request 0. AHCI: its command FIS; virtio-blk: its header, the status byte being
+    /// [`QueueArea::STATUS_AT`] bytes behind.
+    requests,
+    /// From one request to the next, bytes.
+    stride,
+    /// What tells of completions. AHCI: the Set Device Bits FIS; virtio-blk: the used ring.
+    completions,
+    /// AHCI: PxCI; virtio-blk: where kicks are written.
+    doorbell,
+    /// AHCI: PxSACT.
+    sact,
+    /// AHCI: bits 31 to 24 are FEATURES 15:8 of the commands.
+    features_high,
+    /// virtio-blk: the available ring.
+    avail,
+    /// virtio-blk: the queue's size, less one.
+    mask,
+    /// Out: kicks made.
+    kicks,
+    /// Out: see the constants below.
+    outcome,
+}
+
+/// [`Params::outcome`]: not at its end yet.
+pub const RUNNING: u64 = 0;
+/// [`Params::outcome`]: all requests were answered, and well.
+pub const DONE: u64 = 1;
+/// [`Params::outcome`]: a request failed.
+pub const FAILED: u64 = 2;
+/// [`Params::outcome`]: a completion took longer than [`Params::patience`].
+pub const TIMED_OUT: u64 = 3;
+
+/// The port that the program ends with a write to.
+pub const EXIT_PORT: u16 = 0xf4;
+
+/// When a batch was submitted and completed, ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Just before its first doorbell.
+    pub submitted: u64,
+    /// After the pause for its last completion.
+    pub done: u64,
+}
+
+impl Record {
+    /// Bytes of a record.
+    pub const SIZE: u64 = 16;
+
+    /// From how it lies in memory.
+    pub fn from_bytes(bytes: [u8; 16]) -> Record {
+        let both = u128::from_le_bytes(bytes);
+        Record { submitted: both as u64, done: (both >> 64) as u64 }
+    }
+}
+
+// rbx: the parameters; r12: batches left; r13: the record; r14: the next sector; r15: AHCI: commands
+// outstanding, virtio-blk: the available index; r11: virtio-blk: the used index.
+std::arch::global_asm!(
+    ".pushsection .rodata.vcpu_payload, \"a\", @progbits",
+    ".balign 16",
+    "vcpu_payload_begin:",
+    "    mov rbx, rdi",
+    "    mov r12, [rbx + {batches}]",
+    "    mov r13, [rbx + {records}]",
+    "    mov r14, [rbx + {lba}]",
+    "    xor r15d, r15d",
+    "    xor r11d, r11d",
+    // Each batch.
+    ".Lvcpu_batch:",
+    "    mov rdi, [rbx + {pause_before}]",
+    "    call .Lvcpu_pause",
+    "    rdtsc",
+    "    shl rdx, 32",
+    "    or rax, rdx",
+    "    mov [r13], rax",
+    "    xor ecx, ecx",
+    "    cmp qword ptr [rbx + {device}], 0",
+    "    jne .Lvcpu_virtio",
+    // ---- AHCI: for each command its sector, then its two registers.
+    ".Lvcpu_ahci_command:",
+    "    mov rax, rcx",
+    "    imul rax, [rbx + {stride}]",
+    "    add rax, [rbx + {requests}]",
+    "    mov edx, r14d", // LBA 23:0, and DEVICE
+    "    and edx, 0xffffff",
+    "    or edx, 0x40000000",
+    "    mov [rax + 4], edx",
+    "    mov rdx, r14", // LBA 47:24, and FEATURES 15:8
+    "    shr rdx, 24",
+    "    and edx, 0xffffff",
+    "    or edx, [rbx + {features_high}]",
+    "    mov [rax + 8], edx",
+    "    add r14, [rbx + {sectors}]",
+    "    mov edx, 1",
+    "    shl edx, cl",
+    "    mov rax, [rbx + {sact}]",
+    "    mov [rax], edx",
+    "    mov rax, [rbx + {doorbell}]",
+    "    mov [rax], edx",
+    "    inc qword ptr [rbx + {kicks}]",
+    "    inc ecx",
+    "    cmp ecx, [rbx + {batch}]",
+    "    jb .Lvcpu_ahci_command",
+    "    mov r15d, 1",
+    "    shl r15, cl",
+    "    dec r15",
+    // A FIS tells that something has completed, PxSACT what. The FIS is cleared before PxSACT is read,
+    // so that what completes in between leaves a new one.
+    ".Lvcpu_ahci_wait:",
+    "    mov r8, [rbx + {completions}]",
+    "    call .Lvcpu_limit",
+    ".Lvcpu_ahci_watch:",
+    "    mov eax, [r8]",
+    "    test eax, eax",
+    "    jnz .Lvcpu_ahci_told",
+    "    call .Lvcpu_look_at_clock",
+    "    jmp .Lvcpu_ahci_watch",
+    ".Lvcpu_ahci_told:",
+    "    bt eax, 16", // ERR of its status
+    "    jc .Lvcpu_failed",
+    "    mov dword ptr [r8], 0",
+    "    mov rax, [rbx + {sact}]",
+    "    mov eax, [rax]",
+    "    not eax",
+    "    and eax, r15d",
+    "    xor r15d, eax",
+    "    mov r10d, eax",
+    ".Lvcpu_ahci_completion:",
+    "    test r10d, r10d",
+    "    jz .Lvcpu_ahci_told_all",
+    "    lea ecx, [r10 - 1]",
+    "    and r10d, ecx",
+    "    mov rdi, [rbx + {pause_after}]",
+    "    call .Lvcpu_pause",
+    "    jmp .Lvcpu_ahci_completion",
+    ".Lvcpu_ahci_told_all:",
+    "    test r15d, r15d",
+    "    jnz .Lvcpu_ahci_wait",
+    "    jmp .Lvcpu_batch_done",
+    // ---- virtio-blk: the chains never change but for the sector.
+    ".Lvcpu_virtio:",
+    "    mov rax, rcx",
+    "    imul rax, [rbx + {stride}]",
+    "    add rax, [rbx + {requests}]",
+    "    mov [rax + 8], r14",
+    "    mov byte ptr [rax + {status_at}], 0xff",
+    "    add r14, [rbx + {sectors}]",
+    "    lea edx, [r15 + rcx]",
+    "    and edx, [rbx + {mask}]",
+    "    mov rax, [rbx + {avail}]",
+    "    mov [rax + 2*rdx + 4], cx",
+    "    inc ecx",
+    "    cmp ecx, [rbx + {batch}]",
+    "    jb .Lvcpu_virtio",
+    "    mov r10d, r15d",
+    "    add r15d, ecx",
+    "    mov [rax + 2], r15w",
+    "    mfence",
+    // VIRTIO_F_EVENT_IDX: does the index pass the one that the device waits for?
+    "    mov r8, [rbx + {completions}]",
+    "    mov ecx, [rbx + {mask}]",
+    "    movzx eax, word ptr [r8 + 8*rcx + 12]",
+    "    mov edx, r15d",
+    "    sub edx, eax",
+    "    dec edx",
+    "    movzx edx, dx",
+    "    mov eax, r15d",
+    "    sub eax, r10d",
+    "    movzx eax, ax",
+    "    cmp edx, eax",
+    "    jae .Lvcpu_virtio_wait",
+    "    mov rax, [rbx + {doorbell}]",
+    "    mov word ptr [rax], 0",
+    "    inc qword ptr [rbx + {kicks}]",
+    ".Lvcpu_virtio_wait:",
+    "    call .Lvcpu_limit",
+    ".Lvcpu_virtio_watch:",
+    "    mov ax, [r8 + 2]",
+    "    cmp ax, r11w",
+    "    jne .Lvcpu_virtio_completion",
+    "    call .Lvcpu_look_at_clock",
+    "    jmp .Lvcpu_virtio_watch",
+    ".Lvcpu_virtio_completion:",
+    "    mov ecx, r11d",
+    "    and ecx, [rbx + {mask}]",
+    "    mov eax, [r8 + 8*rcx + 4]",
+    "    imul rax, [rbx + {stride}]",
+    "    add rax, [rbx + {requests}]",
+    "    cmp byte ptr [rax + {status_at}], 0",
+    "    jne .Lvcpu_failed",
+    "    inc r11d",
+    "    mov rdi, [rbx + {pause_after}]",
+    "    call .Lvcpu_pause",
+    "    cmp r11w, r15w",
+    "    jne .Lvcpu_virtio_wait",
+    // ---- both
+    ".Lvcpu_batch_done:",
+    "    rdtsc",
+    "    shl rdx, 32",
+    "    or rax, rdx",
+    "    mov [r13 + 8], rax",
+    "    add r13, {record}",
+    "    dec r12",
+    "    jnz .Lvcpu_batch",
+    "    mov eax, {done}",
+    "    jmp .Lvcpu_end",
+    ".Lvcpu_failed:",
+    "    mov eax, {failed}",
+    ".Lvcpu_end:",
+    "    mov [rbx + {outcome}], rax",
+    "    mov dx, {exit_port}",
+    ".Lvcpu_exit:",
+    "    out dx, al",
+    "    jmp .Lvcpu_exit",
+    // Waits rdi ticks.
+    ".Lvcpu_pause:",
+    "    rdtsc",
+    "    shl rdx, 32",
+    "    or rax, rdx",
+    "    add rdi, rax",
+    ".Lvcpu_pausing:",
+    "    pause",
+    "    rdtsc",
+    "    shl rdx, 32",
+    "    or rax, rdx",
+    "    cmp rax, rdi",
+    "    jb .Lvcpu_pausing",
+    "    ret",
+    // Sets r9 to when patience ends.
+    ".Lvcpu_limit:",
+    "    rdtsc",
+    "    shl rdx, 32",
+    "    or rax, rdx",
+    "    add rax, [rbx + {patience}]",
+    "    mov r9, rax",
+    "    ret",
+    // Ends the program when it has ended.
+    ".Lvcpu_look_at_clock:",
+    "    pause",
+    "    rdtsc",
+    "    shl rdx, 32",
+    "    or rax, rdx",
+    "    cmp rax, r9",
+    "    mov eax, {timed_out}",
+    "    ja .Lvcpu_end",
+    "    ret",
+    "vcpu_payload_end:",
+    ".popsection",
+    batches = const offset_of!(Params, batches),
+    batch = const offset_of!(Params, batch),
+    device = const offset_of!(Params, device),
+    pause_before = const offset_of!(Params, pause_before),
+    pause_after = const offset_of!(Params, pause_after),
+    patience = const offset_of!(Params, patience),
+    lba = const offset_of!(Params, lba),
+    sectors = const offset_of!(Params, sectors),
+    records = const offset_of!(Params, records),
+    requests = const offset_of!(Params, requests),
+    stride = const offset_of!(Params, stride),
+    completions = const offset_of!(Params, completions),
+    doorbell = const offset_of!(Params, doorbell),
+    sact = const offset_of!(Params, sact),
+    features_high = const offset_of!(Params, features_high),
+    avail = const offset_of!(Params, avail),
+    mask = const offset_of!(Params, mask),
+    kicks = const offset_of!(Params, kicks),
+    outcome = const offset_of!(Params, outcome),
+    status_at = const QueueArea::STATUS_AT,
+    record = const Record::SIZE,
+    done = const DONE,
+    failed = const FAILED,
+    timed_out = const TIMED_OUT,
+    exit_port = const EXIT_PORT,
+);
+
+/// The program's machine code: its first byte is where it begins, with the address of its
+/// [`Params`] in RDI and that of the end of a stack of at least 64 bytes in RSP.
+pub fn code() -> &'static [u8] {
+    unsafe extern "C" {
+        static vcpu_payload_begin: u8;
+        static vcpu_payload_end: u8;
+    }
+    let (begin, end) = (&raw const vcpu_payload_begin, &raw const vcpu_payload_end);
+    // SAFETY: both labels are in the section above, which is read-only data that lives as long as
+    // the program, `end` behind `begin`, and nothing but bytes in between.
+    unsafe { std::slice::from_raw_parts(begin, end.addr() - begin.addr()) }
+}

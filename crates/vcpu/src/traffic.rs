@@ -1,0 +1,64 @@
+//! Other traffic: something on a loop that is not what is being measured, and keeps it awake.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use event_loop::{Handler, LoopHandle, Progress, Trigger};
+use nix::poll::PollFlags;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::machine::on_loop;
+
+/// An eventfd that a loop watches and a thread writes to, time and again. Dropping it ends the
+/// thread; the loop goes on watching an eventfd that nobody writes to.
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Traffic {
+    /// Events on the loop `every` so often.
+    ///
+    /// # Errors
+    ///
+    /// There is no eventfd or thread to be had, or the loop is gone.
+    pub fn start(handle: &LoopHandle, every: Duration) -> Result<Traffic> {
+        struct Nothing;
+        impl Handler for Nothing {
+            fn ready(&self, _events: u32) -> Progress {
+                Progress::Done
+            }
+        }
+        let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let fd: Arc<OwnedFd> = Arc::new(fd.context("eventfd")?.into());
+        let watched = fd.clone();
+        on_loop(handle, move |event_loop| {
+            let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+            event_loop.add_handler(watched, events, Trigger::Edge, Rc::new(Nothing));
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = stop.clone();
+        let thread = std::thread::Builder::new().name("traffic".into()).spawn(move || {
+            while !stopping.load(Ordering::Relaxed) {
+                std::thread::sleep(every);
+                // A full counter is an event too; it does not get there.
+                let _ = nix::unistd::write(&fd, &1u64.to_ne_bytes());
+            }
+        });
+        Ok(Traffic { stop, thread: Some(thread.context("starting a thread")?) })
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

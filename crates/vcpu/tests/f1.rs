@@ -1,0 +1,100 @@
+//! F1 in small: a queued request must never wait for an unrelated wake-up.
+//!
+//! The bounds are wide enough for a machine that is busy with other things: what is told apart is
+//! a wait for the timer, hundreds of milliseconds, from none.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
+use vcpu::machine::SplitMix64;
+
+/// What a request waits where it waits for the timer, at least at the median: the timer comes every
+/// 499 ms, a batch's work takes about 20 ms.
+const STALL: Duration = Duration::from_millis(250);
+
+/// A disk with each byte written.
+fn disk(name: &str, len: usize) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut random = SplitMix64::new(len as u64);
+    let bytes: Vec<u8> = (0..len / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(&bytes).unwrap();
+    file.sync_all().unwrap();
+    path
+}
+
+fn run(name: &str, mib: u64, variant: Variant, vcpu: VcpuKind) -> F1Result {
+    let path = disk(name, (mib << 20) as usize);
+    let config = F1Config { bytes: mib << 20, ..F1Config::published(&path).unwrap() };
+    let result = f1::run(&config, variant, vcpu).unwrap();
+    assert!(result.elapsed >= config.pauses(), "faster than its pauses: {:?}", result.elapsed);
+    assert_eq!(result.waits.len() as u64, config.requests());
+    let expected = std::fs::read(&path).unwrap();
+    let last = expected.len() - result.last_batch.len();
+    assert!(result.last_batch == expected[last..], "the last batch read something else");
+    std::fs::remove_file(&path).unwrap();
+    println!("{variant}, {vcpu:?}: {:?}, longest wait {:?}", result.elapsed, result.longest_wait());
+    result
+}
+
+fn median(result: &F1Result) -> Duration {
+    let mut waits = result.waits.clone();
+    waits.sort();
+    waits[waits.len() / 2]
+}
+
+/// Whether there is KVM; if not, says so where the test's result is shown, captured or not.
+fn has_kvm(test: &str) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let missing = vcpu::kvm::usable().err().map(|why| why.to_string());
+    #[cfg(not(target_arch = "x86_64"))]
+    let missing = Some("no x86-64");
+    if let Some(why) = &missing {
+        // Past the harness, which keeps the output of tests that pass to itself.
+        let _ = writeln!(std::io::stderr().lock(), "{test}: NOT TESTED: {why}");
+    }
+    missing.is_none()
+}
+
+#[test]
+fn nothing_waits_with_virtio_blk() {
+    let result = run("f1-virtio", 4, Variant::VirtioBlk, VcpuKind::Thread);
+    assert!(median(&result) < STALL, "{:?}", median(&result));
+    // A device that looks at its queue just then needs none.
+    assert!(result.doorbells <= 2, "more than one kick per batch: {}", result.doorbells);
+}
+
+#[test]
+fn nothing_waits_with_ahci() {
+    let result = run("f1-ahci", 4, Variant::Ahci, VcpuKind::Thread);
+    assert!(median(&result) < STALL, "{:?}", median(&result));
+}
+
+#[test]
+fn without_the_wake_up_requests_wait_for_the_timer() {
+    let result = run("f1-no-wake", 4, Variant::AhciWithoutWake, VcpuKind::Thread);
+    assert!(median(&result) > STALL, "{:?}", median(&result));
+}
+
+#[test]
+fn other_traffic_hides_that_nobody_wakes_the_loop() {
+    let result = run("f1-busy", 4, Variant::AhciWithoutWakeBusy, VcpuKind::Thread);
+    assert!(median(&result) < STALL, "{:?}", median(&result));
+}
+
+#[test]
+fn all_of_it_on_a_kvm_vcpu_needs_kvm() {
+    if !has_kvm("all_of_it_on_a_kvm_vcpu_needs_kvm") {
+        return;
+    }
+    for variant in Variant::ALL {
+        let result = run("f1-kvm", 4, variant, VcpuKind::Kvm);
+        if variant == Variant::AhciWithoutWake {
+            assert!(median(&result) > STALL, "{variant}: {:?}", median(&result));
+        } else {
+            assert!(median(&result) < STALL, "{variant}: {:?}", median(&result));
+        }
+    }
+}
