@@ -2,14 +2,28 @@
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Row};
 use crate::value::{Object, Value};
+
+/// How an I/O thread chooses the time to busy-poll: `poll-policy`, which QSD does not have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PollPolicy {
+    /// `histogram`: by what polling has lately been worth.
+    #[default]
+    Histogram,
+    /// `weighted`: by a weighted mean of the intervals between events, as QSD does it now.
+    Weighted,
+    /// `stepped`: by doubling and resetting, as QSD did it before.
+    Stepped,
+}
 
 /// `iothread`: a thread that runs an event loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IothreadOptions {
     /// `id`: its name.
     pub id: String,
+    /// `poll-policy`: how the time to busy-poll is chosen.
+    pub poll_policy: PollPolicy,
     /// `poll-max-ns`: the longest time to busy-poll before sleeping, nanoseconds. 0: never.
     pub poll_max_ns: u64,
     /// `poll-grow`: what the window is multiplied by when it was too short. 0: the default.
@@ -31,6 +45,7 @@ impl Default for IothreadOptions {
     fn default() -> Self {
         Self {
             id: String::new(),
+            poll_policy: PollPolicy::default(),
             poll_max_ns: 32768,
             poll_grow: 0,
             poll_shrink: 0,
@@ -61,6 +76,38 @@ pub(crate) static IOTHREAD: &[Field<IothreadOptions>] = &[
         },
         need: Need::Required,
         help: "name of the I/O thread, for exports to refer to",
+    },
+    Field {
+        name: "poll-policy",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "histogram",
+                help: "poll for as long as it has lately been worth it",
+                set: |iothread| {
+                    iothread.poll_policy = PollPolicy::Histogram;
+                    Ok(())
+                },
+            },
+            Choice {
+                name: "weighted",
+                help: "follow a weighted mean of the intervals between events",
+                set: |iothread| {
+                    iothread.poll_policy = PollPolicy::Weighted;
+                    Ok(())
+                },
+            },
+            Choice {
+                name: "stepped",
+                help: "double while too short, reset when too long",
+                set: |iothread| {
+                    iothread.poll_policy = PollPolicy::Stepped;
+                    Ok(())
+                },
+            },
+        ]),
+        need: Need::Default("histogram"),
+        help: "how the time to busy-poll is chosen (ringmill's own option); poll-grow and \
+               poll-shrink are for weighted and stepped",
     },
     Field {
         name: "poll-max-ns",

@@ -48,6 +48,8 @@ fn word() -> impl Strategy<Value = String> {
             "id",
             "io0",
             "poll-max-ns",
+            "poll-policy",
+            "stepped",
             "vhost-user-blk",
             "addr",
             "type",

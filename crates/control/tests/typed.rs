@@ -7,8 +7,8 @@ use block::options::{
     NullOptions, RawOptions,
 };
 use control::{
-    Action, Addr, CacheMode, Command, ImageKind, IothreadOptions, Step, StorageDaemonOptions,
-    VhostUserBlkExport, parse_args,
+    Action, Addr, CacheMode, Command, ImageKind, IothreadOptions, PollPolicy, Step,
+    StorageDaemonOptions, VhostUserBlkExport, parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -57,7 +57,7 @@ fn file(name: &str) -> FileOptions {
 
 #[test]
 fn steps_keep_the_order_and_the_words_of_the_command_line() {
-    let iothread = "iothread,id=io0,poll-max-ns=0,poll-grow=3,poll-shrink=4,poll-weight=5,\
+    let iothread = "iothread,id=io0,poll-policy=weighted,poll-max-ns=0,poll-grow=3,poll-shrink=4,poll-weight=5,\
                     aio-max-batch=6,thread-pool-min=7,thread-pool-max=8";
     let export = "vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=7,writable=on,\
                   writethrough=on,num-queues=4,logical-block-size=4k,iothread.0=io0,iothread.1=io1";
@@ -79,6 +79,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             &format!("--object {iothread}"),
             Action::Object(IothreadOptions {
                 id: "io0".to_owned(),
+                poll_policy: PollPolicy::Weighted,
                 poll_max_ns: 0,
                 poll_grow: 3,
                 poll_shrink: 4,
@@ -92,6 +93,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             "--object=iothread,id=io1",
             Action::Object(IothreadOptions {
                 id: "io1".to_owned(),
+                poll_policy: PollPolicy::Histogram,
                 poll_max_ns: 32768,
                 poll_grow: 0,
                 poll_shrink: 0,

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::polling::policy::SourceInterval;
+use crate::polling::policy::SourceState;
 use crate::ring::{RingOp, is_transient};
 use crate::slots::{GENERATION_MASK, SlotId, UserData};
 
@@ -77,7 +77,7 @@ pub(crate) struct Entry {
 /// What adaptive polling keeps per source.
 #[derive(Default)]
 pub(crate) struct Source {
-    pub(crate) interval: Cell<SourceInterval>,
+    pub(crate) state: Cell<SourceState>,
     /// Had an event in this iteration.
     pub(crate) had_event: Cell<bool>,
     /// When it last had one, loop time.

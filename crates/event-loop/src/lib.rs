@@ -40,7 +40,7 @@ pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError};
 pub use op::{Engine, IoOp, IoTarget, LoopFile};
-pub use polling::policy::PollParams;
+pub use polling::policy::{PollParams, PollPolicy};
 pub use readiness::Readiness;
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
 pub use scheduling::Scheduling;

@@ -3,16 +3,29 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use event_loop::polling::policy::{PollParams, PollWindow, SourceInterval};
+use event_loop::polling::policy::{Policy, SourceKind, SourceState};
+use event_loop::polling::weighted;
 use event_loop::ring::sim::{Faults, Sim};
-use event_loop::{DeferredCall, EventLoop, LoopConfig};
+use event_loop::{DeferredCall, EventLoop, LoopConfig, PollParams, PollPolicy};
 use proptest::prelude::*;
 
 fn params() -> impl Strategy<Value = PollParams> {
     let max_ns = prop_oneof![Just(0), Just(32768), any::<u64>()];
     let small = prop_oneof![0..5u32, any::<u32>()];
-    (max_ns, small.clone(), small.clone(), small)
-        .prop_map(|(max_ns, grow, shrink, weight)| PollParams { max_ns, grow, shrink, weight })
+    let policy = prop_oneof![
+        Just(PollPolicy::Histogram),
+        Just(PollPolicy::Weighted),
+        Just(PollPolicy::Stepped)
+    ];
+    (policy, max_ns, small.clone(), small.clone(), small).prop_map(
+        |(policy, max_ns, grow, shrink, weight)| PollParams {
+            policy,
+            max_ns,
+            grow,
+            shrink,
+            weight,
+        },
+    )
 }
 
 fn interval() -> impl Strategy<Value = u64> {
@@ -34,30 +47,42 @@ fn model(ns: u128, params: &PollParams, interval: u128, had_event: bool) -> u128
 proptest! {
     #[test]
     fn intervals_follow_the_algorithm(params in params(), events in prop::collection::vec((interval(), any::<bool>()), 0..50)) {
-        let (mut source, mut expected) = (SourceInterval::default(), 0);
+        let (mut ns, mut expected) = (0, 0);
         for (interval, had_event) in events {
             // Sums that do not fit are beyond any maximum but one.
             prop_assume!(expected + u128::from(interval) < u128::from(u64::MAX));
-            source.update(&params, interval, had_event);
+            weighted::update(&mut ns, &params, interval, had_event);
             expected = model(expected, &params, interval.into(), had_event);
-            prop_assert_eq!(u128::from(source.ns), expected);
-            prop_assert!(source.ns <= params.max_ns);
+            prop_assert_eq!(u128::from(ns), expected);
+            prop_assert!(ns <= params.max_ns);
         }
     }
 
     #[test]
-    fn the_window_keeps_to_its_bounds_and_moves_towards_what_was_needed(params in params(), needs in prop::collection::vec(interval(), 0..50)) {
-        let mut window = PollWindow::default();
+    fn the_weighted_window_keeps_to_its_bounds_and_moves_towards_what_was_needed(params in params(), needs in prop::collection::vec(interval(), 0..50)) {
+        let mut window = 0;
         for best in needs {
             let best = best.min(params.max_ns);
-            let before = window.ns;
-            window.adjust(&params, best);
-            prop_assert!(window.ns <= params.max_ns);
+            let before = window;
+            window = weighted::follow(window, &params, best);
+            prop_assert!(window <= params.max_ns);
             if best > before {
-                prop_assert!(window.ns >= best, "it must reach what was needed");
+                prop_assert!(window >= best, "it must reach what was needed");
             } else {
-                prop_assert!(window.ns <= before && (window.ns >= best || window.ns == before));
+                prop_assert!(window <= before && (window >= best || window == before));
             }
+        }
+    }
+
+    #[test]
+    fn no_policy_exceeds_the_maximum_nor_panics(params in params(), rounds in prop::collection::vec((interval(), any::<bool>(), any::<bool>(), any::<bool>()), 0..300)) {
+        let (mut policy, mut ring, mut queue) = (Policy::default(), SourceState::default(), SourceState::default());
+        for (interval, completion, request, in_flight) in rounds {
+            policy.begin(interval);
+            policy.account(&params, &mut ring, SourceKind::Ring, completion);
+            policy.account(&params, &mut queue, SourceKind::Handler, request);
+            policy.end(&params, in_flight);
+            prop_assert!(policy.window_ns() <= params.max_ns);
         }
     }
 

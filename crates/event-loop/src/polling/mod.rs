@@ -1,14 +1,16 @@
 //! Busy polling before sleep: the polling set, and the [policy] applied to it.
 
+pub mod histogram;
 pub mod policy;
+pub mod stepped;
+pub mod weighted;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::event_loop::EventLoop;
 use crate::handlers::{Entry, Source};
-use crate::polling::policy::PollParams;
-use crate::polling::policy::PollWindow;
+use crate::polling::policy::{Policy, PollParams, SourceKind, Wait};
 use crate::ring::Ready;
 use crate::slots::SlotId;
 
@@ -18,7 +20,7 @@ const IDLE_NS: u64 = 7_000_000_000;
 /// A loop's polling state.
 pub(crate) struct Poller {
     params: Cell<PollParams>,
-    window: Cell<PollWindow>,
+    policy: RefCell<Policy>,
     /// When the wait for the next events began; kept over iterations that bring none.
     wait_began: Cell<Option<u64>>,
     /// The sources in the set have been told that they are polled.
@@ -28,6 +30,8 @@ pub(crate) struct Poller {
     /// The completion ring and the inbox are sources too.
     pub(crate) ring: Source,
     pub(crate) inbox: Source,
+    /// The waits recorded; nothing is while it has no room.
+    recorded: RefCell<Vec<Wait>>,
     /// On epoll, sources stay in the set: out of it they would starve behind polled ones.
     keep_sources: bool,
 }
@@ -36,25 +40,26 @@ impl Poller {
     pub(crate) fn new(params: PollParams, keep_sources: bool) -> Self {
         Poller {
             params: Cell::new(params),
-            window: Cell::default(),
+            policy: RefCell::default(),
             wait_began: Cell::new(None),
             polling: Cell::new(false),
             gave_up: Cell::new(false),
             ring: Source::default(),
             inbox: Source::default(),
+            recorded: RefCell::default(),
             keep_sources,
         }
     }
 
     /// Sets the parameters; returns what becomes of the window, nanoseconds.
     pub(crate) fn set_params(&self, params: PollParams) -> u64 {
-        self.params.set(params);
+        let before = self.params.replace(params);
         if params.max_ns == 0 {
             self.wait_began.set(None);
         }
-        let window = self.window.get().ns.min(params.max_ns);
-        self.window.set(PollWindow { ns: window });
-        window
+        let mut policy = self.policy.borrow_mut();
+        policy.change(&before, &params);
+        policy.window_ns()
     }
 
     pub(crate) fn is_polling(&self) -> bool {
@@ -72,11 +77,17 @@ impl Poller {
 
     /// Whether the next step is to poll rather than to sleep.
     pub(crate) fn wants_to_poll(&self) -> bool {
-        self.is_on() && self.window.get().ns > 0 && !self.gave_up.get()
+        self.is_on() && self.policy.borrow().window_ns() > 0 && !self.gave_up.get()
     }
 }
 
 impl EventLoop {
+    /// Records at least the next `count` waits for events (while polling is not off), for a simulator of polling
+    /// policies; returns what was recorded before. 0 ends the recording.
+    pub fn record_waits(&self, count: usize) -> Vec<Wait> {
+        self.0.poller.recorded.replace(Vec::with_capacity(count))
+    }
+
     /// The wait for the next events begins.
     pub(crate) fn poll_wait_begins(&self) {
         let poller = &self.0.poller;
@@ -94,7 +105,7 @@ impl EventLoop {
             let in_set = |(_, entry): &&(_, Rc<Entry>)| entry.source.in_set.get();
             sources.iter().filter(in_set).for_each(|(_, entry)| entry.handler.poll_begin());
         }
-        let end = self.now_ns().saturating_add(poller.window.get().ns);
+        let end = self.now_ns().saturating_add(poller.policy.borrow().window_ns());
         let end = deadline.map_or(end, |deadline| end.min(deadline));
         let found = loop {
             let mut found = self.ask(&sources);
@@ -210,26 +221,31 @@ impl EventLoop {
         poller.gave_up.set(false);
         let params = poller.params.get();
         let interval = events_at.saturating_sub(began);
-        let mut best = None;
-        let mut account = |source: &Source| {
+        let mut policy = poller.policy.borrow_mut();
+        policy.begin(interval);
+        let (mut by_ring, mut by_others) = (false, false);
+        let mut account = |source: &Source, kind| {
             let had_event = source.had_event.replace(false);
-            let mut estimate = source.interval.get();
-            estimate.update(&params, interval, had_event);
-            source.interval.set(estimate);
+            match kind {
+                SourceKind::Ring => by_ring |= had_event,
+                SourceKind::Handler | SourceKind::Inbox => by_others |= had_event,
+            }
+            let mut state = source.state.get();
+            policy.account(&params, &mut state, kind, had_event);
+            source.state.set(state);
             if had_event {
                 source.last_event_ns.set(events_at);
-                best = best.max(Some(estimate.ns));
             }
             events_at.saturating_sub(source.last_event_ns.get()) >= IDLE_NS
         };
-        account(&poller.ring);
-        account(&poller.inbox);
+        account(&poller.ring, SourceKind::Ring);
+        account(&poller.inbox, SourceKind::Inbox);
         let mut handlers = self.0.handlers.borrow_mut();
         let mut left = Vec::new();
         let mut set = std::mem::take(&mut handlers.polling);
         set.retain(|id| {
             let Some(entry) = handlers.get(*id) else { return false };
-            let idle = account(&entry.source) && !poller.keep_sources;
+            let idle = account(&entry.source, SourceKind::Handler) && !poller.keep_sources;
             if idle {
                 entry.source.in_set.set(false);
                 left.push((*id, entry.clone()));
@@ -238,6 +254,15 @@ impl EventLoop {
         });
         handlers.polling = set;
         drop(handlers);
+        let in_flight = self.0.slots.borrow().in_flight() > 0;
+        policy.end(&params, in_flight);
+        self.stats().poll_window_ns.set(policy.window_ns());
+        drop(policy);
+        let mut recorded = poller.recorded.borrow_mut();
+        if recorded.len() < recorded.capacity() {
+            recorded.push(Wait { interval_ns: interval, by_ring, by_others, in_flight });
+        }
+        drop(recorded);
         if poller.polling.get() {
             // Out of the set its events come by the descriptor again; one that raced is found by
             // its `ready`, which looks before it waits.
@@ -249,12 +274,6 @@ impl EventLoop {
                 }
                 self.0.handlers.borrow_mut().list_ready(id);
             }
-        }
-        if let Some(best) = best {
-            let mut window = poller.window.get();
-            window.adjust(&params, best);
-            poller.window.set(window);
-            self.stats().poll_window_ns.set(window.ns);
         }
     }
 }

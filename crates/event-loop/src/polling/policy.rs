@@ -1,16 +1,32 @@
-//! The weighted adaptive polling policy: a pure value, no clock and no I/O.
-//!
-//! How long to busy-poll before sleeping follows how soon events have lately come, weighted so
-//! that one odd interval does not throw the window away. After QEMU 10.1's AioContext polling.
+//! What the polling policies have in common: their parameters, what they keep per source, and the
+//! steps in which the loop asks them. Pure values, no clock and no I/O.
+
+use super::histogram::Histogram;
+use super::{stepped, weighted};
+
+/// How the window is chosen, `poll-policy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PollPolicy {
+    /// By what polling has lately been worth, see [`histogram`](super::histogram).
+    #[default]
+    Histogram,
+    /// By a weighted mean per source, as QEMU does it since, see [`weighted`].
+    Weighted,
+    /// By doubling and resetting per source, as QEMU did it first, see [`stepped`].
+    Stepped,
+}
 
 /// An I/O thread's polling parameters, changeable while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollParams {
+    /// `poll-policy`: how the window is chosen.
+    pub policy: PollPolicy,
     /// `poll-max-ns`: the longest window, nanoseconds. 0 turns polling off.
     pub max_ns: u64,
     /// `poll-grow`: the factor the window grows by. 0 means the default, 2.
     pub grow: u32,
-    /// `poll-shrink`: the divisor it shrinks by. 0 means the default, 2.
+    /// `poll-shrink`: the divisor it shrinks by. 0 means the default: 2, and with
+    /// [`PollPolicy::Stepped`] to nothing at once.
     pub shrink: u32,
     /// `poll-weight`: a new interval counts 1/2^weight. 0 means the default, 3; at most 63.
     pub weight: u32,
@@ -18,55 +34,53 @@ pub struct PollParams {
 
 impl Default for PollParams {
     fn default() -> Self {
-        PollParams { max_ns: 32768, grow: 0, shrink: 0, weight: 0 }
+        PollParams { policy: PollPolicy::default(), max_ns: 32768, grow: 0, shrink: 0, weight: 0 }
     }
 }
 
 impl PollParams {
-    fn grow(&self) -> u64 {
+    pub(super) fn grow(&self) -> u64 {
         if self.grow == 0 { 2 } else { self.grow.into() }
     }
 
-    fn shrink(&self) -> u64 {
+    pub(super) fn shrink(&self) -> u64 {
         if self.shrink == 0 { 2 } else { self.shrink.into() }
     }
 
-    fn weight(&self) -> u32 {
+    pub(super) fn weight(&self) -> u32 {
         if self.weight == 0 { 3 } else { self.weight.min(63) }
     }
 }
 
-/// How soon one source's events have lately come.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SourceInterval {
-    /// Weighted mean, nanoseconds. 0: unknown, or longer than polling is worth.
-    pub ns: u64,
+/// What kind of source an event came from: a policy may expect different things after each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceKind {
+    /// The completion ring.
+    Ring,
+    /// A handler: a virtqueue, say.
+    Handler,
+    /// Messages from other threads.
+    Inbox,
 }
 
-impl SourceInterval {
-    /// Accounts for an iteration that took `interval` ns from the start of its wait to its events,
-    /// in which this source had an event, or had none.
-    pub fn update(&mut self, params: &PollParams, interval: u64, had_event: bool) {
-        if had_event {
-            self.ns = if self.ns == 0 {
-                interval
-            } else {
-                let weight = params.weight();
-                (self.ns - (self.ns >> weight)).saturating_add(interval >> weight)
-            };
-        } else if self.ns > 0 {
-            self.ns = self.ns.saturating_add(interval);
-        }
-        if self.ns > params.max_ns {
-            self.ns = 0;
-        }
-    }
+/// A wait, as [`EventLoop::record_waits`](crate::EventLoop::record_waits) records it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    /// From its start to its events, nanoseconds; the time to wake up included, if it was slept.
+    pub interval_ns: u64,
+    /// Operations of the loop's own had completed.
+    pub by_ring: bool,
+    /// A handler or the inbox had an event.
+    pub by_others: bool,
+    /// Operations are in flight afterwards.
+    pub in_flight: bool,
 }
 
-/// The window: how long to poll before sleeping, nanoseconds.
+/// What a policy keeps per source. A new one, and one after a change of policy, is the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PollWindow {
-    /// Nanoseconds, at most `poll-max-ns`.
+pub struct SourceState {
+    /// [`PollPolicy::Weighted`]: the mean interval, nanoseconds, 0 when polling is not worth it.
+    /// [`PollPolicy::Stepped`]: the source's own window.
     pub ns: u64,
 }
 
@@ -81,78 +95,88 @@ pub enum Adjusted {
     Kept,
 }
 
-impl PollWindow {
-    /// Follows `best`, the largest interval of the sources that had events in this iteration.
-    pub fn adjust(&mut self, params: &PollParams, best: u64) -> Adjusted {
-        if best > self.ns {
-            self.ns = best.max(self.ns.saturating_mul(params.grow())).min(params.max_ns);
-            Adjusted::Grown
-        } else if best < self.ns / params.shrink() {
-            self.ns /= params.shrink();
-            Adjusted::Shrunk
-        } else {
-            Adjusted::Kept
-        }
-    }
+/// A loop's policy with its state.
+///
+/// At the end of each iteration that had events: [`begin`](Self::begin), then
+/// [`account`](Self::account) for each source in the polling set, then [`end`](Self::end).
+#[derive(Debug, Clone, Default)]
+pub struct Policy {
+    window_ns: u64,
+    interval: u64,
+    /// The largest that sources have asked for in this iteration, if any has.
+    best: Option<u64>,
+    /// [`PollPolicy::Histogram`]: the window that the weighted policy would choose.
+    weighted_ns: u64,
+    histogram: Histogram,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PARAMS: PollParams = PollParams { max_ns: 32768, grow: 0, shrink: 0, weight: 0 };
-
-    #[test]
-    fn a_source_takes_its_first_interval_whole_and_then_an_eighth_of_each() {
-        let mut source = SourceInterval::default();
-        source.update(&PARAMS, 8000, true);
-        assert_eq!(source.ns, 8000);
-        source.update(&PARAMS, 16000, true);
-        assert_eq!(source.ns, 8000 - 1000 + 2000);
+impl Policy {
+    /// How long to poll before sleeping, nanoseconds, at most `poll-max-ns`. 0: not at all.
+    pub fn window_ns(&self) -> u64 {
+        self.window_ns
     }
 
-    #[test]
-    fn a_quiet_source_ages_until_polling_for_it_is_not_worth_it() {
-        let mut source = SourceInterval { ns: 30000 };
-        source.update(&PARAMS, 2000, false);
-        assert_eq!(source.ns, 32000);
-        source.update(&PARAMS, 2000, false);
-        assert_eq!(source.ns, 0, "beyond poll-max-ns");
-        source.update(&PARAMS, 2000, false);
-        assert_eq!(source.ns, 0, "an unknown interval does not age");
+    /// The parameters have changed: a smaller maximum holds at once, another policy begins anew.
+    pub fn change(&mut self, before: &PollParams, after: &PollParams) {
+        if before.policy != after.policy {
+            *self = Policy::default();
+        }
+        self.window_ns = self.window_ns.min(after.max_ns);
+        self.weighted_ns = self.weighted_ns.min(after.max_ns);
     }
 
-    #[test]
-    fn the_window_grows_to_what_is_needed_at_most_to_the_maximum() {
-        let mut window = PollWindow::default();
-        assert_eq!(window.adjust(&PARAMS, 5000), Adjusted::Grown);
-        assert_eq!(window.ns, 5000);
-        window.adjust(&PARAMS, 6000);
-        assert_eq!(window.ns, 10000, "twice the window is more than was needed");
-        window.adjust(&PARAMS, 32000);
-        assert_eq!(window.ns, 32000);
-        window.adjust(&PARAMS, 32700);
-        assert_eq!(window.ns, 32768);
+    /// An iteration took `interval` ns from the start of its wait to its events.
+    pub fn begin(&mut self, interval: u64) {
+        self.interval = interval;
+        self.best = None;
+        self.histogram.begin();
     }
 
-    #[test]
-    fn the_window_shrinks_only_below_half_and_only_by_half() {
-        let mut window = PollWindow { ns: 10000 };
-        assert_eq!(window.adjust(&PARAMS, 5000), Adjusted::Kept);
-        assert_eq!(window.adjust(&PARAMS, 4999), Adjusted::Shrunk);
-        assert_eq!(window.ns, 5000);
-        window.adjust(&PARAMS, 0);
-        assert_eq!(window.ns, 2500);
+    /// One source, and whether it was one of those with an event.
+    pub fn account(
+        &mut self,
+        params: &PollParams,
+        source: &mut SourceState,
+        kind: SourceKind,
+        had_event: bool,
+    ) {
+        let asks = match params.policy {
+            PollPolicy::Histogram | PollPolicy::Weighted => {
+                self.histogram.account(kind, had_event);
+                weighted::update(&mut source.ns, params, self.interval, had_event);
+                had_event
+            }
+            PollPolicy::Stepped => {
+                if had_event {
+                    stepped::update(&mut source.ns, params, self.interval);
+                }
+                true
+            }
+        };
+        if asks {
+            self.best = self.best.max(Some(source.ns));
+        }
     }
 
-    #[test]
-    fn polling_off_never_opens_a_window() {
-        let off = PollParams { max_ns: 0, ..PARAMS };
-        let (mut source, mut window) = (SourceInterval::default(), PollWindow::default());
-        for interval in [0, 1, 1000, u64::MAX] {
-            source.update(&off, interval, true);
-            window.adjust(&off, source.ns);
-            assert_eq!((source.ns, window.ns), (0, 0));
+    /// All sources are accounted for: what becomes of the window. `in_flight`: operations of the loop's
+    /// own are under way.
+    pub fn end(&mut self, params: &PollParams, in_flight: bool) -> Adjusted {
+        let before = self.window_ns;
+        self.window_ns = match (params.policy, self.best) {
+            (PollPolicy::Histogram, best) => {
+                if let Some(best) = best {
+                    self.weighted_ns = weighted::follow(self.weighted_ns, params, best);
+                }
+                self.histogram.end(params, self.interval, in_flight, self.weighted_ns)
+            }
+            (_, None) => before,
+            (PollPolicy::Weighted, Some(best)) => weighted::follow(before, params, best),
+            (PollPolicy::Stepped, Some(best)) => best.min(params.max_ns),
+        };
+        match self.window_ns.cmp(&before) {
+            std::cmp::Ordering::Greater => Adjusted::Grown,
+            std::cmp::Ordering::Less => Adjusted::Shrunk,
+            std::cmp::Ordering::Equal => Adjusted::Kept,
         }
     }
 }

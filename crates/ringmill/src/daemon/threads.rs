@@ -2,7 +2,8 @@
 
 use control::IothreadOptions;
 use event_loop::{
-    Chosen, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadPoolConfig,
+    Chosen, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, PollPolicy,
+    ThreadPoolConfig,
 };
 
 use super::DaemonError;
@@ -71,6 +72,11 @@ fn start(options: &IothreadOptions) -> Result<IoThread, DaemonError> {
                 n => small(n).min(defaults.entries),
             },
             poll: PollParams {
+                policy: match options.poll_policy {
+                    control::PollPolicy::Histogram => PollPolicy::Histogram,
+                    control::PollPolicy::Weighted => PollPolicy::Weighted,
+                    control::PollPolicy::Stepped => PollPolicy::Stepped,
+                },
                 max_ns: options.poll_max_ns,
                 grow: small(options.poll_grow),
                 shrink: small(options.poll_shrink),
