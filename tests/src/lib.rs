@@ -8,6 +8,7 @@
 //! something fails and says so.
 
 mod blk_client;
+mod deny;
 mod guest;
 mod image;
 pub mod pattern;
@@ -19,6 +20,7 @@ mod wait;
 pub mod wire;
 
 pub use blk_client::{BlkClient, Completion, Reply, Request, Segment, request};
+pub use deny::run_without;
 pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use program::tool;

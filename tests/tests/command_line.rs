@@ -164,3 +164,27 @@ fn the_pid_file_is_removed() {
     server.stop();
     assert!(!scratch.path("daemon.pid").exists());
 }
+
+#[test]
+fn linux_aio_without_direct_io() {
+    let node = "driver=file,node-name=n,filename=disk.img,aio=native";
+    let image = "/proc/self/exe";
+    let node = node.replace("disk.img", image) + ",read-only=on";
+    refused(&["--blockdev", &node], "aio=native was specified, but it requires cache.direct=on");
+}
+
+/// The daemon says what is missing and what to do, before a guest could find out.
+#[test]
+fn linux_aio_that_is_not_to_be_had() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (status, log) = ServerCommand::new(&scratch)
+        .wrapped_by(env!("CARGO_BIN_EXE_deny-linux-aio"))
+        .file("disk", &image, "aio=native,cache.direct=on")
+        .export("disk", "")
+        .run();
+    assert_eq!(status.code(), Some(1), "{log}");
+    for part in ["node 'disk' has aio=native", "io_setup failed", "fs.aio-max-nr"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+}

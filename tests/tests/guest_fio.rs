@@ -53,6 +53,12 @@ fn four_queues_on_two_iothreads() {
 }
 
 #[test]
+fn four_queues_on_two_iothreads_by_linux_aio() {
+    let binding = "iothread.0=io0,iothread.1=io1";
+    fio(&["io0", "io1"], binding, "aio=native,cache.direct=on", 4);
+}
+
+#[test]
 fn on_the_thread_pool_through_the_page_cache() {
     fio(&["io0"], "iothread=io0", "aio=threads", 1);
 }

@@ -80,13 +80,15 @@ pub struct FileOptions {
     pub locking: Locking,
 }
 
-/// `aio=threads|io_uring`: who carries out reads and writes.
+/// `aio=threads|io_uring|native`: who carries out reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aio {
     /// A thread pool with blocking system calls.
     Threads,
     /// The loop's ring.
     IoUring,
+    /// Linux AIO; with `cache.direct` only.
+    Native,
 }
 
 /// `locking=auto|on|off`: whether the image is locked against other programs.

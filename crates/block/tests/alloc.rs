@@ -113,6 +113,15 @@ fn file_over_io_uring() {
 }
 
 #[test]
+fn file_over_linux_aio() {
+    let image = TempFile::new(&disk(), "alloc-native", 1 << 20);
+    let mut options = blockdev("disk", file(&image.0, Some(Aio::Native)));
+    options.cache.direct = true;
+    assert_eq!(allocations(&options, &READ_WRITE, 0, 0), 0, "direct");
+    assert_eq!(allocations(&options, &READ_WRITE, 0, 8), 0, "bounced");
+}
+
+#[test]
 fn partition_of_a_file() {
     let image = TempFile::new(&disk(), "alloc-raw", 1 << 20);
     let raw = RawOptions {

@@ -17,8 +17,11 @@ fn open(options: &BlockdevOptions) -> Rig {
 /// Every engine, with and without `O_DIRECT`.
 fn variants(path: &std::path::Path) -> Vec<BlockdevOptions> {
     let mut all = Vec::new();
-    for aio in [None, Some(Aio::IoUring), Some(Aio::Threads)] {
+    for aio in [None, Some(Aio::IoUring), Some(Aio::Threads), Some(Aio::Native)] {
         for direct in [false, true] {
+            if aio == Some(Aio::Native) && !direct {
+                continue;
+            }
             let mut options = blockdev("disk", file(path, aio));
             options.cache.direct = direct;
             options.discard = Discard::Unmap;
@@ -44,6 +47,18 @@ fn reads_and_writes_reach_the_file() {
             assert!(image.contents() == want, "{options:?}");
         }
     }
+}
+
+/// Linux AIO would wait for the disk as it submits.
+#[test]
+fn linux_aio_requires_direct_io() {
+    let image = TempFile::new(&disk(), "native", MIB);
+    let options = blockdev("disk", file(&image.0, Some(Aio::Native)));
+    let error = NodeRegistry::new().open(&options).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "aio=native was specified, but it requires cache.direct=on, which was not specified."
+    );
 }
 
 #[test]

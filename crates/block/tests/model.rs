@@ -196,6 +196,11 @@ fn uring_direct() {
 }
 
 #[test]
+fn native_direct() {
+    files_match(disk(), "model-nd", Aio::Native, true);
+}
+
+#[test]
 fn threads_buffered() {
     files_match(disk(), "model-tb", Aio::Threads, false);
 }
@@ -211,6 +216,7 @@ fn threads_direct() {
 fn large_blocks() {
     files_match(tmpfs(), "model-large", Aio::IoUring, true);
     files_match(tmpfs(), "model-large-threads", Aio::Threads, true);
+    files_match(tmpfs(), "model-large-native", Aio::Native, true);
 }
 
 /// Transfers cut anywhere, completions in any order, calls that have to be made again.
@@ -235,9 +241,13 @@ fn rough_ring() {
 fn device_with_large_blocks() {
     let size = 400 * 1024;
     let Some(zram) = zram::Zram::new(size as u64) else { return };
-    for (aio, direct) in
-        [(Aio::IoUring, true), (Aio::IoUring, false), (Aio::Threads, true), (Aio::Threads, false)]
-    {
+    for (aio, direct) in [
+        (Aio::IoUring, true),
+        (Aio::IoUring, false),
+        (Aio::Threads, true),
+        (Aio::Threads, false),
+        (Aio::Native, true),
+    ] {
         for any_byte in [false, true] {
             for_random_batches(12, |batches| {
                 let start = pattern(size);

@@ -242,11 +242,8 @@ static FILE: &[Field<Draft>] = &[
             },
             Choice {
                 name: "native",
-                help: "Linux AIO; not supported so far",
-                set: |_| {
-                    Err(OptionError::not_yet("Parameter 'aio' with value 'native'")
-                        .hint("Supported values of 'aio': threads, io_uring"))
-                },
+                help: "Linux AIO; needs cache.direct=on",
+                set: |node| put(&mut node.aio, Some(Aio::Native)),
             },
         ]),
         need: Need::Optional("io_uring where the kernel offers it, else threads"),

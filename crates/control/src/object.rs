@@ -39,6 +39,9 @@ pub struct IothreadOptions {
     pub thread_pool_min: u32,
     /// `thread-pool-max`: most threads for blocking work; at least 1 and `thread_pool_min`.
     pub thread_pool_max: u32,
+    /// `cpu-affinity`: CPUs the thread and its pool may run on, each at most 1023. Empty: all that
+    /// the daemon may. Ringmill's own option, named after QEMU's of `thread-context`.
+    pub cpu_affinity: Vec<usize>,
 }
 
 impl Default for IothreadOptions {
@@ -53,6 +56,7 @@ impl Default for IothreadOptions {
             aio_max_batch: 0,
             thread_pool_min: 0,
             thread_pool_max: 64,
+            cpu_affinity: Vec::new(),
         }
     }
 }
@@ -152,7 +156,66 @@ pub(crate) static IOTHREAD: &[Field<IothreadOptions>] = &[
         need: Need::Default("64"),
         help: "most threads for blocking work",
     },
+    Field {
+        name: "cpu-affinity",
+        kind: Kind::Nested {
+            meta: "<cpus>",
+            rows: || {
+                vec![Row {
+                    name: "<n>".to_owned(),
+                    value: "<cpus>".to_owned(),
+                    need: Need::Optional("one range"),
+                    help: "range number <n> of CPUs, from 0",
+                }]
+            },
+            read: cpu_affinity,
+        },
+        need: Need::Optional("all that the daemon may run on"),
+        help: "CPUs the thread and its pool may run on: a number, or a range such as 0-3",
+    },
 ];
+
+/// The highest number of a CPU: that of sched_setaffinity(2)'s usual set.
+const MAX_CPU: usize = 1023;
+
+/// `cpu-affinity=0-3`, or a list of such.
+fn cpu_affinity(iothread: &mut IothreadOptions, value: Value, at: &Context) -> table::Set {
+    let name = at.whole();
+    let wrong = || {
+        OptionError::new(format!("Parameter '{name}' expects a CPU or a range of CPUs")).hint(
+            format!(
+                "For example {name}=2, {name}=0-3, or a list {name}.0=0-3,{name}.1=8; CPUs are \
+                 numbered from 0 to {MAX_CPU}."
+            ),
+        )
+    };
+    let items = match value {
+        Value::List(items) if items.is_empty() => return Err(wrong()),
+        Value::List(items) => items,
+        one => vec![one],
+    };
+    for item in items {
+        let cpus = match item {
+            Value::Integer(cpu) => usize::try_from(cpu).ok().map(|cpu| cpu..=cpu),
+            Value::Text(text) => cpu_range(&text),
+            _ => None,
+        };
+        let cpus = cpus.filter(|cpus| cpus.start() <= cpus.end() && *cpus.end() <= MAX_CPU);
+        iothread.cpu_affinity.extend(cpus.ok_or_else(wrong)?);
+    }
+    Ok(())
+}
+
+fn cpu_range(text: &str) -> Option<std::ops::RangeInclusive<usize>> {
+    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => text.parse().ok(),
+        false => None,
+    };
+    match text.split_once('-') {
+        Some((first, last)) => Some(number(first)?..=number(last)?),
+        None => number(text).map(|cpu| cpu..=cpu),
+    }
+}
 
 /// Stores a number whose range the table has checked.
 fn unsigned<N: TryFrom<i64>>(number: i64, into: &mut N) -> table::Set {

@@ -65,6 +65,13 @@ pub enum CacheMode {
     Unsafe,
 }
 
+impl CacheMode {
+    /// Whether it goes past the page cache.
+    fn is_direct(self) -> bool {
+        matches!(self, CacheMode::None | CacheMode::Directsync)
+    }
+}
+
 /// What the image turned out to be, once looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageKind {
@@ -104,7 +111,7 @@ impl ServeOptions {
             discard: self.discard,
             detect_zeroes: DetectZeroes::Off,
             cache: Cache {
-                direct: matches!(self.cache, CacheMode::None | CacheMode::Directsync),
+                direct: self.cache.is_direct(),
                 no_flush: self.cache == CacheMode::Unsafe,
             },
             driver: match kind {
@@ -239,6 +246,11 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
                 help: "a pool of threads with blocking system calls",
                 set: |serve| put(&mut serve.aio, Some(Aio::Threads)),
             },
+            Choice {
+                name: "native",
+                help: "Linux AIO; needs --cache none or directsync",
+                set: |serve| put(&mut serve.aio, Some(Aio::Native)),
+            },
         ]),
         need: Need::Optional("io_uring where the kernel offers it, else threads"),
         help: "who carries out reads and writes",
@@ -324,6 +336,10 @@ pub(crate) fn start(arguments: Vec<OsString>) -> Result<ServeOptions, OptionErro
 
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
+    if serve.aio == Some(Aio::Native) && !serve.cache.is_direct() {
+        return Err(OptionError::new("--aio native: requires a cache mode without the page cache")
+            .hint("Add --cache none, which is the default, or --cache directsync."));
+    }
     if serve.iothreads > serve.queues {
         return Err(OptionError::new(format!(
             "--iothreads {}: more threads than queues ({})",

@@ -87,6 +87,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 aio_max_batch: 6,
                 thread_pool_min: 7,
                 thread_pool_max: 8,
+                cpu_affinity: Vec::new(),
             }),
         ),
         step(
@@ -101,6 +102,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 aio_max_batch: 0,
                 thread_pool_min: 0,
                 thread_pool_max: 64,
+                cpu_affinity: Vec::new(),
             }),
         ),
         step("--blockdev null-co,node-name=n", Action::Blockdev(null_node("n"))),
@@ -421,4 +423,45 @@ fn paths_need_not_be_utf8() {
     let argv = [OsStr::new("qemu-storage-daemon"), OsStr::new("--blockdev"), name];
     let error = parse_args(argv.map(OsString::from)).expect_err("options are text");
     assert!(error.to_string().ends_with(": the value is not valid UTF-8"), "{error}");
+}
+
+#[test]
+fn cpus_of_an_io_thread() {
+    let cpus = |text: &str| match daemon(&["--object", text]).steps.pop().map(|step| step.action) {
+        Some(Action::Object(iothread)) => iothread.cpu_affinity,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cpus("iothread,id=a"), [] as [usize; 0]);
+    assert_eq!(cpus("iothread,id=a,cpu-affinity=3"), [3]);
+    assert_eq!(cpus("iothread,id=a,cpu-affinity=0-3"), [0, 1, 2, 3]);
+    assert_eq!(cpus("iothread,id=a,cpu-affinity.0=1022-1023,cpu-affinity.1=0"), [1022, 1023, 0]);
+    let json = r#"{"qom-type":"iothread","id":"a","cpu-affinity":[4,"6-7"]}"#;
+    assert_eq!(cpus(json), [4, 6, 7]);
+    for wrong in ["", "a", "-1", "1-", "-", "3-1", "0-1024", "1024", "+1", "1-2-3", " 1", "1,,2"] {
+        let object = format!("iothread,id=a,cpu-affinity={wrong}");
+        let error = refused(&["ringmill", "storage-daemon", "--object", &object]);
+        assert!(error.contains("'cpu-affinity' expects a CPU or a range of CPUs"), "{error}");
+    }
+    for wrong in ["[]", "{}", "[-1]", "[1024]", "true", "[[1]]", "99999999999999999999"] {
+        let object = format!(r#"{{"qom-type":"iothread","id":"a","cpu-affinity":{wrong}}}"#);
+        refused(&["ringmill", "storage-daemon", "--object", &object]);
+    }
+}
+
+#[test]
+fn serve_takes_linux_aio_past_the_page_cache_only() {
+    let serve = |options: &[&str]| {
+        let arguments = ["ringmill", "serve", "a.img", "--aio=native"];
+        parse_args(arguments.iter().chain(options).map(|argument| argument.into()))
+    };
+    for cache in [&[] as &[&str], &["--cache=none"], &["--cache=directsync"]] {
+        match serve(cache) {
+            Ok(Command::Serve(options)) => assert_eq!(options.aio, Some(Aio::Native)),
+            other => panic!("{other:?}"),
+        }
+    }
+    for cache in ["--cache=writeback", "--cache=writethrough", "--cache=unsafe"] {
+        let error = serve(&[cache]).unwrap_err().to_string();
+        assert!(error.contains("--aio native: requires a cache mode"), "{error}");
+    }
 }

@@ -78,7 +78,6 @@ fn differences_from_qsd() {
     let error = refused(&["--object", "throttle-group,id=t"]);
     assert_eq!(error.hint.as_deref(), Some("Known values of 'qom-type': iothread"));
     for (options, what) in [
-        ("file,node-name=n,filename=a,aio=native", "Parameter 'aio' with value 'native'"),
         (
             "null-co,node-name=n,read-only=on,force-share=on",
             "Parameter 'force-share' with value 'on'",
@@ -163,6 +162,7 @@ fn what_qsd_takes_is_taken() {
         &["--blockdev", "null-co,driver=null-aio,node-name=m,active=on"],
         &["--blockdev", "{'driver':'null-co','node-name':'n','cache':{'direct':true}}"],
         &["--blockdev", "file,filename=a.img,node-name=m,aio-max-batch=5,drop-cache=on"],
+        &["--blockdev", "file,filename=a.img,node-name=m,aio=native,cache.direct=on"],
         &["--blockdev", "raw,node-name=m,file.driver=null-co,offset=511,size=0"],
         &["--block", "null-co,node-name=m", "--pid", "a.pid", "--pidfile=b.pid", "--daemonize"],
         &["--object", "iothread,id=io0,poll-max-ns=9223372036854775807,poll-grow=0"],

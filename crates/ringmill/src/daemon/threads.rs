@@ -88,6 +88,7 @@ fn start(options: &IothreadOptions) -> Result<IoThread, DaemonError> {
             },
             ..defaults
         },
+        cpus: options.cpu_affinity.clone(),
         ..IoThreadConfig::default()
     };
     let thread = IoThread::spawn(config).map_err(DaemonError::new)?;

@@ -162,7 +162,10 @@ impl Inner {
                 let Some(me) = self.me.upgrade() else { return };
                 let file = self.tail_file.as_ref().filter(|_| tail).unwrap_or(&self.file);
                 let target = me as Rc<dyn IoTarget>;
-                self.event_loop.submit(file, op, self.engine, bufs, &target, token);
+                // Without O_DIRECT, Linux AIO would wait for the disk here.
+                let buffered = tail && self.engine == Engine::Native;
+                let engine = if buffered { Engine::Threads } else { self.engine };
+                self.event_loop.submit(file, op, engine, bufs, &target, token);
             }
             Next::Wait => {}
             Next::Done(result) => {

@@ -16,7 +16,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use event_loop::{Engine, EventLoop};
+use event_loop::{Engine, EventLoop, SetupError};
+use nix::errno::Errno;
 
 use self::channel::FileChannel;
 use self::locks::ImageLock;
@@ -95,9 +96,23 @@ impl BlockNode for FileNode {
                 ));
             }
             None | Some(Aio::IoUring) => Engine::Uring,
+            Some(Aio::Native) => {
+                event_loop.set_up_linux_aio().map_err(|error| no_linux_aio(&self.name, &error))?;
+                Engine::Native
+            }
         };
         Ok(Rc::new(FileChannel::new(self, event_loop, engine)))
     }
+}
+
+fn no_linux_aio(name: &str, error: &SetupError) -> io::Error {
+    let advice = match error.error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EAGAIN) => "raise the sysctl fs.aio-max-nr, or use another aio",
+        _ => "use aio=io_uring or aio=threads",
+    };
+    let SetupError { call, error } = error;
+    let why = format!("node '{name}' has aio=native, and {call} failed: {error}: {advice}");
+    io::Error::new(error.kind(), why)
 }
 
 /// What the file system or device turned out not to have: tried once, then remembered.

@@ -17,7 +17,7 @@ use super::serialise::Serialise;
 use super::{Capabilities, FileNode, Kind, Limits};
 use crate::error::OpenError;
 use crate::node::Geometry;
-use crate::options::{BlockdevOptions, Cache, Discard, FileOptions};
+use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions};
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -30,6 +30,12 @@ pub(super) fn open(
 ) -> Result<FileNode, OpenError> {
     let path = &options.filename;
     let (file, read_only) = open_file(path, kind, common)?;
+    if options.aio == Some(Aio::Native) && !common.cache.direct {
+        // It would wait for the disk as it submits.
+        return Err(OpenError::new(
+            "aio=native was specified, but it requires cache.direct=on, which was not specified.",
+        ));
+    }
     let metadata = file
         .metadata()
         .map_err(|e| OpenError::os(format!("Could not stat '{}'", path.display()), errno_of(&e)))?;
