@@ -246,10 +246,10 @@ impl EventLoop {
 
     /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
     ///
-    /// Submitted with the loop's next system call. What the engine cannot do goes to the thread
-    /// pool, and so does all that was meant for a ring the loop does not have; where
-    /// [`Engine::Native`] is not to be had, the completion says why. The loop keeps file and memory until the
-    /// completion, whatever the caller drops (contract E8). A loop that has begun to
+    /// Submitted before the loop waits next. What the engine cannot do goes to the thread pool, and
+    /// so does all that was meant for a ring the loop does not have; where [`Engine::Native`] is not
+    /// to be had, the completion says why. The loop keeps file and memory until the completion,
+    /// whatever the caller drops (contract E8). A loop that has begun to
     /// [shut down](Self::shut_down) answers `-ECANCELED`; an offset beyond 2^63 - 1 gets `-EINVAL`.
     pub fn submit(
         &self,

@@ -13,7 +13,7 @@ use common::*;
 use event_loop::counting::{CountingAllocator, locks_taken};
 use event_loop::{
     AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig, LoopFile,
-    PollParams, RingChoice, RingFlags, ThreadPoolConfig,
+    RingChoice, RingFlags, ThreadPoolConfig,
 };
 
 #[global_allocator]
@@ -288,26 +288,6 @@ fn e2_native_completions_wake_a_foreign_loop() {
                     event_loop.dispatch().unwrap();
                 }
             }
-        }
-    }
-}
-
-/// The completion ring takes part in busy polling: a loop whose only descriptor is dead still finds
-/// completions, as long as it polls.
-#[test]
-fn native_completions_are_found_by_polling() {
-    let poll = PollParams { max_ns: 20_000_000, ..PollParams::default() };
-    for (name, ring) in rings() {
-        let event_loop = EventLoop::new(LoopConfig { poll, ..config(ring) }).unwrap();
-        let file = event_loop.register_file(direct_file(1));
-        let (results, target) = Results::new();
-        let hits = || event_loop.stats().poll_hits.get();
-        let _watchdog = Watchdog::new(name);
-        // Until the window is open and a completion comes within it.
-        while hits() == 0 {
-            let before = results.len();
-            event_loop.submit(&file, read(0), Engine::Native, block(), &target, 0);
-            turn_until(&event_loop, name, || results.len() > before);
         }
     }
 }
