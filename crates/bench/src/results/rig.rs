@@ -20,7 +20,7 @@ use crate::host::{affinity, data_file};
 pub(crate) enum Disk {
     /// `null-co`, which answers at once.
     Null,
-    /// A zram device: the fastest that io_uring reaches here.
+    /// A loop device over memory: the fastest that answers later, as disks do.
     Ram,
     /// A file on the machine's own disk.
     File,
