@@ -301,6 +301,7 @@ impl EventLoop {
     pub(crate) fn refuse(&self, user_data: u64, errno: i32) {
         let completion = Completion { user_data, result: -errno, more: false };
         self.0.refused.borrow_mut().push_back(completion);
+        self.0.shared.notify();
     }
 
     /// Queues a ring operation; where the queue is full, for later.
@@ -313,6 +314,7 @@ impl EventLoop {
         if !backlog.is_empty() || !unsafe { self.0.ring.borrow_mut().push(&op, user_data) } {
             backlog.push_back((op, user_data));
         }
+        self.0.shared.notify();
     }
 
     /// Moves operations that found the queue full into it, oldest first.
@@ -372,6 +374,7 @@ impl EventLoop {
     /// reached `deadline_ns`; never before the next iteration. A loop that shuts down completes it
     /// with `-ECANCELED`.
     pub fn submit_timer(&self, deadline_ns: u64, target: &Rc<dyn IoTarget>, token: u32) -> TimerId {
+        self.0.shared.notify();
         self.0.timers.borrow_mut().add(deadline_ns, target.clone(), token)
     }
 
@@ -407,6 +410,7 @@ impl EventLoop {
         trigger: Trigger,
         handler: Rc<dyn Handler>,
     ) -> HandlerId {
+        self.0.shared.notify();
         self.0.handlers.borrow_mut().add(fd, events, trigger, handler)
     }
 
@@ -429,6 +433,7 @@ impl EventLoop {
     /// [`Progress::More`](crate::Progress::More).
     pub fn call_again(&self, id: HandlerId) {
         self.0.handlers.borrow_mut().list_ready(id.0);
+        self.0.shared.notify();
     }
 
     /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. Callbacks run in

@@ -69,6 +69,14 @@ impl Shared {
         }
     }
 
+    /// Wakes the loop if a foreign one sleeps for it: called on its own thread by what has given
+    /// it something to do. Within an iteration it does nothing, at the price of a load.
+    pub(crate) fn notify(&self) {
+        if self.inbox.interrupt_sleep() && !self.no_wake {
+            self.wake();
+        }
+    }
+
     fn wake(&self) {
         // The counter cannot overflow: it would take 2^64 wake-ups.
         let _ = self.wake.write(1);

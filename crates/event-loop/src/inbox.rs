@@ -90,6 +90,14 @@ impl<T> Inbox<T> {
         empty
     }
 
+    /// The loop's own thread has given it something to do while a foreign loop sleeps for it. `true`:
+    /// wake it.
+    pub(crate) fn interrupt_sleep(&self) -> bool {
+        let (from, to) = (ASLEEP, WOKEN);
+        self.state.load(Ordering::Relaxed) == from
+            && self.state.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     /// The loop is awake again.
     pub(crate) fn end_sleep(&self) {
         self.state.store(AWAKE, Ordering::Relaxed);

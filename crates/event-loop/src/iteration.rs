@@ -66,11 +66,22 @@ impl EventLoop {
     /// An iteration within an iteration would reap what the outer one is about to dispatch, and a
     /// section must end before the loop can sleep (contract E10).
     pub(crate) fn begin_turn(&self) -> io::Result<Turn<'_>> {
-        if self.0.deferred.in_section() || self.0.turning.replace(true) {
+        if !self.can_turn() {
             let why = "the event loop was turned from within one of its own callbacks or sections";
             return Err(io::Error::new(io::ErrorKind::Deadlock, why));
         }
+        self.0.turning.set(true);
         Ok(Turn(&self.0.turning))
+    }
+
+    /// Whether [`begin_turn`](Self::begin_turn) would succeed.
+    pub(crate) fn can_turn(&self) -> bool {
+        !self.0.deferred.in_section() && !self.0.turning.get()
+    }
+
+    /// When the nearest timer is due, loop time.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.0.timers.borrow_mut().next_deadline()
     }
 
     fn check_hearing(&self) -> io::Result<()> {
@@ -95,7 +106,7 @@ impl EventLoop {
             if self.0.ring.borrow_mut().queued() > 0 {
                 return self.enter(Wait::No);
             }
-            let deadline = self.0.timers.borrow_mut().next_deadline();
+            let deadline = self.next_deadline();
             self.poll_for_window(deadline);
             return self.enter_if_needed();
         }
@@ -107,7 +118,7 @@ impl EventLoop {
         if self.has_work_now() || !self.0.shared.inbox.begin_sleep() {
             return self.enter_if_needed();
         }
-        let deadline = self.0.timers.borrow_mut().next_deadline();
+        let deadline = self.next_deadline();
         let wait = match deadline {
             None => Wait::Forever,
             Some(deadline) => Wait::For(deadline.saturating_sub(self.fresh_now_ns())),
@@ -285,7 +296,7 @@ impl EventLoop {
     }
 
     fn dispatch_timers(&self) -> bool {
-        if self.0.timers.borrow_mut().next_deadline().is_none() {
+        if self.next_deadline().is_none() {
             return false;
         }
         let now = self.now_ns();
@@ -303,7 +314,10 @@ impl EventLoop {
 
     /// Inside a foreign loop: submits what is queued and says how long that loop may wait at most,
     /// in nanoseconds (`None`: for ever), for [`pollable_fd`](Self::pollable_fd) to become readable
-    /// (contract E2). To be followed by [`check`](Self::check), without fail.
+    /// (contract E2). [`check`](Self::check) comes after the wait.
+    ///
+    /// What is asked of the loop between the two on its own thread, as other tasks of an executor
+    /// do while this one waits, makes the descriptor readable as well.
     ///
     /// # Errors
     ///
@@ -312,6 +326,8 @@ impl EventLoop {
         let _turn = self.begin_turn()?;
         self.check_hearing()?;
         self.stats().iterations.add(1);
+        // `check` was left out, as GLib does when something of a higher priority is ready.
+        self.0.shared.inbox.end_sleep();
         self.forget_now();
         // A foreign loop does not poll for us, should this one have begun to.
         let raced = self.poll_end();
@@ -324,7 +340,7 @@ impl EventLoop {
         {
             return Ok(Some(0));
         }
-        let deadline = self.0.timers.borrow_mut().next_deadline();
+        let deadline = self.next_deadline();
         Ok(deadline.map(|deadline| deadline.saturating_sub(self.fresh_now_ns())))
     }
 
@@ -335,7 +351,7 @@ impl EventLoop {
     pub fn check(&self) -> bool {
         self.0.shared.inbox.end_sleep();
         self.forget_now();
-        let deadline = self.0.timers.borrow_mut().next_deadline();
+        let deadline = self.next_deadline();
         let due = deadline.is_some_and(|deadline| deadline <= self.now_ns());
         // Only a call tells what epoll has; that it failed is for `dispatch` to find out.
         let blind = !self.has_io_uring() && self.enter(Wait::No).is_err();

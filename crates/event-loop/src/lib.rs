@@ -10,6 +10,8 @@ pub mod counting;
 mod deferred;
 mod event_loop;
 mod flag;
+#[cfg(any(feature = "glib", feature = "tokio"))]
+pub mod foreign;
 mod handle;
 mod handlers;
 mod inbox;

@@ -117,6 +117,7 @@ impl EventLoop {
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         self.0.tasks.spawn(Box::pin(future), self.handle());
         // Spawned from outside an iteration, say before `run`, the ready list is looked at anyway.
+        self.0.shared.notify();
     }
 
     /// An operation as a future: the result as of [`IoTarget::complete`], and the memory.

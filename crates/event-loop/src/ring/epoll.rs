@@ -17,6 +17,9 @@ pub(crate) struct EpollRing {
     /// Polls that are armed.
     armed: HashMap<u64, Armed>,
     completions: VecDeque<Completion>,
+    /// The last wait took as many events as it may: there may be more. Edge-triggered, whoever
+    /// watches the epoll descriptor hears nothing of those.
+    full: bool,
     /// epoll_pwait2(2) is there: Linux 5.11, and no filter that knows it not.
     has_pwait2: bool,
 }
@@ -39,7 +42,7 @@ impl EpollRing {
             OwnedFd::from_raw_fd(fd)
         };
         let (armed, completions) = Default::default();
-        Ok(EpollRing { epoll, armed, completions, has_pwait2: true })
+        Ok(EpollRing { epoll, armed, completions, full: false, has_pwait2: true })
     }
 
     fn control(&self, call: i32, fd: RawFd, events: u32, user_data: u64) -> Result<(), i32> {
@@ -163,6 +166,7 @@ impl Ring for EpollRing {
                 _ => Err(error),
             };
         };
+        self.full = count == BATCH;
         for event in events.iter().take(count) {
             let (user_data, mask) = (event.u64, event.events);
             let Some(armed) = self.armed.get(&user_data) else { continue };
@@ -176,7 +180,11 @@ impl Ring for EpollRing {
     }
 
     fn ready(&mut self) -> Ready {
-        if self.completions.is_empty() { Ready::Nothing } else { Ready::Completions }
+        match (self.completions.is_empty(), self.full) {
+            (false, _) => Ready::Completions,
+            (true, true) => Ready::NeedsEnter,
+            (true, false) => Ready::Nothing,
+        }
     }
 
     fn reap(&mut self, into: &mut Vec<Completion>) {

@@ -46,6 +46,11 @@ pub(crate) fn loops() -> impl Iterator<Item = (&'static str, EventLoop)> {
     rings().into_iter().map(|(name, ring)| (name, EventLoop::new(config(ring)).unwrap()))
 }
 
+/// Those of them that a descriptor shows.
+pub(crate) fn embeddable_loops() -> impl Iterator<Item = (&'static str, EventLoop)> {
+    loops().filter(|(_, event_loop)| event_loop.pollable_fd().is_some())
+}
+
 /// A loop over a simulation, without polling.
 pub(crate) fn simulated(seed: u64, faults: Faults) -> (Sim, EventLoop) {
     let sim = Sim::new(seed, faults);
@@ -61,6 +66,17 @@ pub(crate) fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMu
     while !done() {
         event_loop.run_once(true).unwrap();
     }
+}
+
+/// Whether a thread sleeps in poll(2) or epoll_wait(2).
+pub(crate) fn sleeps_in_poll(thread: nix::unistd::Pid) -> bool {
+    let wchan = std::fs::read_to_string(format!("/proc/self/task/{thread}/wchan")).unwrap();
+    wchan.contains("poll")
+}
+
+/// Descriptors that the process has open.
+pub(crate) fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 /// Ends the process, with a message, when something hangs.
@@ -138,6 +154,18 @@ pub(crate) fn tempfile(content: &[u8]) -> Arc<OwnedFd> {
     std::fs::remove_file(&path).unwrap();
     file.write_all(content).unwrap();
     Arc::new(file.into())
+}
+
+/// 1 MiB, to be read from the page cache (completed while it is submitted) or from the disk (by task
+/// work, later).
+pub(crate) fn big_file(direct: bool) -> Arc<OwnedFd> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    let fd = tempfile(&vec![7; 1 << 20]);
+    if direct {
+        nix::unistd::fsync(&*fd).unwrap();
+        fcntl(&*fd, FcntlArg::F_SETFL(OFlag::O_DIRECT)).unwrap();
+    }
+    fd
 }
 
 pub(crate) fn eventfd() -> Arc<OwnedFd> {
