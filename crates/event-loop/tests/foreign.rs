@@ -56,6 +56,26 @@ fn e2_file_reads_are_seen_though_they_complete_during_prepare() {
     }
 }
 
+/// Of what came in after `prepare` had looked, and before anybody polled the descriptor, only `check`
+/// can know.
+#[test]
+fn e2_check_sees_what_came_after_prepare_though_no_descriptor_was_looked_at() {
+    for (name, event_loop) in loops() {
+        let (fd, count) = (eventfd(), Count::new());
+        event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
+        for n in 1..=10 {
+            while event_loop.prepare().unwrap() == Some(0) {
+                event_loop.check();
+                event_loop.dispatch().unwrap();
+            }
+            signal(&fd);
+            assert!(event_loop.check(), "{name}");
+            event_loop.dispatch().unwrap();
+            assert_eq!(count.calls.get(), n, "{name}");
+        }
+    }
+}
+
 #[test]
 fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
     for (name, event_loop) in loops() {

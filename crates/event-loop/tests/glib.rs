@@ -83,7 +83,7 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_context() {
                     missed += u32::from(!context.iteration(true));
                 }
             }
-            // What ends a wait is seen in the same iteration, by `check`. A signal may end one, too.
+            // What ends a wait is dispatched in the same iteration. A signal may end one, too.
             assert!(missed < 5, "{name}, direct: {direct}: {missed} waits ended by nothing");
             assert!(results.0.borrow().iter().all(|(_, result)| *result == 65536), "{name}");
         }
