@@ -295,6 +295,7 @@ impl EventLoop {
             Ok(_) => self.submit_to_pool(id),
             Err(errno) => self.refuse(UserData::Op(id).pack(), errno),
         }
+        self.0.shared.notify();
     }
 
     /// Completes an operation with an error, in the next iteration.

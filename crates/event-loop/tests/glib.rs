@@ -68,7 +68,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn e2_file_reads_complete_with_nothing_else_waking_the_context() {
     let _alone = alone();
     for Attached { name, event_loop, context, source: _source, .. } in attached() {
-        for direct in [false, true] {
+        for (direct, engine) in ENGINES {
             let file = event_loop.register_file(big_file(direct));
             let (results, target) = Results::new();
             let mut missed = 0;
@@ -76,7 +76,7 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_context() {
                 for n in 0..16 {
                     let bufs = AlignedBuf::io_bufs(65536, 4096).unwrap();
                     let read = IoOp::Read { offset: n * 65536 };
-                    event_loop.submit(&file, read, Engine::Uring, bufs, &target, n as u32);
+                    event_loop.submit(&file, read, engine, bufs, &target, n as u32);
                 }
                 let _watchdog = Watchdog::new(name);
                 while results.len() < batch * 16 {
@@ -84,7 +84,7 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_context() {
                 }
             }
             // What ends a wait is dispatched in the same iteration. A signal may end one, too.
-            assert!(missed < 5, "{name}, direct: {direct}: {missed} waits ended by nothing");
+            assert!(missed < 5, "{name}, direct: {direct}, {engine:?}: {missed} in vain");
             assert!(results.0.borrow().iter().all(|(_, result)| *result == 65536), "{name}");
         }
     }
@@ -183,12 +183,12 @@ fn e11_the_loop_and_the_contexts_own_sources_take_turns() {
                     Duration::from_millis(1),
                     None,
                     Priority::DEFAULT,
-                    move || call(),
+                    call,
                 )
             },
             {
                 let call = counting(idles.clone());
-                glib::source::idle_source_new(None, Priority::DEFAULT, move || call())
+                glib::source::idle_source_new(None, Priority::DEFAULT, call)
             },
             {
                 let call = counting(fds.clone());

@@ -36,7 +36,7 @@ impl Vmm {
         let wanted = offered & VhostUserProtocolFeatures::all();
         front_end.set_protocol_features(wanted).unwrap();
         front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        assert!(front_end.get_queue_num().unwrap() >= num_queues.into());
+        assert!(front_end.get_queue_num().unwrap() >= u64::from(num_queues));
         front_end.set_owner().unwrap();
         front_end.set_features(features).unwrap();
         Vmm { front_end, guest: Guest::new(num_queues, QUEUE_SIZE) }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
-    EventLoop, Handler, IoBufs, IoTarget, LoopConfig, PollParams, PollPolicy, Progress, RingChoice,
-    RingFlags, TaskRun,
+    Engine, EventLoop, Handler, IoBufs, IoTarget, LoopConfig, PollParams, PollPolicy, Progress,
+    RingChoice, RingFlags, TaskRun,
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
@@ -155,6 +155,15 @@ pub(crate) fn tempfile(content: &[u8]) -> Arc<OwnedFd> {
     file.write_all(content).unwrap();
     Arc::new(file.into())
 }
+
+/// How [`big_file`] is read: with `O_DIRECT` or without, and by what.
+pub(crate) const ENGINES: [(bool, Engine); 5] = [
+    (false, Engine::Uring),
+    (true, Engine::Uring),
+    (true, Engine::Native),
+    (false, Engine::Threads),
+    (true, Engine::Threads),
+];
 
 /// 1 MiB, to be read from the page cache (completed while it is submitted) or from the disk (by task
 /// work, later).
