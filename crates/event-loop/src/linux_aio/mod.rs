@@ -308,7 +308,7 @@ mod tests {
             }
             event_loop.submit_aio();
             assert_eq!(handler.poll(), has_ring, "seen without a system call");
-            assert_eq!(event_loop.with_aio(), READS.into());
+            assert_eq!(event_loop.with_aio(), u64::from(READS));
             while results.0.borrow().len() < READS as usize {
                 event_loop.run_once(true).unwrap();
             }
