@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use event_loop::{Handler, LoopHandle, Progress, Trigger};
 use nix::poll::PollFlags;
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::Pid;
 
 use crate::machine::on_loop;
 
@@ -22,12 +24,12 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Events on the loop `every` so often.
+    /// Events on the loop `every` so often, made on one of `cpus`; empty means as the caller.
     ///
     /// # Errors
     ///
-    /// There is no eventfd or thread to be had, or the loop is gone.
-    pub fn start(handle: &LoopHandle, every: Duration) -> Result<Traffic> {
+    /// There is no eventfd, thread or CPU to be had, or the loop is gone.
+    pub fn start(handle: &LoopHandle, every: Duration, cpus: &[usize]) -> Result<Traffic> {
         struct Nothing;
         impl Handler for Nothing {
             fn ready(&self, _events: u32) -> Progress {
@@ -41,9 +43,18 @@ impl Traffic {
             let events = PollFlags::POLLIN.bits().cast_unsigned().into();
             event_loop.add_handler(watched, events, Trigger::Edge, Rc::new(Nothing));
         })?;
+        let mut set = CpuSet::new();
+        for &cpu in cpus {
+            set.set(cpu).with_context(|| format!("there is no CPU {cpu}"))?;
+        }
+        let bound = !cpus.is_empty();
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
         let thread = std::thread::Builder::new().name("traffic".into()).spawn(move || {
+            if bound {
+                // Where it may not be bound, neither may the loop's thread, which says so.
+                let _ = sched_setaffinity(Pid::from_raw(0), &set);
+            }
             while !stopping.load(Ordering::Relaxed) {
                 std::thread::sleep(every);
                 // A full counter is an event too; it does not get there.

@@ -3,10 +3,13 @@
 //! The bounds are wide enough for a machine that is busy with other things: what is told apart is
 //! a wait for the timer, hundreds of milliseconds, from none.
 
+mod common;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use common::has_kvm;
 use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
 use vcpu::machine::SplitMix64;
 
@@ -45,19 +48,6 @@ fn median(result: &F1Result) -> Duration {
     waits[waits.len() / 2]
 }
 
-/// Whether there is KVM; if not, says so where the test's result is shown, captured or not.
-fn has_kvm(test: &str) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let missing = vcpu::kvm::usable().err().map(|why| why.to_string());
-    #[cfg(not(target_arch = "x86_64"))]
-    let missing = Some("no x86-64");
-    if let Some(why) = &missing {
-        // Past the harness, which keeps the output of tests that pass to itself.
-        let _ = writeln!(std::io::stderr().lock(), "{test}: NOT TESTED: {why}");
-    }
-    missing.is_none()
-}
-
 #[test]
 fn nothing_waits_with_virtio_blk() {
     let result = run("f1-virtio", 4, Variant::VirtioBlk, VcpuKind::Thread);
@@ -86,7 +76,7 @@ fn other_traffic_hides_that_nobody_wakes_the_loop() {
 
 #[test]
 fn all_of_it_on_a_kvm_vcpu_needs_kvm() {
-    if !has_kvm("all_of_it_on_a_kvm_vcpu_needs_kvm") {
+    if !has_kvm() {
         return;
     }
     for variant in Variant::ALL {
