@@ -18,7 +18,8 @@ pub struct BottomHalf {
 }
 
 impl BottomHalf {
-    /// Makes the loop run the callback soon.
+    /// Makes the loop run the callback soon. From any thread, the loop's own included: there it
+    /// runs in the next iteration. What was written before is seen by that run.
     pub fn schedule(&self) {
         if self.flag.raise() {
             // A loop that is gone runs nothing.

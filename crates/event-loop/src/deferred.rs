@@ -3,9 +3,39 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Something to do once per batch, such as signalling a guest.
+/// Something to do once per batch, such as signalling a guest (contract E10).
+///
+/// ```
+/// use std::cell::Cell;
+/// use std::rc::Rc;
+///
+/// use event_loop::{DeferredCall, EventLoop, LoopConfig};
+///
+/// #[derive(Default)]
+/// struct Signal {
+///     queued: Cell<bool>,
+///     sent: Cell<u32>,
+/// }
+///
+/// impl DeferredCall for Signal {
+///     fn run(&self) {
+///         self.sent.set(self.sent.get() + 1);
+///     }
+///     fn queued(&self) -> &Cell<bool> {
+///         &self.queued
+///     }
+/// }
+///
+/// let event_loop = EventLoop::new(LoopConfig::default())?;
+/// let signal = Rc::new(Signal::default());
+/// let call: Rc<dyn DeferredCall> = signal.clone();
+/// event_loop.section(|| (0..100).for_each(|_| event_loop.defer(&call)));
+/// assert_eq!(signal.sent.get(), 1);
+/// # Ok::<(), event_loop::SetupError>(())
+/// ```
 pub trait DeferredCall {
-    /// Does it. May defer again.
+    /// Does it, on the loop's thread and with no borrow of the loop held. May defer again, itself
+    /// included: then it runs once more in the same section.
     fn run(&self);
 
     /// Whether it is collected already: a cell that the implementor holds for the loop, false at

@@ -33,7 +33,7 @@ pub(crate) const REAP_BATCH: usize = 256;
 /// How to create a loop.
 #[derive(Debug, Clone)]
 pub struct LoopConfig {
-    /// Shows in logs and thread names.
+    /// Shows in logs and thread names, of which the kernel keeps 15 bytes.
     pub name: String,
     /// io_uring with which flags, or epoll.
     pub ring: RingChoice,
@@ -200,7 +200,7 @@ impl EventLoop {
         &self.0.chosen
     }
 
-    /// Whether file I/O can go through a ring, [`Engine::Uring`].
+    /// Whether file I/O can go through a ring, [`Engine::Uring`]; on epoll it goes to the thread pool.
     pub fn has_io_uring(&self) -> bool {
         self.0.does_file_io
     }
@@ -216,7 +216,8 @@ impl EventLoop {
         self.0.stopping.get()
     }
 
-    /// Monotonic time, nanoseconds, the same throughout one iteration.
+    /// Loop time: monotonic, nanoseconds since about the loop's creation, the same throughout one
+    /// iteration's callbacks. All deadlines are in it.
     pub fn now_ns(&self) -> u64 {
         self.0.now.get().unwrap_or_else(|| {
             let now = self.0.clock.now_ns();
@@ -237,7 +238,9 @@ impl EventLoop {
 
     // ---- operations ----------------------------------------------------------------------------
 
-    /// Makes an open file usable on this loop: registered with the ring, where it has room.
+    /// Makes an open file usable on this loop: registered with the ring (io_uring_register(2)), where
+    /// that has room for it, else it goes by its descriptor. It stays open, and keeps its place, until
+    /// the last clone is dropped and what is in flight on it is done.
     pub fn register_file(&self, fd: Arc<OwnedFd>) -> LoopFile {
         let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
         let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
@@ -379,7 +382,8 @@ impl EventLoop {
         self.0.timers.borrow_mut().add(deadline_ns, target.clone(), token)
     }
 
-    /// Calls `call` once, at `deadline_ns`.
+    /// Calls `call` once, at `deadline_ns`, loop time; one that has passed is for the next iteration.
+    /// A loop that shuts down drops it.
     pub fn add_timer(&self, deadline_ns: u64, call: impl FnOnce() + 'static) -> TimerId {
         struct Once<F>(Cell<Option<F>>);
         impl<F: FnOnce()> IoTarget for Once<F> {
@@ -395,7 +399,7 @@ impl EventLoop {
         self.submit_timer(deadline_ns, &target, 0)
     }
 
-    /// Cancels a timer. `false`: it has run.
+    /// Cancels a timer; nobody is told. `false`: it has run, or was cancelled before.
     pub fn cancel_timer(&self, id: TimerId) -> bool {
         let timer = self.0.timers.borrow_mut().cancel(id);
         timer.is_some()
@@ -444,7 +448,8 @@ impl EventLoop {
         self.0.deferred.defer(call);
     }
 
-    /// Runs `body` as a section.
+    /// Runs `body` as a section: what it defers is made at its end, or at that of the section around
+    /// it. The loop cannot be turned from within (contract E10).
     pub fn section<R>(&self, body: impl FnOnce() -> R) -> R {
         self.0.deferred.enter();
         let result = body();
@@ -452,7 +457,8 @@ impl EventLoop {
         result
     }
 
-    /// Sets the polling parameters, from the next iteration on.
+    /// Sets the polling parameters, from the next iteration on. From another thread:
+    /// `handle.spawn(move |event_loop| event_loop.set_poll_params(params))`.
     pub fn set_poll_params(&self, params: PollParams) {
         let window = self.0.poller.set_params(params);
         self.stats().poll_window_ns.set(window);

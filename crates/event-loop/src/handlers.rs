@@ -11,6 +11,39 @@ use crate::slots::{GENERATION_MASK, SlotId, UserData};
 
 /// A source of events: a file descriptor and, optionally, a way to look for events without one.
 ///
+/// ```
+/// use std::cell::Cell;
+/// use std::os::fd::OwnedFd;
+/// use std::rc::Rc;
+/// use std::sync::Arc;
+///
+/// use event_loop::{EventLoop, Handler, LoopConfig, Progress, Trigger};
+///
+/// struct Kicks(Cell<u32>);
+///
+/// impl Handler for Kicks {
+///     fn ready(&self, _events: u32) -> Progress {
+///         self.0.set(self.0.get() + 1);
+///         Progress::Done
+///     }
+/// }
+///
+/// let event_loop = EventLoop::new(LoopConfig::default())?;
+/// let kick: Arc<OwnedFd> = Arc::new(nix::sys::eventfd::EventFd::new()?.into());
+/// let kicks = Rc::new(Kicks(Cell::new(0)));
+/// // Edge-triggered, an eventfd need not be read: each write is an event.
+/// let events = libc::POLLIN as u32;
+/// let id = event_loop.add_handler(kick.clone(), events, Trigger::Edge, kicks.clone());
+/// for n in 1..=3 {
+///     nix::unistd::write(&*kick, &1_u64.to_ne_bytes())?;
+///     while kicks.0.get() < n {
+///         event_loop.run_once(true)?;
+///     }
+/// }
+/// event_loop.remove_handler(id);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// All calls come from the loop's thread with no borrow of the loop held; a handler may add and
 /// remove handlers, itself included.
 pub trait Handler {

@@ -1,4 +1,15 @@
 //! One value from one thread to a task on another: the answer to what a loop was asked.
+//!
+//! ```
+//! use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
+//!
+//! let thread = IoThread::spawn(IoThreadConfig::default())?;
+//! let (sender, receiver) = oneshot::channel();
+//! thread.handle().spawn(|event_loop| sender.send(event_loop.has_io_uring()))?;
+//! let answer = EventLoop::new(Default::default())?.block_on(receiver)?;
+//! assert_eq!(answer, Ok(thread.ring().flags.is_some()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,14 +31,15 @@ pub struct Sender<T>(Arc<Mutex<State<T>>>);
 /// The end that waits; a future.
 pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
-/// A pair of ends.
+/// A pair of ends. Dropping the sender unused ends the wait with [`LoopGone`].
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(State { value: None, waker: None, sender_gone: false }));
     (Sender(state.clone()), Receiver(state))
 }
 
 impl<T> Sender<T> {
-    /// Sends the value and wakes the receiver.
+    /// Sends the value and wakes the receiver. One that is gone gets nothing, and the value is
+    /// dropped with the channel.
     pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
     }

@@ -99,6 +99,41 @@ impl fmt::Debug for LoopFile {
 
 /// Who gets the completions of its operations and timers.
 ///
+/// Nothing is allocated per operation: a target that serves many keeps them in slots of its own, and
+/// the token says which.
+///
+/// ```
+/// use std::cell::RefCell;
+/// use std::rc::Rc;
+/// use std::sync::Arc;
+///
+/// use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig};
+///
+/// #[derive(Default)]
+/// struct Slots(RefCell<[Option<(i32, IoBufs)>; 4]>);
+///
+/// impl IoTarget for Slots {
+///     fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
+///         self.0.borrow_mut()[token as usize] = Some((result, bufs));
+///     }
+/// }
+///
+/// let event_loop = EventLoop::new(LoopConfig::default())?;
+/// let file = event_loop.register_file(Arc::new(std::fs::File::open("/proc/self/exe")?.into()));
+/// let slots = Rc::new(Slots::default());
+/// let target: Rc<dyn IoTarget> = slots.clone();
+/// for token in 0..4 {
+///     let bufs = AlignedBuf::io_bufs(512, 512).expect("memory");
+///     let read = IoOp::Read { offset: u64::from(token) * 512 };
+///     event_loop.submit(&file, read, Engine::Uring, bufs, &target, token);
+/// }
+/// while slots.0.borrow().iter().any(Option::is_none) {
+///     event_loop.run_once(true)?;
+/// }
+/// assert!(slots.0.borrow().iter().flatten().all(|(result, _)| *result == 512));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// Called on the loop's thread, once per operation, never from within the call that submitted it,
 /// with no borrow of the loop held: an implementor may submit, add and remove as it likes.
 pub trait IoTarget {

@@ -39,14 +39,17 @@ impl Handler for State {
 }
 
 impl Readiness {
-    /// Watches a non-blocking descriptor for `events` (`POLL*` bits).
+    /// Watches a non-blocking descriptor for `events` (`POLL*` bits of poll(2)), edge-triggered. One that
+    /// cannot be polled shows as ready once.
     pub fn new(event_loop: &EventLoop, fd: Arc<OwnedFd>, events: u32) -> Self {
         let state = Rc::new(State::default());
         let handler = event_loop.add_handler(fd.clone(), events, Trigger::Edge, state.clone());
         Readiness { event_loop: event_loop.clone(), fd, handler, state }
     }
 
-    /// Waits until the descriptor has become ready anew since the last wait.
+    /// Waits until the descriptor has become ready anew since the last wait. An event in between
+    /// counts; so it may also end for nothing, when the event has been used up by then. One task
+    /// at a time. Dropping the future loses nothing.
     pub fn wait(&self) -> impl Future<Output = ()> + '_ {
         std::future::poll_fn(|cx| {
             if self.state.fired.replace(false) {

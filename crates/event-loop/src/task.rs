@@ -113,7 +113,8 @@ impl Tasks {
 
 impl EventLoop {
     /// Runs a future on this loop, from the next iteration on. It is dropped unfinished when the
-    /// loop stops.
+    /// loop stops. Its waker may be called on any thread. A future that never waits keeps the loop
+    /// from everything else: it is to return now and then (contract E11).
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         self.0.tasks.spawn(Box::pin(future), self.handle());
         // Spawned from outside an iteration, say before `run`, the ready list is looked at anyway.
@@ -137,7 +138,8 @@ impl EventLoop {
         std::future::poll_fn(move |cx| state.poll(cx))
     }
 
-    /// Completes at `deadline_ns`, loop time. Dropping the future cancels the timer.
+    /// Completes at `deadline_ns`, loop time, or when the loop shuts down. Dropping the future cancels
+    /// the timer.
     pub fn sleep_until(&self, deadline_ns: u64) -> impl Future<Output = ()> + use<> {
         struct Cancel(EventLoop, TimerId);
         impl Drop for Cancel {

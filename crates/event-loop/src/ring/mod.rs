@@ -1,6 +1,6 @@
 //! The narrow trait between the loop and whatever carries out its operations.
 //!
-//! [`uring`] is the real thing, [`epoll`] what is left where there is no io_uring, [`sim`] a ring
+//! `uring` is the real thing, `epoll` what is left where there is no io_uring, `sim` (a feature) a ring
 //! of memory files with virtual time and seeded faults. The loop above is the same for all three.
 
 #![allow(unsafe_code)]
