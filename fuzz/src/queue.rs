@@ -109,6 +109,7 @@ fn config(input: &mut Input<'_>) -> QueueConfig {
         event_idx: flags & 8 != 0,
         indirect: flags & 16 == 0,
         next_avail: input.u16(),
+        index: 0,
     };
     if flags & 32 != 0 {
         config.size = input.u16();

@@ -104,6 +104,9 @@ fn storage_daemon(program: &str, parser: &mut lexopt::Parser) -> Result<Command,
     for given in given {
         draft.origin.clone_from(&given.origin);
         given.apply(&mut draft)?;
+        if draft.options.trace.help {
+            return Ok(Command::Print(help::trace()));
+        }
         if let Some(text) = draft.help.take() {
             return Ok(Command::Print(text));
         }
@@ -119,6 +122,9 @@ fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
         Scanned::Options(given, arguments) => {
             let mut options = serve::start(arguments)?;
             given.into_iter().try_for_each(|given| given.apply(&mut options))?;
+            if options.trace.help {
+                return Ok(Command::Print(help::trace()));
+            }
             serve::finish(options).map(Command::Serve)
         }
     }
@@ -194,10 +200,13 @@ fn scan<T>(
             }
             lexopt::Arg::Short('h') => return Ok(Scanned::Help),
             lexopt::Arg::Short('V') => return Ok(Scanned::Version),
-            lexopt::Arg::Short(name) => {
-                return Err(OptionError::new(format!("invalid option -- '{name}'"))
-                    .hint(known_options(table)));
-            }
+            lexopt::Arg::Short(letter) => match short(letter, table) {
+                Some(name) => name.to_owned(),
+                None => {
+                    return Err(OptionError::new(format!("invalid option -- '{letter}'"))
+                        .hint(known_options(table)));
+                }
+            },
             lexopt::Arg::Long(name) => name.to_owned(),
         };
         let attached = parser.optional_value();
@@ -229,6 +238,12 @@ fn scan<T>(
         given.push(Given { field, origin, value });
     }
     Ok(Scanned::Options(given, arguments))
+}
+
+/// The option of the table that has a letter, too, as in QSD.
+fn short<T>(letter: char, table: &[Field<T>]) -> Option<&'static str> {
+    let name = if letter == 'T' { "trace" } else { return None };
+    table.iter().map(|field| field.name).find(|known| *known == name)
 }
 
 /// The full name of the option that `name` means.

@@ -119,6 +119,13 @@ pub(crate) fn export(kind: Option<&str>) -> String {
     text.done()
 }
 
+/// `--trace help`: the names alone, one per line, as scripts expect them of QSD.
+pub(crate) fn trace() -> String {
+    let mut text = Text::default();
+    event_loop::trace::EVENTS.iter().for_each(|event| text.line(event.name));
+    text.done()
+}
+
 /// A text under construction.
 #[derive(Default)]
 struct Text(String);

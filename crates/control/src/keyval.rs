@@ -66,7 +66,8 @@ pub fn parse(text: &str, implied: Option<&str>) -> Result<Parsed, OptionError> {
     Ok(Parsed { object: settle(tree, "")?, help })
 }
 
-fn is_help(token: &str) -> bool {
+/// Whether a word, where a value or a key could be, asks for help.
+pub(crate) fn is_help(token: &str) -> bool {
     token == "help" || token == "?"
 }
 

@@ -33,6 +33,7 @@ mod storage_daemon;
 pub mod table;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod value;
 
 pub use cli::{Command, parse_args, program_name};
@@ -43,4 +44,5 @@ pub use object::{IothreadOptions, PollPolicy};
 pub use probe::ProbeOptions;
 pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
+pub use trace::{TraceEvents, TraceOptions};
 pub use value::{Object, Value};

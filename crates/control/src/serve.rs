@@ -12,6 +12,7 @@ use crate::export::{Addr, MAX_QUEUES, VhostUserBlkExport, check_socket_path};
 use crate::object::IothreadOptions;
 use crate::storage_daemon::{Action, Step};
 use crate::table::{self, Choice, Field, Kind, Need};
+use crate::trace::{self, TraceOptions};
 
 /// The `node-name` of the served image.
 const NODE: &str = "disk0";
@@ -47,6 +48,8 @@ pub struct ServeOptions {
     pub block_size: u32,
     /// `--poll-max-ns`: longest time to busy-poll before sleeping, nanoseconds.
     pub poll_max_ns: u64,
+    /// `--trace`.
+    pub trace: TraceOptions,
 }
 
 /// `--cache`: QEMU's cache modes.
@@ -96,6 +99,7 @@ impl ServeOptions {
             locking: Locking::Auto,
             block_size: 512,
             poll_max_ns: IothreadOptions::default().poll_max_ns,
+            trace: TraceOptions::default(),
         }
     }
 
@@ -315,6 +319,15 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         },
         need: Need::Default("32768"),
         help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
+    },
+    Field {
+        name: "trace",
+        kind: Kind::Text {
+            meta: trace::META,
+            set: |serve, text| trace::read(&text, &mut serve.trace),
+        },
+        need: Need::Optional("none"),
+        help: trace::HELP,
     },
 ];
 

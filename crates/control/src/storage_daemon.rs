@@ -9,6 +9,7 @@ use crate::export::VhostUserBlkExport;
 use crate::help;
 use crate::object::IothreadOptions;
 use crate::table::{self, Context, Field, Kind, Need};
+use crate::trace::{self, TraceOptions};
 use crate::value::{Dialect, Object};
 use crate::{blockdev, export, json, keyval, object};
 
@@ -22,6 +23,8 @@ pub struct StorageDaemonOptions {
     pub pidfile: Option<PathBuf>,
     /// `--daemonize`: go to the background once everything is ready.
     pub daemonize: bool,
+    /// `--trace`.
+    pub trace: TraceOptions,
 }
 
 /// One thing to create.
@@ -118,6 +121,15 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         }),
         need: Need::Optional("none"),
         help: "write the process's id to this file once everything is ready",
+    },
+    Field {
+        name: "trace",
+        kind: Kind::Text {
+            meta: trace::META,
+            set: |draft, text| trace::read(&text, &mut draft.options.trace),
+        },
+        need: Need::Optional("none"),
+        help: trace::HELP,
     },
 ];
 

@@ -104,6 +104,8 @@ fn argument() -> impl Strategy<Value = String> {
             "probe",
             "--size",
             "--queues=",
+            "--trace",
+            "-T",
             "--read-only",
         ])
         .prop_map(str::to_owned),
@@ -147,7 +149,7 @@ proptest! {
 
     #[test]
     fn options_never_panic(
-        option in prop::sample::select(vec!["--blockdev", "--export", "--object"]),
+        option in prop::sample::select(vec!["--blockdev", "--export", "--object", "--trace"]),
         text in option_text(),
     ) {
         let argv = ["qemu-storage-daemon".to_owned(), option.to_owned(), text];

@@ -26,6 +26,7 @@ use crate::stats::LoopStats;
 use crate::task::Tasks;
 use crate::thread_pool::{Job, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
+use crate::trace;
 
 /// Completions taken from the ring at once, and thus per iteration (contract E11).
 pub(crate) const REAP_BATCH: usize = 256;
@@ -311,6 +312,13 @@ impl EventLoop {
     /// Queues a ring operation; where the queue is full, for later.
     pub(crate) fn push(&self, op: RingOp, user_data: UserData) {
         self.stats().submitted.add(1);
+        trace!(add_sqe(
+            self.trace_ctx(),
+            user_data.pack(),
+            op.trace_opcode(),
+            self.trace_fd(&op, user_data),
+            op.trace_offset(),
+        ));
         let user_data = user_data.pack();
         let mut backlog = self.0.backlog.borrow_mut();
         // SAFETY: what `op` points to is owned by its slot (`slots.rs`), or by its handler's entry,
@@ -339,7 +347,9 @@ impl EventLoop {
         let mut slots = self.0.slots.borrow_mut();
         let Some(in_flight) = slots.get_mut(id) else { return };
         in_flight.engine = Engine::Threads;
+        let fd = in_flight.file.raw_fd();
         let job = Job { op: BlockingOp::new(in_flight), user_data: UserData::Op(id).pack() };
+        trace!(thread_pool_submit_aio(self.trace_ctx(), job.user_data, fd));
         self.0.pool_jobs.borrow_mut().push(job);
         self.0.with_pool.set(self.0.with_pool.get() + 1);
     }
@@ -424,8 +434,11 @@ impl EventLoop {
     pub fn remove_handler(&self, id: HandlerId) {
         let removed = self.0.handlers.borrow_mut().remove(id);
         if let Some((entry, armed)) = removed {
-            if entry.source.in_set.replace(false) && self.0.poller.is_polling() {
-                entry.handler.poll_end();
+            if entry.source.in_set.replace(false) {
+                trace!(poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
+                if self.0.poller.is_polling() {
+                    entry.handler.poll_end();
+                }
             }
             if armed {
                 let poll = UserData::Poll(id.0).pack();

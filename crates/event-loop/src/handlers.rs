@@ -1,7 +1,7 @@
 //! File descriptors with callbacks: armed, fired, removed (contract E9).
 
 use std::cell::Cell;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -105,6 +105,17 @@ pub(crate) struct Entry {
     /// Whether it stands in the ready list.
     pub(crate) listed: Cell<bool>,
     pub(crate) source: Source,
+}
+
+impl Entry {
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// What tells it from others in a trace: an address.
+    pub(crate) fn trace_node(&self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
+    }
 }
 
 /// What adaptive polling keeps per source.

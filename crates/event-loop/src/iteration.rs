@@ -12,6 +12,7 @@ use crate::handle::Message;
 use crate::handlers::Progress;
 use crate::ring::{Completion, Ready, Wait, is_transient};
 use crate::slots::UserData;
+use crate::trace;
 
 /// Messages dispatched per iteration (contract E11).
 const MESSAGE_BATCH: usize = 256;
@@ -196,6 +197,8 @@ impl EventLoop {
         self.0.ring.borrow_mut().reap(&mut reaped);
         let any = !reaped.is_empty();
         for completion in reaped.drain(..) {
+            let Completion { user_data, result, .. } = completion;
+            trace!(cqe_handler(self.trace_ctx(), user_data, result));
             self.dispatch_completion(completion);
         }
         self.0.reaped.replace(reaped);
@@ -288,6 +291,7 @@ impl EventLoop {
             Message::BottomHalf(id, flag) => self.run_bottom_half(id, &flag),
             Message::WakeTask(waker) => self.0.tasks.make_ready(&waker),
             Message::PoolResult { user_data, result } => {
+                trace!(thread_pool_complete_aio(self.trace_ctx(), user_data, result));
                 self.0.with_pool.set(self.0.with_pool.get() - 1);
                 self.dispatch_completion(Completion { user_data, result, more: false });
             }

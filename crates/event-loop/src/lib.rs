@@ -31,6 +31,7 @@ pub mod sync;
 mod task;
 mod thread_pool;
 mod timers;
+pub mod trace;
 
 pub use ablation::Ablation;
 pub use bottom_half::BottomHalf;

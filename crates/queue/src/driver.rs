@@ -79,8 +79,9 @@ impl Driver {
         let outside = guest_memory::Error::RingOutside { user_addr: base, len };
         let user = memory.memory().guest_to_user(base, len).ok_or(QueueError::Ring(outside))?;
         let [desc, avail, used] = Self::offsets(size).map(|offset| user + offset);
+        let (indirect, next_avail, index) = (true, 0, 0);
         let config =
-            QueueConfig { size, desc, avail, used, event_idx, indirect: true, next_avail: 0 };
+            QueueConfig { size, desc, avail, used, event_idx, indirect, next_avail, index };
         let rings = Rings::new(&config, memory.memory())?;
         let zeroes = vec![0; len as usize];
         let mapped = memory.write_bytes(base, &zeroes);

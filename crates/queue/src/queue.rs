@@ -28,6 +28,8 @@ pub struct QueueConfig {
     pub indirect: bool,
     /// The entry of the available ring to begin with (SET_VRING_BASE).
     pub next_avail: u16,
+    /// Its number in the device, for trace points.
+    pub index: u16,
 }
 
 /// A split virtqueue, the device's side. See the [crate's description](crate).

@@ -76,6 +76,7 @@ impl Both {
             event_idx,
             indirect: true,
             next_avail: start,
+            index: 0,
         };
         let ours = Queue::new(Rc::clone(&memory), config).unwrap();
         let mut oracle = OracleQueue::new(size).unwrap();

@@ -9,6 +9,7 @@ mod pidfile;
 mod probe;
 mod serve;
 mod storage_daemon;
+mod trace;
 
 use std::env;
 use std::io::{self, Write};

@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use control::{ImageKind, ServeOptions};
 
 use crate::daemon::{self, Daemon, DaemonError, Status};
+use crate::trace;
 
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
+    trace::start(&options.trace)?;
     let (kind, made) = find_or_make(options)?;
     let steps = options.steps(kind);
     let mut is_ready = false;

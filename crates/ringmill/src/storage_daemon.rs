@@ -7,6 +7,7 @@ use control::StorageDaemonOptions;
 use crate::daemon::{self, DaemonError};
 use crate::daemonize::{self, Role};
 use crate::pidfile::Pidfile;
+use crate::trace;
 
 /// Serves until a signal comes.
 pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonError> {
@@ -20,6 +21,7 @@ pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonErro
             }
         }
     }
+    trace::start(&options.trace)?;
     // Outlives the daemon: while the file is there, so is what it stands for.
     let mut pidfile = None;
     daemon::run(&options.steps, |_| {

@@ -64,7 +64,7 @@ fn differences_from_qsd() {
     let node = |options: &str| refused(&["--blockdev", options]);
 
     // What QSD has and ringmill has not, yet: named, with what is known.
-    for option in ["--monitor", "--chardev", "--nbd-server", "--trace"] {
+    for option in ["--monitor", "--chardev", "--nbd-server"] {
         let error = refused(&[option, "x"]);
         assert_eq!(error.message, format!("unrecognized option '{option}'"));
         assert!(error.hint.expect("a hint").contains("--blockdev, --daemonize, --export"));

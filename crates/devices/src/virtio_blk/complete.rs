@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::request::Completion;
-use event_loop::{DeferredCall, IoBufs};
+use event_loop::{DeferredCall, IoBufs, trace};
 use nix::errno::Errno;
 
 use super::handler::QueueHandler;
@@ -32,6 +32,12 @@ impl Completion for QueueHandler {
 impl QueueHandler {
     /// Gives a request back to the driver; it sees it at the end of the section.
     pub(crate) fn answer(&self, slot: Slot) {
+        trace!(virtio_blk_req_complete(
+            self.trace_dev(),
+            self.trace_queue(),
+            slot.head,
+            slot.status as u8,
+        ));
         let ok = slot.status == Status::Ok;
         let latency = self.event_loop.now_ns().saturating_sub(slot.started_ns);
         self.batch.add(slot.kind, ok, slot.bytes, latency);

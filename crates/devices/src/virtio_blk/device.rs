@@ -1,5 +1,6 @@
 //! The device as its queues share it: features, configuration space, write cache mode.
 
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -49,6 +50,8 @@ pub struct Device {
     logical_block_size: u32,
     read_only: bool,
     id: [u8; ID_SIZE],
+    /// The serial number in full, for trace points.
+    trace_name: CString,
     negotiated: AtomicU64,
     /// The mode after a reset.
     writethrough: bool,
@@ -110,6 +113,9 @@ impl Device {
             logical_block_size: block,
             read_only,
             id,
+            // Without what a zero byte cuts off, as a guest sees it.
+            trace_name: CString::new(config.serial.split('\0').next().unwrap_or_default())
+                .unwrap_or_default(),
             negotiated: AtomicU64::new(0),
             writethrough: config.writethrough,
             writeback: AtomicBool::new(!config.writethrough),
@@ -165,6 +171,10 @@ impl Device {
 
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    pub(crate) fn trace_name(&self) -> &CStr {
+        &self.trace_name
     }
 
     pub(crate) fn id(&self) -> &[u8; ID_SIZE] {

@@ -1,6 +1,7 @@
 //! A queue at work on its I/O thread: from the guest's kick to the block node.
 
 use std::cell::{Cell, RefCell, RefMut};
+use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use event_loop::{EventLoop, Handler, HandlerId, Progress, Trigger};
+use event_loop::{EventLoop, Handler, HandlerId, Progress, Trigger, trace};
 use guest_memory::MemoryView;
 use queue::{Chain, Queue, QueueError};
 
@@ -16,7 +17,10 @@ use super::device::Device;
 use super::parse::{BlkRequest, Malformed, Parsed, Ranges, parse};
 use super::slots::{Slot, SlotTable};
 use super::stats::{Batch, Kind, QueueStats};
-use super::wire::{ID_SIZE, Status};
+use super::wire::{
+    ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
+    VIRTIO_BLK_T_WRITE_ZEROES,
+};
 
 /// A started queue of a virtio-blk device. Lives on its I/O thread.
 ///
@@ -235,15 +239,22 @@ impl QueueHandler {
             bytes: 0,
             started_ns: self.event_loop.now_ns(),
         };
+        let head = slot.head;
+        let other = |kind: Option<u32>| {
+            let kind = kind.map_or(-1, i64::from);
+            trace!(virtio_blk_handle_other(self.trace_dev(), self.trace_queue(), head, kind));
+        };
         let fua = self.device.is_write_through();
         let (op, offset, data) = match request {
             Err(status) => {
+                other(None);
                 slot.status = status;
                 drop(chain);
                 self.answer(slot);
                 return Ok(());
             }
             Ok(BlkRequest::GetId { data }) => {
+                other(Some(VIRTIO_BLK_T_GET_ID));
                 let len = data.len().min(ID_SIZE as u32);
                 let written = data.write(&slot.memory, self.device.id()).map_err(Malformed::Buffer);
                 debug_assert!(written.is_err() || written == Ok(len as usize));
@@ -253,6 +264,8 @@ impl QueueHandler {
                 return Ok(());
             }
             Ok(BlkRequest::Ranges { discard, data }) => {
+                let kind = if discard { VIRTIO_BLK_T_DISCARD } else { VIRTIO_BLK_T_WRITE_ZEROES };
+                other(Some(kind));
                 let ranges = Ranges::read(discard, data, &slot.memory, &self.device)?;
                 drop(chain);
                 match ranges {
@@ -264,9 +277,30 @@ impl QueueHandler {
                 }
                 return Ok(());
             }
-            Ok(BlkRequest::Flush) => (Op::Flush, 0, None),
-            Ok(BlkRequest::Read { offset, data }) => (Op::Read, offset, Some(data)),
-            Ok(BlkRequest::Write { offset, data }) => (Op::Write { fua }, offset, Some(data)),
+            Ok(BlkRequest::Flush) => {
+                other(Some(VIRTIO_BLK_T_FLUSH));
+                (Op::Flush, 0, None)
+            }
+            Ok(BlkRequest::Read { offset, data }) => {
+                trace!(virtio_blk_handle_read(
+                    self.trace_dev(),
+                    self.trace_queue(),
+                    head,
+                    offset / SECTOR,
+                    u64::from(data.len()) / SECTOR,
+                ));
+                (Op::Read, offset, Some(data))
+            }
+            Ok(BlkRequest::Write { offset, data }) => {
+                trace!(virtio_blk_handle_write(
+                    self.trace_dev(),
+                    self.trace_queue(),
+                    head,
+                    offset / SECTOR,
+                    u64::from(data.len()) / SECTOR,
+                ));
+                (Op::Write { fua }, offset, Some(data))
+            }
         };
         let mut slots = self.slots.borrow_mut();
         let mut bufs = slots.take_bufs();
@@ -315,7 +349,18 @@ impl QueueHandler {
         write_eventfd(self.err.borrow().as_deref());
     }
 
+    /// The device's name in trace points.
+    pub(crate) fn trace_dev(&self) -> &CStr {
+        self.device.trace_name()
+    }
+
+    /// The queue's number in trace points.
+    pub(crate) fn trace_queue(&self) -> u16 {
+        self.queue.config().index
+    }
+
     pub(crate) fn signal(&self) {
+        trace!(virtio_notify(self.trace_dev(), self.trace_queue()));
         write_eventfd(self.call.borrow().as_deref());
     }
 }
@@ -329,7 +374,8 @@ fn write_eventfd(fd: Option<&OwnedFd>) {
 }
 
 impl Handler for QueueHandler {
-    fn ready(&self, _events: u32) -> Progress {
+    fn ready(&self, events: u32) -> Progress {
+        trace!(virtio_queue_notify(self.trace_dev(), self.trace_queue(), events == 0));
         self.take_turn();
         Progress::Done
     }

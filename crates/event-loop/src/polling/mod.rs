@@ -6,6 +6,7 @@ pub mod stepped;
 pub mod weighted;
 
 use std::cell::{Cell, RefCell};
+use std::cmp::Ordering;
 use std::rc::Rc;
 
 use crate::event_loop::EventLoop;
@@ -13,6 +14,7 @@ use crate::handlers::{Entry, Source};
 use crate::polling::policy::{Policy, PollParams, SourceKind, Wait};
 use crate::ring::Ready;
 use crate::slots::SlotId;
+use crate::trace;
 
 /// A source that has had no event for this long leaves the polling set.
 const IDLE_NS: u64 = 7_000_000_000;
@@ -105,7 +107,10 @@ impl EventLoop {
             let in_set = |(_, entry): &&(_, Rc<Entry>)| entry.source.in_set.get();
             sources.iter().filter(in_set).for_each(|(_, entry)| entry.handler.poll_begin());
         }
-        let end = self.now_ns().saturating_add(poller.policy.borrow().window_ns());
+        let timeout = |now| deadline.map_or(-1, |deadline| deadline.saturating_sub(now) as i64);
+        let window = poller.policy.borrow().window_ns();
+        trace!(run_poll_handlers_begin(self.trace_ctx(), window, timeout(self.now_ns())));
+        let end = self.now_ns().saturating_add(window);
         let end = deadline.map_or(end, |deadline| end.min(deadline));
         let found = loop {
             let mut found = self.ask(&sources);
@@ -124,6 +129,7 @@ impl EventLoop {
             }
             std::hint::spin_loop();
         };
+        trace!(run_poll_handlers_end(self.trace_ctx(), found, timeout(self.now_ns())));
         self.recycle(sources);
         let stats = self.stats();
         if found {
@@ -201,6 +207,7 @@ impl EventLoop {
         if !poller.is_on() || entry.source.in_set.get() || !entry.handler.can_poll() {
             return true;
         }
+        trace!(poll_add(self.trace_ctx(), entry.trace_node(), entry.raw_fd(), entry.fired.get(),));
         entry.source.in_set.set(true);
         self.0.handlers.borrow_mut().polling.push(id);
         if poller.polling.get() {
@@ -247,6 +254,7 @@ impl EventLoop {
             let Some(entry) = handlers.get(*id) else { return false };
             let idle = account(&entry.source, SourceKind::Handler) && !poller.keep_sources;
             if idle {
+                trace!(poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
                 entry.source.in_set.set(false);
                 left.push((*id, entry.clone()));
             }
@@ -255,8 +263,15 @@ impl EventLoop {
         handlers.polling = set;
         drop(handlers);
         let in_flight = self.0.slots.borrow().in_flight() > 0;
+        let old = policy.window_ns();
         policy.end(&params, in_flight);
-        self.stats().poll_window_ns.set(policy.window_ns());
+        let new = policy.window_ns();
+        match new.cmp(&old) {
+            Ordering::Greater => trace!(poll_grow(self.trace_ctx(), old, new)),
+            Ordering::Less => trace!(poll_shrink(self.trace_ctx(), old, new)),
+            Ordering::Equal => {}
+        }
+        self.stats().poll_window_ns.set(new);
         drop(policy);
         let mut recorded = poller.recorded.borrow_mut();
         if recorded.len() < recorded.capacity() {

@@ -353,6 +353,7 @@ impl Session {
                 event_idx: features & VIRTIO_F_RING_EVENT_IDX != 0,
                 indirect: features & VIRTIO_F_RING_INDIRECT_DESC != 0,
                 next_avail: ring.base,
+                index,
             },
             kick,
             call: ring.call.clone(),

@@ -8,11 +8,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
+use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, trace};
 use nix::errno::Errno;
 
 use super::FileNode;
 use super::bounce::{Bounce, Bounces};
+use super::describe;
 use super::plan::{Position, Step};
 use super::serialise::Mailbox;
 use super::slots::{Slot, Slots, Stage};
@@ -94,8 +95,10 @@ impl Channel for FileChannel {
         if request.len == 0 || !node.limits.is_simple(request.offset, &request.bufs) {
             return inner.start(request);
         }
+        let len = request.len;
         let bufs = std::mem::take(&mut request.bufs);
         let token = inner.slots.borrow_mut().insert(request, Stage::Simple);
+        inner.trace_submit(token, op, len);
         inner.event_loop.submit(&inner.file, op, inner.engine, bufs, &self.target, token);
     }
 }
@@ -103,6 +106,7 @@ impl Channel for FileChannel {
 impl IoTarget for Inner {
     #[inline]
     fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
+        trace!(file_complete(&*self.node.trace_name, token, result));
         let mut slots = self.slots.borrow_mut();
         let Some((slot, part)) = slots.get(token) else { return };
         if slot.stage == Stage::Simple {
@@ -142,6 +146,19 @@ impl Inner {
         }
     }
 
+    /// `len`: bytes of a read or write.
+    #[inline]
+    fn trace_submit(&self, token: u32, op: IoOp, len: u64) {
+        let range = || describe::range(op, len);
+        trace!(file_submit(
+            &*self.node.trace_name,
+            token,
+            describe::name(op),
+            range().0,
+            range().1,
+        ));
+    }
+
     /// Starts a request that is not simple.
     fn start(&self, request: Request) {
         let token = self.slots.borrow_mut().insert(request, Stage::Turn);
@@ -165,6 +182,7 @@ impl Inner {
                 // Without O_DIRECT, Linux AIO would wait for the disk here.
                 let buffered = tail && self.engine == Engine::Native;
                 let engine = if buffered { Engine::Threads } else { self.engine };
+                self.trace_submit(token, op, bufs.len() as u64);
                 self.event_loop.submit(file, op, engine, bufs, &target, token);
             }
             Next::Wait => {}

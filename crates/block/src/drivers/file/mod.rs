@@ -2,6 +2,7 @@
 
 mod bounce;
 mod channel;
+mod describe;
 mod locks;
 mod open;
 mod plan;
@@ -10,6 +11,7 @@ mod serialise;
 mod slots;
 mod zeroes;
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -39,6 +41,8 @@ pub(crate) enum Kind {
 /// An opened image. Holds the image locks for as long as it lives.
 pub(crate) struct FileNode {
     name: String,
+    /// The same for trace points.
+    trace_name: CString,
     fd: Arc<OwnedFd>,
     /// The file once more, without `O_DIRECT`, for the part of a block at its end.
     tail_fd: Option<Arc<OwnedFd>>,

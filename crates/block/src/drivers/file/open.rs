@@ -1,5 +1,6 @@
 //! Opening an image: the descriptor, the checks, the limits.
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -87,6 +88,8 @@ pub(super) fn open(
     let fd = Arc::new(OwnedFd::from(file));
     let lock = ImageLock::take(&fd, path, options.locking, Claims::of_disk(read_only))?;
     Ok(FileNode {
+        // A node's name has no zero bytes.
+        trace_name: CString::new(&*name).unwrap_or_default(),
         name,
         fd,
         tail_fd,

@@ -1,0 +1,54 @@
+//! What the events of a loop tell of an operation.
+
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use io_uring::opcode;
+
+use crate::event_loop::EventLoop;
+use crate::ring::RingOp;
+use crate::slots::UserData;
+
+impl EventLoop {
+    /// What tells this loop from others: an address.
+    pub(crate) fn trace_ctx(&self) -> u64 {
+        Rc::as_ptr(&self.0).addr() as u64
+    }
+
+    /// The descriptor that a ring operation is on, also where it goes by index; else -1.
+    pub(crate) fn trace_fd(&self, op: &RingOp, user_data: UserData) -> RawFd {
+        match (*op, user_data) {
+            (RingOp::PollAdd { fd, .. }, _) => fd,
+            (_, UserData::Op(id)) => {
+                self.0.slots.borrow().get(id).map_or(-1, |in_flight| in_flight.file.raw_fd())
+            }
+            _ => -1,
+        }
+    }
+}
+
+impl RingOp {
+    /// Its `IORING_OP_*`.
+    pub(crate) fn trace_opcode(&self) -> u8 {
+        match self {
+            RingOp::Rw { write: false, .. } => opcode::Read::CODE,
+            RingOp::Rw { write: true, .. } => opcode::Write::CODE,
+            RingOp::RwVectored { write: false, .. } => opcode::Readv::CODE,
+            RingOp::RwVectored { write: true, .. } => opcode::Writev::CODE,
+            RingOp::Fsync { .. } => opcode::Fsync::CODE,
+            RingOp::Fallocate { .. } => opcode::Fallocate::CODE,
+            RingOp::PollAdd { .. } => opcode::PollAdd::CODE,
+            RingOp::PollRemove { .. } | RingOp::Cancel { .. } => opcode::AsyncCancel::CODE,
+        }
+    }
+
+    /// Its first byte in the file; 0 where it has none.
+    pub(crate) fn trace_offset(&self) -> u64 {
+        match *self {
+            RingOp::Rw { offset, .. }
+            | RingOp::RwVectored { offset, .. }
+            | RingOp::Fallocate { offset, .. } => offset,
+            _ => 0,
+        }
+    }
+}
