@@ -49,10 +49,24 @@ pub(crate) fn daemon() -> &'static Path {
     DAEMON.get_or_init(|| env::var_os("RINGMILL_BIN").map_or_else(build_daemon, PathBuf::from))
 }
 
+/// The daemon as it is shipped: `RINGMILL_BIN`, else the workspace's, built in the release profile now
+/// if need be.
+pub fn release_daemon() -> PathBuf {
+    env::var_os("RINGMILL_BIN").map_or_else(|| build_daemon_in("release"), PathBuf::from)
+}
+
 /// Builds `ringmill` into the folder and the profile of the running test.
+fn build_daemon() -> PathBuf {
+    let test = env::current_exe().expect("the path of the running test");
+    // <target>/<profile>/deps/<test>
+    let profile_dir = test.parent().and_then(Path::parent).expect("a test is in <profile>/deps");
+    build_daemon_in(if profile_dir.ends_with("release") { "release" } else { "debug" })
+}
+
+/// Builds `ringmill` into the folder of the running test.
 ///
 /// `cargo test` does not build another package's binaries, and a stale one would be tested unnoticed.
-fn build_daemon() -> PathBuf {
+fn build_daemon_in(profile: &str) -> PathBuf {
     let test = env::current_exe().expect("the path of the running test");
     // <target>/<profile>/deps/<test>
     let profile_dir = test.parent().and_then(Path::parent).expect("a test is in <profile>/deps");
@@ -60,10 +74,10 @@ fn build_daemon() -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(workspace());
     cargo.arg("--target-dir").arg(target_dir);
-    if profile_dir.ends_with("release") {
+    if profile == "release" {
         cargo.arg("--release");
     }
     let status = cargo.status().expect("cargo can be run");
     assert!(status.success(), "ringmill does not build");
-    profile_dir.join("ringmill")
+    target_dir.join(profile).join("ringmill")
 }
