@@ -135,6 +135,9 @@ pub(crate) struct Source {
 pub(crate) struct Handlers {
     slots: Vec<(u32, Option<Rc<Entry>>)>,
     free: Vec<u32>,
+    /// Descriptors of removed handlers whose polls have not ended: one that is queued, and not yet
+    /// with the kernel, must not find another file by that number.
+    leaving: Vec<(SlotId, Arc<OwnedFd>)>,
     /// To be armed, or armed anew, with the next system call.
     to_arm: Vec<SlotId>,
     /// Fired, in order.
@@ -189,6 +192,9 @@ impl Handlers {
         self.free.push(id.0.index);
         self.polling.retain(|other| *other != id.0);
         let armed = entry.armed.get();
+        if armed {
+            self.leaving.push((id.0, entry.fd.clone()));
+        }
         Some((entry, armed))
     }
 
@@ -216,7 +222,12 @@ impl Handlers {
 
     /// A poll completed with `result`, a mask or a negated errno; `more` events will follow.
     pub(crate) fn fired(&mut self, id: SlotId, result: i32, more: bool) {
-        let Some(entry) = self.get(id) else { return };
+        let Some(entry) = self.get(id) else {
+            if !more {
+                self.leaving.retain(|(left, _)| *left != id);
+            }
+            return;
+        };
         if !more {
             entry.armed.set(false);
             // Out of memory for a moment, say: a handler must not go deaf for that.

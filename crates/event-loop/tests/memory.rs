@@ -4,11 +4,12 @@ mod common;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use common::*;
 use event_loop::ring::sim::{Faults, Verdict};
 use event_loop::{
-    AlignedBuf, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, Progress, Trigger,
+    AlignedBuf, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, LoopConfig, Progress, Trigger,
 };
 
 /// Memory whose life can be watched: alive for as long as `Rc`s to it.
@@ -356,4 +357,25 @@ fn e9_a_removed_handler_is_not_polled_either() {
             || after[1] > before[1] && after[0] == before[0],
         "{before:?}, then {after:?}: the removed one was polled"
     );
+}
+
+/// A poll that has not reached the kernel yet names its descriptor by number.
+#[test]
+fn e9_a_removed_handlers_descriptor_stays_open_until_its_poll_has_ended() {
+    for (name, ring) in rings() {
+        // All but the first poll wait for room in the queue.
+        let event_loop = EventLoop::new(LoopConfig { entries: 1, ..config(ring) }).unwrap();
+        let add = |_| {
+            let fd = eventfd();
+            let id = event_loop.add_handler(fd.clone(), 1, Trigger::Edge, Count::new());
+            (id, Arc::downgrade(&fd))
+        };
+        let handlers: Vec<_> = (0..4).map(add).collect();
+        event_loop.run_once(false).unwrap();
+        for (id, fd) in handlers {
+            event_loop.remove_handler(id);
+            assert!(fd.upgrade().is_some(), "{name}");
+            turn_until(&event_loop, name, || fd.upgrade().is_none());
+        }
+    }
 }

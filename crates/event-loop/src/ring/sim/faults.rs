@@ -21,10 +21,13 @@ pub struct Faults {
     pub full: u8,
     /// Room in the completion queue; what finds none comes with the next call.
     pub completions: usize,
-    /// Chance that a call returns early, with nothing, as a signal has it.
+    /// Chance that a call returns early, with nothing, and having submitted only some: a signal, or no
+    /// memory for requests.
     pub early_return: u8,
     /// Chance, per call, that a descriptor shows as ready that need not be.
     pub spurious_poll: u8,
+    /// Chance, per call, that a poll ends with `ENOMEM`.
+    pub poll_fails: u8,
     /// Chance, per event, that a multishot poll ends with it.
     pub multishot_ends: u8,
     /// Chance that a cancellation comes too late.
@@ -52,6 +55,7 @@ impl Default for Faults {
             completions: 2048,
             early_return: 0,
             spurious_poll: 0,
+            poll_fails: 0,
             multishot_ends: 0,
             late_cancel: 0,
             no_fixed_file: 0,
@@ -72,6 +76,7 @@ impl Faults {
             completions: 3,
             early_return: 20,
             spurious_poll: 20,
+            poll_fails: 5,
             multishot_ends: 30,
             late_cancel: 50,
             no_fixed_file: 50,

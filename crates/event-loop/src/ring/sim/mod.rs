@@ -54,12 +54,17 @@ pub struct Sim(Rc<RefCell<World>>);
 
 type Script = Box<dyn FnMut(&SimOp) -> Verdict>;
 
+/// What happens outside of the loop, and when.
+type Outside = (u64, Box<dyn FnOnce()>);
+
 struct World {
     now_ns: u64,
     clock_reads: u64,
     faults: Faults,
     random: Random,
     script: Option<Script>,
+    /// By time, the next one last.
+    outside: Vec<Outside>,
     /// Real descriptors.
     polls: EpollRing,
     from_polls: Vec<Completion>,
@@ -100,6 +105,7 @@ impl Sim {
             faults,
             random: Random::new(seed),
             script: None,
+            outside: Vec::new(),
             polls: EpollRing::new().expect("epoll_create1"),
             from_polls: Vec::with_capacity(256),
             armed: Vec::new(),
@@ -160,6 +166,15 @@ impl Sim {
     /// does not say [`Verdict::Seeded`]. It must not call the `Sim` itself.
     pub fn script(&self, script: impl FnMut(&SimOp) -> Verdict + 'static) {
         self.0.borrow_mut().script = Some(Box::new(script));
+    }
+
+    /// Has something happen at a time, while the loop looks for events or sleeps: what another thread
+    /// would do, a descriptor signalled or something asked of a [`LoopHandle`](crate::LoopHandle),
+    /// but at the same point in each run. It must not call the `Sim` itself, nor the loop.
+    pub fn at(&self, ns: u64, call: impl FnOnce() + 'static) {
+        let outside = &mut self.0.borrow_mut().outside;
+        let place = outside.partition_point(|(due_ns, _)| *due_ns > ns);
+        outside.insert(place, (ns, Box::new(call)));
     }
 
     /// Changes the faults from here on.
@@ -231,6 +246,7 @@ impl Ring for Sim {
 
     fn ready(&mut self) -> Ready {
         let world = &mut *self.0.borrow_mut();
+        world.let_outside_happen();
         if !world.completions.is_empty() {
             return Ready::Completions;
         }
@@ -281,25 +297,27 @@ impl Ring for Sim {
 impl World {
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
         if self.random.percent(self.faults.early_return) {
-            // As a signal has it, sometimes before anything was submitted.
-            if self.random.percent(50) {
-                self.submit_all();
-            }
+            // As a signal has it, or a lack of memory for requests: before everything was submitted, or
+            // after that.
+            let some = self.random.below(self.queue.len() as u64 + 1);
+            self.submit(some as usize);
             return Ok(());
         }
-        self.submit_all();
+        self.submit(self.queue.len());
         let deadline = match wait {
             Wait::No => self.now_ns,
             Wait::For(ns) => self.now_ns.saturating_add(ns),
             Wait::Forever => u64::MAX,
         };
         loop {
+            self.let_outside_happen();
             self.look_at_descriptors(Wait::No)?;
             self.post();
             if !self.completions.is_empty() || wait == Wait::No {
                 return Ok(());
             }
-            let next = self.pending.iter().map(|pending| pending.due_ns).min();
+            let outside = self.outside.last().map(|(due_ns, _)| *due_ns);
+            let next = self.pending.iter().map(|pending| pending.due_ns).chain(outside).min();
             match next {
                 Some(due) if due <= deadline && due != HELD => self.now_ns = self.now_ns.max(due),
                 _ if deadline == u64::MAX => self.look_at_descriptors(Wait::Forever)?,
@@ -311,8 +329,15 @@ impl World {
         }
     }
 
-    fn submit_all(&mut self) {
-        while let Some((op, user_data)) = self.queue.pop_front() {
+    fn let_outside_happen(&mut self) {
+        while let Some((_, call)) = self.outside.pop_if(|(due_ns, _)| *due_ns <= self.now_ns) {
+            call();
+        }
+    }
+
+    fn submit(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some((op, user_data)) = self.queue.pop_front() else { break };
             match op {
                 RingOp::PollAdd { multishot, .. } => {
                     self.armed.push((user_data, multishot));
@@ -384,7 +409,7 @@ impl World {
 
     /// Carries out what is due, in random order, as far as the completion queue has room.
     fn post(&mut self) {
-        self.spurious_polls();
+        self.disturb_polls();
         loop {
             let room = self.faults.completions.max(1).saturating_sub(self.completions.len());
             let due = self.pending.iter().filter(|pending| pending.due_ns <= self.now_ns).count();
@@ -434,16 +459,19 @@ impl World {
         self.polls.forget(user_data);
     }
 
-    fn spurious_polls(&mut self) {
-        if self.armed.is_empty() || !self.random.percent(self.faults.spurious_poll) {
+    /// Polls that fire for nothing, or end as if memory had run out.
+    fn disturb_polls(&mut self) {
+        let fails = self.random.percent(self.faults.poll_fails);
+        if self.armed.is_empty() || !(fails || self.random.percent(self.faults.spurious_poll)) {
             return;
         }
         let at = self.random.below(self.armed.len() as u64) as usize;
         let (user_data, multishot) = self.armed[at];
-        if !multishot {
+        let more = multishot && !fails;
+        if !more {
             self.forget_poll(user_data);
         }
-        let result = i32::from(libc::POLLIN);
-        self.from_polls.push(Completion { user_data, result, more: multishot });
+        let result = if fails { -libc::ENOMEM } else { i32::from(libc::POLLIN) };
+        self.from_polls.push(Completion { user_data, result, more });
     }
 }
