@@ -54,7 +54,7 @@ fn world(seed: u64) -> (Faults, LoopConfig) {
     let tiny = Faults { entries: 2, completions: 3, ..failing.clone() };
     let roomy = Faults { entries: 64, completions: 256, full: 1, ..failing.clone() };
     let faults = [rough, failing, roomy, tiny][seed as usize % 4].clone();
-    let poll = if seed % 2 == 0 { PollParams::default() } else { NO_POLLING };
+    let poll = if seed.is_multiple_of(2) { PollParams::default() } else { NO_POLLING };
     (faults, LoopConfig { poll, ..LoopConfig::default() })
 }
 
