@@ -1,0 +1,10 @@
+//! The AHCI controller, at both ends: the driver is `vcpu::ahci`, the disk the test's own.
+
+mod commands;
+mod errors;
+mod interrupts;
+mod order;
+mod registers;
+mod resets;
+mod rig;
+mod threads;

@@ -1,0 +1,220 @@
+//! A controller on a loop that the test turns, in front of disks that answer when they are told to.
+#![allow(unreachable_pub, reason = "shared by the files of one test")]
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::node::{Channel, Geometry};
+use block::request::{Op, Request};
+use devices::ahci::{Drive, DriveConfig};
+use event_loop::{EventLoop, LoopConfig, PollParams};
+use guest_memory::GuestMemory;
+use guest_memory::test_util::memfd_memory;
+use nix::errno::Errno;
+use vcpu::ahci::{Command, Controller, Failure, LBA, PortArea, PortDriver, reg};
+
+pub const DISK: usize = 4 << 20;
+pub const SECTORS: u64 = DISK as u64 / 512;
+pub const MEMORY: u64 = 16 << 20;
+pub const REQUEST: u32 = 64 << 10;
+/// Guest memory that no port's structures are in.
+pub const FREE: u64 = 8 << 20;
+
+/// A disk in memory.
+pub struct Disk {
+    pub bytes: RefCell<Vec<u8>>,
+    /// Requests are kept until they are let go.
+    pub hold: Cell<bool>,
+    pub held: RefCell<VecDeque<Request>>,
+    /// What requests are answered with instead.
+    pub fail: Cell<Option<Errno>>,
+    pub log: RefCell<Vec<(Op, u64, u64)>>,
+}
+
+impl Disk {
+    fn answer(&self, mut request: Request) {
+        if let Some(errno) = self.fail.get() {
+            return request.complete(Err(errno));
+        }
+        let mut bytes = self.bytes.borrow_mut();
+        let range = request.offset as usize..(request.offset + request.len) as usize;
+        match request.op {
+            Op::Read => drop(request.bufs.copy_in(0, &bytes[range])),
+            Op::Write { .. } => drop(request.bufs.copy_out(0, &mut bytes[range])),
+            Op::Discard | Op::WriteZeroes { .. } => bytes[range].fill(0),
+            Op::Flush => {}
+        }
+        drop(bytes);
+        request.complete(Ok(()));
+    }
+
+    /// Answers the oldest request that is held.
+    pub fn let_go(&self) {
+        let request = self.held.borrow_mut().pop_front().expect("a held request");
+        self.answer(request);
+    }
+}
+
+impl Channel for Disk {
+    fn submit(&self, request: Request) {
+        self.log.borrow_mut().push((request.op, request.offset, request.len));
+        if self.hold.get() {
+            self.held.borrow_mut().push_back(request);
+        } else {
+            self.answer(request);
+        }
+    }
+}
+
+pub struct Rig {
+    pub event_loop: EventLoop,
+    pub controller: Controller,
+    pub memory: Arc<GuestMemory>,
+    pub disks: Vec<Rc<Disk>>,
+    pub drives: Vec<Rc<Drive>>,
+    pub ports: Vec<PortDriver>,
+}
+
+pub fn geometry(read_only: bool) -> Geometry {
+    Geometry {
+        size: DISK as u64,
+        read_only,
+        physical_block_size: 4096,
+        request_alignment: 1,
+        discard: true,
+        discard_granularity: 512,
+        write_zeroes: true,
+        write_cache: true,
+    }
+}
+
+pub fn area(port: usize) -> PortArea {
+    let first = PortArea { base: 0x10000, request_size: REQUEST };
+    PortArea { base: first.base + (first.end() - first.base) * port as u64, ..first }
+}
+
+/// What sector `sector` holds at first.
+pub fn pattern(at: usize) -> u8 {
+    (at ^ (at >> 9).wrapping_mul(7)) as u8
+}
+
+impl Rig {
+    /// One port, its drive up and running.
+    pub fn new() -> Rig {
+        Rig::with(1, false)
+    }
+
+    pub fn with(ports: usize, read_only: bool) -> Rig {
+        let poll = PollParams { max_ns: 0, ..PollParams::default() };
+        let event_loop = EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).unwrap();
+        let memory = memfd_memory(&[(0, MEMORY)]).unwrap();
+        let controller = Controller::new(ports, memory.clone()).unwrap();
+        let (mut disks, mut drives, mut drivers) = (Vec::new(), Vec::new(), Vec::new());
+        for port in 0..ports {
+            let disk = Rc::new(Disk {
+                bytes: RefCell::new((0..DISK).map(pattern).collect()),
+                hold: Cell::new(false),
+                held: RefCell::default(),
+                fail: Cell::new(None),
+                log: RefCell::default(),
+            });
+            let config = DriveConfig {
+                geometry: geometry(read_only),
+                writable: true,
+                write_cache: true,
+                serial: format!("serial-{port}"),
+                model: "a model".into(),
+            };
+            let ahci = &controller.ahci;
+            drives.push(Drive::attach(&event_loop, ahci, port, disk.clone(), config).unwrap());
+            disks.push(disk);
+            let turned = event_loop.clone();
+            let idle = move || turned.run_once(false).unwrap();
+            let mut driver = PortDriver::new(&controller, &memory, port, area(port), idle);
+            driver.write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
+            driver.start().unwrap();
+            drivers.push(driver);
+        }
+        Rig { event_loop, controller, memory, disks, drives, ports: drivers }
+    }
+
+    pub fn port(&mut self) -> &mut PortDriver {
+        &mut self.ports[0]
+    }
+
+    pub fn disk(&self) -> &Disk {
+        &self.disks[0]
+    }
+
+    /// Turns the loop until there is nothing to do.
+    pub fn turn(&self) {
+        for _ in 0..4 {
+            self.event_loop.run_once(false).unwrap();
+        }
+    }
+
+    /// Lets `count` held requests go, in one batch.
+    pub fn let_go(&self, count: usize) {
+        self.event_loop.section(|| (0..count).for_each(|_| self.disk().let_go()));
+        self.turn();
+    }
+
+    /// Runs a command that must fail, and recovers.
+    pub fn failure(&mut self, command: &Command, len: u32) -> Failure {
+        let error = self.port().run(command, len).expect_err("a command that fails");
+        let failure = *error.downcast_ref::<Failure>().expect("a failure");
+        self.port().recover().unwrap();
+        failure
+    }
+
+    pub fn write_memory(&self, addr: u64, bytes: &[u8]) {
+        self.memory.write_bytes(addr, bytes).unwrap();
+    }
+
+    pub fn read_memory(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory.read_bytes(addr, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// The received FIS at `at` of the first port's area.
+    pub fn fis(&self, at: u64) -> [u8; 20] {
+        self.read_memory(area(0).rfis() + at, 20).try_into().unwrap()
+    }
+
+    pub fn log(&self) -> Vec<(Op, u64, u64)> {
+        std::mem::take(&mut self.disk().log.borrow_mut())
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for disk in &self.disks {
+            disk.hold.set(false);
+            while !disk.held.borrow().is_empty() {
+                disk.let_go();
+            }
+        }
+        self.drives.drain(..).for_each(|drive| drive.detach(|| {}));
+        self.event_loop.shut_down().unwrap();
+    }
+}
+
+/// A command by its code, LBA addresses.
+pub fn command(command: u8) -> Command {
+    Command { command, device: LBA, ..Command::default() }
+}
+
+/// The error register.
+pub fn error(failure: &Failure) -> u32 {
+    failure.tfd >> 8
+}
+
+pub const ABRT: u32 = 4;
+pub const IDNF: u32 = 0x10;
+pub const UNC: u32 = 0x40;
+pub const PIO_SETUP: u64 = 0x20;
+pub const D2H: u64 = 0x40;
+pub const SDB: u64 = 0x58;
