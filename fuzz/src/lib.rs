@@ -3,6 +3,7 @@
 //!
 //! The functions are independent of libFuzzer. The test replays the seeds.
 
+pub mod ahci;
 pub mod input;
 pub mod queue;
 pub mod vhost_user;
@@ -20,6 +21,11 @@ mod tests {
             replayed += 1;
         }
         assert!(replayed > 0, "no seeds in {}", seeds.display());
+    }
+
+    #[test]
+    fn ahci() {
+        replay("ahci", super::ahci::run);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use vcpu::machine::{Machine, MachineConfig, null_co};
 use crate::rig::{MEMORY, area};
 
 const THREADS: u8 = 4;
-const ROUNDS: u32 = 500;
+const ROUNDS: u32 = 200;
 
 #[test]
 fn doorbells_from_several_threads() {
@@ -71,7 +71,7 @@ fn the_line_is_never_left_at_a_wrong_level() {
     let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
     let mut driver =
         PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
-    for round in 0..2000u32 {
+    for round in 0..500u32 {
         driver.prepare(0, &Command::queued(0, false, 0, 512), 512).unwrap();
         driver.ring(1);
         // Sleeping for the interrupt: one that is lost would take the whole limit.

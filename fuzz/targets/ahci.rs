@@ -1,0 +1,4 @@
+//! See [`fuzz::ahci`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::ahci::run(data));
