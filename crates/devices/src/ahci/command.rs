@@ -7,6 +7,7 @@ use guest_memory::{AccessError, GuestMemory};
 use super::ata::{Action, Broken, decode};
 use super::config::DriveInfo;
 use super::fis::{REG_FIS_SIZE, RegH2d};
+use super::trim::RANGE_SIZE;
 
 /// Bytes of a command header (AHCI 1.3.1, 4.2.2), and where the PRD table is in a command table
 /// (4.2.3).
@@ -130,6 +131,14 @@ impl Command {
     pub(crate) fn release(&mut self) {
         if self.segments.capacity() > KEPT_SEGMENTS {
             self.segments = Vec::new();
+        }
+    }
+
+    /// How much work it is: segments, or ranges to trim.
+    pub(crate) fn pieces(&self) -> usize {
+        match self.action {
+            Action::Trim { len } => len as usize / RANGE_SIZE,
+            _ => self.segments.len(),
         }
     }
 

@@ -132,7 +132,13 @@ impl Ahci {
         if let Some((port, PX_CI)) = port_register(register) {
             return self.ring(port, value & mask);
         }
-        self.with_state(|state| state.write(register, value, mask));
+        let waiting = self.with_state(|state| {
+            state.write(register, value, mask);
+            state.has_waiting(register)
+        });
+        if let Some(port) = waiting {
+            self.schedule(port);
+        }
     }
 
     /// The doorbell: reads the commands of `slots` that are new and hands them to the port's loop.
@@ -151,6 +157,15 @@ impl Ahci {
             if let Some(bell) = bell {
                 bell.schedule();
             }
+        }
+    }
+
+    /// Tells a port's loop that there is something to begin.
+    fn schedule(&self, port: usize) {
+        if let Some(doorbell) = self.doorbells.get(port)
+            && let Some(bell) = &lock(doorbell).bell
+        {
+            bell.schedule();
         }
     }
 
@@ -239,6 +254,12 @@ impl State {
         }
     }
 
+    /// The port whose PxSCTL this is, if commands waited for its link.
+    fn has_waiting(&self, register: u64) -> Option<usize> {
+        let (port, PX_SCTL) = port_register(register)? else { return None };
+        self.ports.get(port)?.has_waiting().then_some(port)
+    }
+
     /// GHC.HR (section 10.4.3).
     fn reset(&mut self) {
         (self.interrupts_enabled, self.is, self.resetting) = (false, 0, true);
@@ -288,6 +309,7 @@ impl State {
     fn take_order(&mut self, port: usize, order: &Order, commands: &mut [Command]) -> bool {
         let Some(port) = self.ports.get_mut(port) else { return false };
         if port.life != order.life {
+            commands.iter_mut().for_each(Command::release);
             return false;
         }
         for slot in bits(order.slots) {

@@ -22,9 +22,9 @@ use super::port::Begun;
 use super::regs::SLOTS;
 use super::trim::{Ranges, read_ranges};
 
-/// Segments that are translated in one turn, for the sake of the loop's other sources (contract E11):
-/// a command with more of them is the last of its turn.
-const SEGMENTS_PER_TURN: usize = 8192;
+/// Pieces of commands that one turn takes on, for the sake of the loop's other sources (contract E11):
+/// segments to translate, ranges to discard. The command that exceeds it is the last of its turn.
+const PIECES_PER_TURN: usize = 8192;
 
 /// A drive attached to a port, on the loop that does its I/O.
 pub struct Drive {
@@ -185,22 +185,22 @@ impl Drive {
 
     /// Takes what may begin from the port.
     fn collect(&self, work: &mut Work) {
-        let mut segments = 0;
+        let mut pieces = 0;
         let (more, rung_at) = self.controller.with_state(|state| {
             if !Arc::ptr_eq(work.memory.memory(), &state.memory) {
                 work.memory = MemoryView::new(Arc::clone(&state.memory));
             }
             let Some(port) = state.ports.get_mut(self.port) else { return (false, None) };
-            while segments < SEGMENTS_PER_TURN {
+            while pieces < PIECES_PER_TURN {
                 let Some(begun) = port.begin() else { break };
                 let at = usize::from(begun.slot);
                 let place = &mut work.slots[at];
                 std::mem::swap(&mut place.command, &mut port.commands[at]);
                 (place.pending, place.outcome) = (1, None);
-                segments += place.command.segments.len();
+                pieces += place.command.pieces();
                 work.begun.push(begun);
             }
-            (segments >= SEGMENTS_PER_TURN && port.has_waiting(), port.rung_at.take())
+            (pieces >= PIECES_PER_TURN && port.has_waiting(), port.rung_at.take())
         });
         if let Some(rung_at) = rung_at {
             let waited = rung_at.elapsed().as_nanos() as u64;

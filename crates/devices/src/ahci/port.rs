@@ -223,6 +223,7 @@ impl Port {
     fn forget_commands(&mut self) {
         self.life += 1;
         self.fifo.clear();
+        self.commands.iter_mut().for_each(Command::release);
         self.rung_at = None;
         self.fatal = false;
         self.draining = self.in_flight != 0;

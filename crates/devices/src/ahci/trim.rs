@@ -7,7 +7,7 @@ use super::command::Command;
 use super::config::DriveInfo;
 
 /// Bytes of a range: 48 bits of LBA, 16 bits of sectors, of which there may be none.
-const RANGE_SIZE: usize = 8;
+pub(crate) const RANGE_SIZE: usize = 8;
 const MAX_BYTES: usize = TRIM_BLOCKS as usize * SECTOR as usize;
 
 /// Byte ranges `(offset, length)`, each on the disk.

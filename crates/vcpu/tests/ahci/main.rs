@@ -3,6 +3,7 @@
 mod commands;
 mod errors;
 mod interrupts;
+mod model;
 mod order;
 mod registers;
 mod resets;

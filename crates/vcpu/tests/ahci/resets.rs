@@ -82,7 +82,7 @@ fn drain(rig: &mut Rig, state: State, ready: impl Fn(&mut Rig) -> bool) {
     while held(rig) > 0 {
         assert!(!ready(rig), "{state:?}: ready with {} requests in flight", held(rig));
         // It goes well, or it fails: nobody hears of it.
-        rig.disk().fail.set((held(rig) % 2 == 0).then_some(nix::errno::Errno::EIO));
+        rig.disk().fail.set(held(rig).is_multiple_of(2).then_some(nix::errno::Errno::EIO));
         rig.let_go(1);
     }
     rig.disk().fail.set(None);
@@ -186,6 +186,20 @@ fn comreset_that_lasts_longer_than_the_drain() {
     assert_eq!(rig.port().read(reg::PX_SSTS), 4, "offline");
     rig.port().write(reg::PX_SCTL, 0x300);
     assert_eq!(rig.port().read(reg::PX_SSTS), 0x133);
+}
+
+/// A driver that announces commands before the link is up has not lost them.
+#[test]
+fn commands_wait_for_the_link() {
+    let mut rig = Rig::new();
+    rig.port().prepare(0, &Command::dma(false, 0, 512), 512).unwrap();
+    rig.port().write(reg::PX_SCTL, 1);
+    rig.port().ring(1);
+    rig.turn();
+    assert_eq!(rig.port().read(reg::PX_CI), 1);
+    rig.port().write(reg::PX_SCTL, 0);
+    rig.turn();
+    assert_eq!(rig.port().read(reg::PX_CI), 0);
 }
 
 #[test]

@@ -1,0 +1,135 @@
+//! Random commands, many at a time, with resets between, against a vector of bytes.
+
+use vcpu::ahci::{Command, reg};
+use vcpu::machine::SplitMix64;
+
+use crate::rig::*;
+
+const SEEDS: u64 = 6;
+const BATCHES: u64 = 40;
+
+/// A command on its way, and what its data must be.
+struct Sent {
+    slot: u8,
+    from: usize,
+    len: usize,
+    pieces: Vec<(u64, u32)>,
+    read: bool,
+}
+
+/// Cuts `len` bytes into pieces of any length in the slot's own memory.
+fn pieces(random: &mut SplitMix64, slot: u8, len: usize) -> Vec<(u64, u32)> {
+    let (mut at, mut left, mut pieces) = (area(0).data(slot), len as u64, Vec::new());
+    while left > 0 {
+        let longest = left.min(2048 + random.next() % 30000);
+        let n = if pieces.len() < 40 && !random.next().is_multiple_of(3) { longest / 2 * 2 } else { left };
+        let n = n.max(1);
+        pieces.push((at, n as u32));
+        at += n.next_multiple_of(2);
+        left -= n;
+    }
+    pieces
+}
+
+fn run(seed: u64) {
+    let mut random = SplitMix64::new(seed);
+    let mut rig = Rig::new();
+    let mut model: Vec<u8> = (0..DISK).map(pattern).collect();
+    for _ in 0..BATCHES {
+        let queued = random.next().is_multiple_of(2);
+        rig.disk().hold.set(random.next().is_multiple_of(2));
+        let (mut sent, mut slots, mut at) = (Vec::new(), 0u32, 0);
+        // Ranges of one batch do not touch, as their order is nobody's promise.
+        for slot in 0..1 + random.next() % 32 {
+            let slot = slot as u8;
+            at += random.next() as usize % 64 * 512;
+            let len = (1 + random.next() as usize % 127) * 512;
+            let (from, write) = (at, random.next().is_multiple_of(2));
+            at += len;
+            let (offset, bytes) = (from as u64, len as u32);
+            let command = if queued {
+                Command::queued(slot, write, offset, bytes)
+            } else {
+                Command::dma(write, offset, bytes)
+            };
+            let pieces = pieces(&mut random, slot, len);
+            if write {
+                let fill = random.next() as u8;
+                let mut done = from;
+                for (addr, n) in &pieces {
+                    let range = done..done + *n as usize;
+                    done = range.end;
+                    model[range.clone()].iter_mut().for_each(|b| *b = b.wrapping_add(fill) ^ 0x5a);
+                    rig.write_memory(*addr, &model[range]);
+                }
+            }
+            rig.port().prepare_prdt(slot, &command, &pieces).unwrap();
+            sent.push(Sent { slot, from, len, pieces, read: !write });
+            slots |= 1 << slot;
+        }
+        assert!(at <= DISK);
+        // In one doorbell or several.
+        let first = slots & random.next() as u32;
+        for part in [first, slots & !first] {
+            if part != 0 {
+                rig.port().ring(part);
+            }
+            if random.next().is_multiple_of(2) {
+                rig.turn();
+            }
+        }
+        while rig.port().issued() != 0 {
+            rig.turn();
+            let held = rig.disk().held.borrow().len();
+            if held > 1 {
+                let other = random.next() as usize % held;
+                rig.disk().held.borrow_mut().swap(0, other);
+            }
+            let count = if held == 0 { 0 } else { 1 + random.next() as usize % held };
+            rig.let_go(count);
+            rig.port().poll().unwrap();
+        }
+        for Sent { from, len, pieces, .. } in sent.iter().filter(|sent| sent.read) {
+            let got: Vec<u8> =
+                pieces.iter().flat_map(|(at, n)| rig.read_memory(*at, *n as usize)).collect();
+            assert!(got == model[*from..*from + *len], "seed {seed}, {len} bytes at {from}");
+        }
+        if random.next().is_multiple_of(4) {
+            reset_in_flight(&mut rig, &mut random, &sent, queued);
+        }
+    }
+    assert!(*rig.disk().bytes.borrow() == model, "seed {seed}");
+}
+
+/// Sends the reads once more, and resets in the midst of them.
+fn reset_in_flight(rig: &mut Rig, random: &mut SplitMix64, sent: &[Sent], queued: bool) {
+    rig.disk().hold.set(true);
+    let reads = sent.iter().filter(|sent| sent.read);
+    let slots = reads.fold(0, |slots, sent| slots | 1 << sent.slot);
+    rig.port().ring(slots);
+    rig.turn();
+    let held = rig.disk().held.borrow().len();
+    assert!(if queued { held == slots.count_ones() as usize } else { held <= 1 });
+    rig.let_go(random.next() as usize % (held + 1));
+    rig.disk().hold.set(false);
+    let cmd = rig.port().read(reg::PX_CMD);
+    match random.next() % 3 {
+        0 => rig.port().write(reg::PX_CMD, cmd & !reg::CMD_ST),
+        1 => {
+            rig.port().write(reg::PX_SCTL, 1);
+            rig.port().write(reg::PX_SCTL, 0);
+        }
+        _ => rig.port().write_generic(reg::GHC, reg::GHC_AE | reg::GHC_HR),
+    }
+    let left = rig.disk().held.borrow().len();
+    rig.let_go(left);
+    rig.port().write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
+    rig.port().start().unwrap();
+}
+
+#[test]
+fn random_commands_match_a_model() {
+    for seed in 0..SEEDS {
+        run(seed);
+    }
+}
