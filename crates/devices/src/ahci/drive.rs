@@ -144,11 +144,14 @@ impl Drive {
     }
 
     fn finish_detach(&self) {
+        let Some(done) = self.detaching.take() else { return };
         let idle = self
             .controller
             .with_state(|state| state.ports.get(self.port).is_none_or(|port| port.in_flight == 0));
-        if idle && let Some(done) = self.detaching.take() {
+        if idle {
             done();
+        } else {
+            self.detaching.set(Some(done));
         }
     }
 
@@ -186,11 +189,16 @@ impl Drive {
     /// Takes what may begin from the port.
     fn collect(&self, work: &mut Work) {
         let mut pieces = 0;
-        let (more, rung_at) = self.controller.with_state(|state| {
+        let stats = self.controller.stats();
+        let more = self.controller.with_state(|state| {
             if !Arc::ptr_eq(work.memory.memory(), &state.memory) {
                 work.memory = MemoryView::new(Arc::clone(&state.memory));
             }
-            let Some(port) = state.ports.get_mut(self.port) else { return (false, None) };
+            let Some(port) = state.ports.get_mut(self.port) else { return false };
+            if let Some(rung_at) = port.rung_at.take() {
+                let waited = rung_at.elapsed().as_nanos() as u64;
+                stats.longest_wait_ns.set(stats.longest_wait_ns.get().max(waited));
+            }
             while pieces < PIECES_PER_TURN {
                 let Some(begun) = port.begin() else { break };
                 let at = usize::from(begun.slot);
@@ -200,13 +208,8 @@ impl Drive {
                 pieces += place.command.pieces();
                 work.begun.push(begun);
             }
-            (pieces >= PIECES_PER_TURN && port.has_waiting(), port.rung_at.take())
+            pieces >= PIECES_PER_TURN && port.has_waiting()
         });
-        if let Some(rung_at) = rung_at {
-            let waited = rung_at.elapsed().as_nanos() as u64;
-            let longest = &self.controller.stats().longest_wait_ns;
-            longest.set(longest.get().max(waited));
-        }
         if more {
             self.ring_myself();
         }

@@ -22,7 +22,11 @@ fn pieces(random: &mut SplitMix64, slot: u8, len: usize) -> Vec<(u64, u32)> {
     let (mut at, mut left, mut pieces) = (area(0).data(slot), len as u64, Vec::new());
     while left > 0 {
         let longest = left.min(2048 + random.next() % 30000);
-        let n = if pieces.len() < 40 && !random.next().is_multiple_of(3) { longest / 2 * 2 } else { left };
+        let n = if pieces.len() < 40 && !random.next().is_multiple_of(3) {
+            longest / 2 * 2
+        } else {
+            left
+        };
         let n = n.max(1);
         pieces.push((at, n as u32));
         at += n.next_multiple_of(2);
@@ -34,7 +38,7 @@ fn pieces(random: &mut SplitMix64, slot: u8, len: usize) -> Vec<(u64, u32)> {
 fn run(seed: u64) {
     let mut random = SplitMix64::new(seed);
     let mut rig = Rig::new();
-    let mut model: Vec<u8> = (0..DISK).map(pattern).collect();
+    let mut model = contents().clone();
     for _ in 0..BATCHES {
         let queued = random.next().is_multiple_of(2);
         rig.disk().hold.set(random.next().is_multiple_of(2));

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
@@ -95,9 +95,15 @@ pub fn area(port: usize) -> PortArea {
     PortArea { base: first.base + (first.end() - first.base) * port as u64, ..first }
 }
 
-/// What sector `sector` holds at first.
+/// What byte `at` holds at first.
 pub fn pattern(at: usize) -> u8 {
     (at ^ (at >> 9).wrapping_mul(7)) as u8
+}
+
+/// What a disk holds at first.
+pub fn contents() -> &'static Vec<u8> {
+    static CONTENTS: OnceLock<Vec<u8>> = OnceLock::new();
+    CONTENTS.get_or_init(|| (0..DISK).map(pattern).collect())
 }
 
 impl Rig {
@@ -114,7 +120,7 @@ impl Rig {
         let (mut disks, mut drives, mut drivers) = (Vec::new(), Vec::new(), Vec::new());
         for port in 0..ports {
             let disk = Rc::new(Disk {
-                bytes: RefCell::new((0..DISK).map(pattern).collect()),
+                bytes: RefCell::new(contents().clone()),
                 hold: Cell::new(false),
                 held: RefCell::default(),
                 fail: Cell::new(None),
