@@ -288,7 +288,7 @@ fn prd_tables_of_any_shape() {
     for len in lens {
         pieces.push((at, len));
         // Addresses are even.
-        at += u64::from(len + 8 & !1);
+        at += u64::from(len.next_multiple_of(2) + 8);
     }
     // The last is longer than what is left.
     pieces.push((at, REQUEST));
