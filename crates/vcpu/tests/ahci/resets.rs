@@ -128,10 +128,11 @@ fn the_list_is_started_too_early() {
         rig.port().write(reg::PX_IS, u32::MAX);
         rig.turn();
         let old = held(&rig);
-        let read = if state == State::FailedQueued {
-            Command { lba: 0x10, count: 1, ..command(0x2f) }
-        } else {
-            Command::dma(false, 0, 4096)
+        let read = match state {
+            State::FailedQueued => Command { lba: 0x10, count: 1, ..command(0x2f) },
+            // The same slot once more, and nothing that would wait for its like anyhow.
+            State::Queued => Command::queued(0, false, 0, 4096),
+            _ => Command::dma(false, 0, 4096),
         };
         rig.port().prepare(0, &read, 4096).unwrap();
         rig.port().ring(1);
