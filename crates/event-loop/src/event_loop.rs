@@ -13,6 +13,7 @@ use crate::blocking::BlockingOp;
 use crate::buf::IoBufs;
 use crate::clock::{Clock, MonotonicClock};
 use crate::deferred::{Deferred, DeferredCall};
+use crate::executor::Tasks;
 use crate::handle::{LoopHandle, Message, Shared};
 use crate::handlers::{Entry, Handler, HandlerId, Handlers, Trigger};
 use crate::linux_aio::LinuxAio;
@@ -23,7 +24,7 @@ use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
 use crate::ring::{Completion, Ring, RingOp};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
-use crate::task::Tasks;
+
 use crate::thread_pool::{Job, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 use crate::trace;
@@ -148,7 +149,8 @@ impl EventLoop {
         chosen: Chosen,
         clock: Box<dyn Clock>,
     ) -> Result<Self, SetupError> {
-        let shared = Shared::new(&config.name, config.ablation.no_wake)
+        let shared: Arc<Shared> = Shared::new(&config.name, config.ablation.no_wake)
+            .map(Arc::new)
             .map_err(|error| SetupError { call: "eventfd", error })?;
         let keep_sources = chosen.flags.is_none();
         let entries = config.entries.clamp(1, MAX_ENTRIES);
@@ -163,8 +165,8 @@ impl EventLoop {
             handlers: RefCell::default(),
             timers: RefCell::default(),
             deferred: Deferred::new(config.ablation.no_batching),
-            tasks: Tasks::default(),
-            shared: Arc::new(shared),
+            tasks: Tasks::new(shared.clone()),
+            shared,
             poller: Poller::new(config.poll, keep_sources),
             pool: RefCell::new(None),
             pool_config: config.thread_pool,

@@ -19,7 +19,7 @@ pub(crate) enum Message {
     /// A bottom half was scheduled.
     BottomHalf(u64, Arc<Flag>),
     /// A task's waker was called.
-    WakeTask(Arc<crate::task::TaskWaker>),
+    WakeTask(Arc<crate::executor::TaskWaker>),
     /// A pool thread has finished an operation.
     PoolResult {
         /// The operation's.

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::io;
 
 use crate::event_loop::EventLoop;
+use crate::executor::Turning;
 use crate::handle::Message;
 use crate::handlers::Progress;
 use crate::ring::{Completion, Ready, Wait, is_transient};
@@ -18,7 +19,7 @@ use crate::trace;
 const MESSAGE_BATCH: usize = 256;
 
 /// An iteration under way, see [`EventLoop::begin_turn`].
-pub(crate) struct Turn<'a>(&'a Cell<bool>);
+pub(crate) struct Turn<'a>(&'a Cell<bool>, #[expect(dead_code, reason = "its drop")] Turning);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -72,7 +73,7 @@ impl EventLoop {
             return Err(io::Error::new(io::ErrorKind::Deadlock, why));
         }
         self.0.turning.set(true);
-        Ok(Turn(&self.0.turning))
+        Ok(Turn(&self.0.turning, self.0.tasks.begin_turn()))
     }
 
     /// Whether [`begin_turn`](Self::begin_turn) would succeed.

@@ -9,6 +9,7 @@ mod clock;
 pub mod counting;
 mod deferred;
 mod event_loop;
+mod executor;
 mod flag;
 #[cfg(any(feature = "glib", feature = "tokio"))]
 pub mod foreign;
@@ -48,5 +49,6 @@ pub use readiness::Readiness;
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
 pub use scheduling::Scheduling;
 pub use stats::{Counter, LoopStats};
+pub use task::JoinHandle;
 pub use thread_pool::ThreadPoolConfig;
 pub use timers::TimerId;

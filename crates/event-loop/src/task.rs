@@ -1,124 +1,136 @@
 //! Tasks: futures on the loop, for what takes many steps or is rare.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
 use crate::buf::IoBufs;
 use crate::event_loop::EventLoop;
-use crate::flag::Flag;
-use crate::handle::{LoopHandle, Message};
+use crate::executor::Task;
+use crate::handle::LoopGone;
 use crate::op::{Engine, IoOp, IoTarget, LoopFile};
 use crate::timers::TimerId;
 
-type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
+/// A task's result, for another task to wait for. Dropping it lets the task run on by itself.
+pub struct JoinHandle<T>(Rc<dyn Join<T>>);
 
-/// A loop's tasks.
-#[derive(Default)]
-pub(crate) struct Tasks {
-    inner: RefCell<Inner>,
+/// A task with its future, then its result, in one place. It stands behind an `Rc` from its birth
+/// to its end, and nothing moves it out from there.
+struct Spawned<F: Future> {
+    stage: RefCell<Stage<F>>,
+    joiner: Cell<Option<Waker>>,
+    /// Nobody wants the result any more.
+    detached: Cell<bool>,
 }
 
-#[derive(Default)]
-struct Inner {
-    tasks: HashMap<u64, Task>,
-    ready: VecDeque<u64>,
-    next_id: u64,
+enum Stage<F: Future> {
+    Running(F),
+    Done(F::Output),
+    /// The result was taken, or there will be none.
+    Over,
 }
 
-struct Task {
-    /// Taken out while it is polled.
-    future: Option<LocalFuture>,
-    waker: Arc<TaskWaker>,
-}
-
-/// Wakes a task from any thread.
-pub(crate) struct TaskWaker {
-    id: u64,
-    /// Stands in the ready list, or a message for it is on its way.
-    woken: Flag,
-    handle: LoopHandle,
-}
-
-impl Wake for TaskWaker {
-    fn wake(self: Arc<Self>) {
-        if self.woken.raise() {
-            let handle = self.handle.clone();
-            // A loop that is gone has dropped the task.
-            let _ = handle.send(Message::WakeTask(self));
+impl<F: Future> Spawned<F> {
+    fn leave(&self, stage: Stage<F>) {
+        // In place, never moved: the future was pinned.
+        *self.stage.borrow_mut() = stage;
+        if let Some(joiner) = self.joiner.take() {
+            joiner.wake();
         }
     }
 }
 
-impl Tasks {
-    pub(crate) fn has_ready(&self) -> bool {
-        !self.inner.borrow().ready.is_empty()
-    }
-
-    pub(crate) fn make_ready(&self, waker: &TaskWaker) {
-        self.inner.borrow_mut().ready.push_back(waker.id);
-    }
-
-    fn spawn(&self, future: LocalFuture, handle: LoopHandle) {
-        let mut inner = self.inner.borrow_mut();
-        let id = inner.next_id;
-        inner.next_id += 1;
-        let waker = Arc::new(TaskWaker { id, woken: Flag::new(true), handle });
-        inner.tasks.insert(id, Task { future: Some(future), waker });
-        inner.ready.push_back(id);
-    }
-
-    /// Polls the tasks that are ready now; those made ready meanwhile are for the next iteration.
-    pub(crate) fn run_ready(&self) {
-        let turns = self.inner.borrow().ready.len();
-        for _ in 0..turns {
-            let Some((id, mut future, waker)) = self.take_ready() else { continue };
-            // Before it runs, so that a wake-up meanwhile counts.
-            waker.woken.lower();
-            let std_waker = Waker::from(waker);
-            let done = future.as_mut().poll(&mut Context::from_waker(&std_waker)).is_ready();
-            let mut inner = self.inner.borrow_mut();
-            if done {
-                let task = inner.tasks.remove(&id);
-                drop(inner);
-                drop(task);
-            } else if let Some(task) = inner.tasks.get_mut(&id) {
-                task.future = Some(future);
-            }
-        }
-    }
-
-    fn take_ready(&self) -> Option<(u64, LocalFuture, Arc<TaskWaker>)> {
-        let mut inner = self.inner.borrow_mut();
-        let id = inner.ready.pop_front()?;
-        let task = inner.tasks.get_mut(&id)?;
-        Some((id, task.future.take()?, task.waker.clone()))
-    }
-
-    /// Drops all tasks. `false`: there was none.
-    pub(crate) fn clear(&self) -> bool {
-        // Dropping a future may wake or spawn others: outside the borrow.
-        let tasks = {
-            let mut inner = self.inner.borrow_mut();
-            inner.ready.clear();
-            std::mem::take(&mut inner.tasks)
+impl<F: Future> Task for Spawned<F> {
+    fn poll(&self, cx: &mut Context<'_>) -> bool {
+        let result = {
+            let mut stage = self.stage.borrow_mut();
+            let Stage::Running(future) = &mut *stage else { return true };
+            // SAFETY: the future lies in an `Rc` that nobody takes it out of, and is dropped in
+            // place: `leave` and this type's own drop are all that ends it.
+            unsafe { Pin::new_unchecked(future) }.poll(cx)
         };
-        !tasks.is_empty()
+        match result {
+            Poll::Pending => return false,
+            Poll::Ready(_) if self.detached.get() => self.leave(Stage::Over),
+            Poll::Ready(result) => self.leave(Stage::Done(result)),
+        }
+        true
+    }
+
+    fn cancel(&self) {
+        self.leave(Stage::Over);
+    }
+}
+
+/// The side of a task that its handle sees.
+trait Join<T> {
+    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<T, LoopGone>>;
+    fn detach(&self);
+}
+
+impl<F: Future> Join<F::Output> for Spawned<F> {
+    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<F::Output, LoopGone>> {
+        // A task that waits for itself waits for ever.
+        let Ok(mut stage) = self.stage.try_borrow_mut() else { return Poll::Pending };
+        if let Stage::Running(_) = &*stage {
+            drop(stage);
+            let old = self.joiner.replace(Some(cx.waker().clone()));
+            drop(old);
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut *stage, Stage::Over) {
+            Stage::Done(result) => Poll::Ready(Ok(result)),
+            Stage::Running(_) | Stage::Over => Poll::Ready(Err(LoopGone)),
+        }
+    }
+
+    fn detach(&self) {
+        self.detached.set(true);
+        // Within its own poll, or its future's drop, it is not done yet.
+        let done = match self.stage.try_borrow_mut() {
+            Ok(mut stage) if matches!(*stage, Stage::Done(_)) => {
+                std::mem::replace(&mut *stage, Stage::Over)
+            }
+            _ => Stage::Over,
+        };
+        drop((done, self.joiner.take()));
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    /// `Err`: the loop has stopped, and dropped the task unfinished. (Also when asked again after
+    /// the result.)
+    type Output = Result<T, LoopGone>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_join(cx)
+    }
+}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        self.0.detach();
     }
 }
 
 impl EventLoop {
     /// Runs a future on this loop, from the next iteration on. It is dropped unfinished when the
     /// loop stops. Its waker may be called on any thread. A future that never waits keeps the loop
-    /// from everything else: it is to return now and then (contract E11).
-    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.0.tasks.spawn(Box::pin(future), self.handle());
-        // Spawned from outside an iteration, say before `run`, the ready list is looked at anyway.
+    /// from everything else: it is to return now and then (contract E11). The handle may be
+    /// dropped; the task runs on.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        let task = Rc::new(Spawned {
+            stage: RefCell::new(Stage::Running(future)),
+            joiner: Cell::new(None),
+            detached: Cell::new(false),
+        });
+        self.0.tasks.add(task.clone());
         self.0.shared.notify();
+        JoinHandle(task)
     }
 
     /// An operation as a future: the result as of [`IoTarget::complete`], and the memory.

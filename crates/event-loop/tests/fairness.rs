@@ -218,7 +218,7 @@ fn e11_a_flood_from_any_side_starves_nobody() {
         // A task that yields for ever.
         event_loop.spawn(std::future::poll_fn(|cx| {
             cx.waker().wake_by_ref();
-            std::task::Poll::Pending
+            std::task::Poll::<()>::Pending
         }));
         others_get_on(&event_loop, name);
         event_loop.shut_down().unwrap();
@@ -292,7 +292,7 @@ fn e11_a_polled_source_is_asked_however_busy_the_loop_is() {
     // From here on a task keeps the loop from ever having nothing to do.
     event_loop.spawn(std::future::poll_fn(|cx| {
         cx.waker().wake_by_ref();
-        std::task::Poll::Pending
+        std::task::Poll::<()>::Pending
     }));
     event_loop.run_once(true).unwrap();
     let before = queue.served.get();

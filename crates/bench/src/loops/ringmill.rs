@@ -7,13 +7,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use event_loop::{EventLoop, LoopConfig, LoopFile, PollParams};
+use event_loop::{EventLoop, JoinHandle, LoopConfig, LoopFile, PollParams};
 
 use super::async_rows;
 use super::conditions::Conditions;
@@ -77,17 +76,7 @@ impl Executor for Ringmill {
     type Join<T: 'static> = Join<T>;
 
     fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Join<T> {
-        let join = Join(Rc::default());
-        let state = join.0.clone();
-        current().spawn(async move {
-            let value = future.await;
-            let mut state = state.borrow_mut();
-            state.0 = Some(value);
-            if let Some(waker) = state.1.take() {
-                waker.wake();
-            }
-        });
-        join
+        Join(current().spawn(future))
     }
 
     fn sleep_until(deadline: Instant) -> impl Future<Output = ()> + 'static {
@@ -139,19 +128,12 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
 }
 
 /// A task's end.
-struct Join<T>(Rc<RefCell<(Option<T>, Option<std::task::Waker>)>>);
+struct Join<T>(JoinHandle<T>);
 
 impl<T> Future for Join<T> {
     type Output = T;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let mut state = self.0.borrow_mut();
-        match state.0.take() {
-            Some(value) => Poll::Ready(value),
-            None => {
-                state.1 = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        Pin::new(&mut self.0).poll(cx).map(|result| result.expect("the loop goes on"))
     }
 }
