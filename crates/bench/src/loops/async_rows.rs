@@ -30,6 +30,10 @@ pub(crate) const SOCKETS: usize = 100;
 pub(crate) const PENDING: usize = 10_000;
 /// Timers armed at once, to fire.
 pub(crate) const FIRING: usize = 20_000;
+/// They are due this long after the first was armed,
+pub(crate) const FIRING_DELAY: Duration = Duration::from_millis(8);
+/// and up to 2^20 ns (about 1 ms) more: so many bits of 64 are left out.
+pub(crate) const FIRING_SPREAD: u32 = 44;
 /// Timers or tasks of one batch.
 pub(crate) const BATCH: usize = 100;
 /// Tasks that yield.
@@ -41,7 +45,10 @@ pub(crate) const BEFORE_WAKE: Duration = Duration::from_micros(50);
 
 /// Measures `row` on the calling thread.
 pub(crate) fn measure<E: Executor>(row: Row, conditions: &Conditions) -> Result<Option<f64>> {
-    let meter = Rc::new(Meter::new(conditions.run_time));
+    let meter = Rc::new(match row {
+        Row::TimerFire => Meter::of_cpu_time(conditions.run_time),
+        _ => Meter::new(conditions.run_time),
+    });
     let cpu = conditions.cpu;
     let run = {
         let meter = meter.clone();
@@ -288,7 +295,9 @@ async fn timer_fire<E: Executor>(meter: &Meter) {
     while goes_on {
         let start = Instant::now();
         let mut timers: Vec<_> = (0..FIRING)
-            .map(|_| Box::pin(E::sleep_until(start + Duration::from_nanos(random.next() >> 44))))
+            .map(|_| random.next() >> FIRING_SPREAD)
+            .map(|after| start + FIRING_DELAY + Duration::from_nanos(after))
+            .map(|deadline| Box::pin(E::sleep_until(deadline)))
             .collect();
         once(|cx| timers.retain_mut(|timer| timer.as_mut().poll(cx).is_pending())).await;
         for timer in timers {

@@ -1,14 +1,18 @@
 //! Counting per second, after a warm-up.
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
 
 /// Counts on one thread, for a while.
 #[derive(Debug)]
 pub(crate) struct Meter {
     run_time: Duration,
+    clock: fn() -> Duration,
     /// When counting began; first the warm-up, then what counts.
-    since: Cell<Instant>,
+    since: Cell<Duration>,
     warm: Cell<bool>,
     count: Cell<u64>,
     /// The clock is read at this count.
@@ -22,9 +26,19 @@ const CHECK_EVERY: u64 = 64;
 impl Meter {
     /// Counting starts now; what counts, after a fifth of `run_time`.
     pub(crate) fn new(run_time: Duration) -> Self {
+        Self::with_clock(run_time, wall_clock)
+    }
+
+    /// As [`new`](Self::new), by this thread's CPU time: where what is counted waits in between.
+    pub(crate) fn of_cpu_time(run_time: Duration) -> Self {
+        Self::with_clock(run_time, cpu_clock)
+    }
+
+    fn with_clock(run_time: Duration, clock: fn() -> Duration) -> Self {
         Meter {
             run_time,
-            since: Cell::new(Instant::now()),
+            clock,
+            since: Cell::new(clock()),
             warm: Cell::new(false),
             count: Cell::new(0),
             check_at: Cell::new(CHECK_EVERY),
@@ -46,7 +60,7 @@ impl Meter {
 
     #[cold]
     fn check(&self) -> bool {
-        let now = Instant::now();
+        let now = (self.clock)();
         let passed = now - self.since.get();
         if !self.warm.get() && passed >= self.run_time / 5 {
             self.warm.set(true);
@@ -63,6 +77,15 @@ impl Meter {
     pub(crate) fn thousands(&self) -> f64 {
         self.rate.get().unwrap_or(f64::NAN) / 1e3
     }
+}
+
+fn wall_clock() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+fn cpu_clock() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The median of times, in microseconds.

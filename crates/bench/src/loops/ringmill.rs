@@ -60,8 +60,10 @@ thread_local! {
 }
 
 fn current() -> EventLoop {
-    CURRENT.with_borrow(|current| current.clone().expect("within `block_on`"))
+    CURRENT.with_borrow(|current| current.clone().expect(OUTSIDE))
 }
+
+const OUTSIDE: &str = "all of this happens within `block_on`";
 
 /// Its tasks.
 struct Ringmill;
@@ -76,7 +78,7 @@ impl Executor for Ringmill {
     type Join<T: 'static> = Join<T>;
 
     fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Join<T> {
-        Join(current().spawn(future))
+        Join(CURRENT.with_borrow(|current| current.as_ref().expect(OUTSIDE).spawn(future)))
     }
 
     fn sleep_until(deadline: Instant) -> impl Future<Output = ()> + 'static {

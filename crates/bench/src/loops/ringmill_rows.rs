@@ -11,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 
 use super::async_rows::{
-    BATCH, BEFORE_WAKE, FIRING, PENDING, buffer_size, open_direct, socket_ring, spin,
+    BATCH, BEFORE_WAKE, FIRING, FIRING_DELAY, FIRING_SPREAD, PENDING, buffer_size, open_direct,
+    socket_ring, spin,
 };
 use super::conditions::Conditions;
 use super::meter::{Meter, median_us};
@@ -24,7 +25,10 @@ use crate::load::offsets::{Offsets, Order, SplitMix64};
 /// Measures on the calling thread.
 pub(crate) fn measure(row: Row, conditions: &Conditions) -> Result<f64> {
     let event_loop = new_loop()?;
-    let meter = Meter::new(conditions.run_time);
+    let meter = match row {
+        Row::TimerFire => Meter::of_cpu_time(conditions.run_time),
+        _ => Meter::new(conditions.run_time),
+    };
     let meter = match row {
         Row::Wake => return wake(&event_loop, conditions),
         Row::TimerLate => return timer_late(&event_loop, conditions),
@@ -131,9 +135,9 @@ fn timer_fire(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
     let mut goes_on = true;
     while goes_on {
         counted.left.set(FIRING);
-        let start = event_loop.now_ns();
+        let start = event_loop.now_ns() + nanoseconds(FIRING_DELAY);
         for _ in 0..FIRING {
-            event_loop.submit_timer(start + (random.next() >> 44), &target, 0);
+            event_loop.submit_timer(start + (random.next() >> FIRING_SPREAD), &target, 0);
         }
         while counted.left.get() > 0 {
             event_loop.run_once(true)?;

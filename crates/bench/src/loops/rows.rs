@@ -15,7 +15,7 @@ pub(crate) enum Row {
     Ring(usize),
     /// Timers armed and cancelled long before their time, 10,000 others pending.
     TimerChurn,
-    /// Timers armed, then fired, 20,000 at a time.
+    /// Timers armed, then fired, 20,000 at a time; per second of CPU time.
     TimerFire,
     /// How late a timer of 100 us is.
     TimerLate,
@@ -76,7 +76,8 @@ impl Row {
             Row::Wake | Row::TimerLate => "us",
             Row::PostBusy | Row::PostIdle => "k calls/s",
             Row::Ring(_) => "k hops/s",
-            Row::TimerChurn | Row::TimerFire => "k timers/s",
+            Row::TimerChurn => "k timers/s",
+            Row::TimerFire => "k/CPU-second",
             Row::Spawn => "k tasks/s",
             Row::Switch => "k switches/s",
             Row::Yield => "k yields/s",
