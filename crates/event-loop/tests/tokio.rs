@@ -329,8 +329,10 @@ fn e12_stopping_ends_the_task_and_nothing_stays_behind() {
             event_loop.add_handler(eventfd(), 1, Trigger::Level, Count::new());
             until_it_sleeps(&event_loop).await;
             let handle = event_loop.handle();
-            std::thread::spawn(move || handle.stop());
+            let stopper = std::thread::spawn(move || handle.stop());
             running.await.unwrap().unwrap();
+            // Its handle holds a descriptor.
+            stopper.join().unwrap();
             assert_eq!(event_loop.in_flight(), 0);
         });
         assert_eq!(stats.stats().submitted.get(), stats.stats().completed.get(), "{name}");
