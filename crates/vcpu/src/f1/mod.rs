@@ -6,26 +6,19 @@
 //! does not wake the loop, they wait for the timer.
 
 mod on_ahci;
+#[cfg(target_arch = "x86_64")]
+mod on_kvm;
 mod on_virtio_blk;
 
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-#[cfg(target_arch = "x86_64")]
-use anyhow::bail;
 use anyhow::{Result, ensure};
 use block::options::BlockdevOptions;
 use event_loop::{Ablation, IoThreadConfig, LoopConfig, PollParams};
-#[cfg(target_arch = "x86_64")]
-use guest_memory::MemoryView;
 
 use crate::clock;
-#[cfg(target_arch = "x86_64")]
-use crate::kvm::{
-    Mmio, Vcpu,
-    payload::{self, Params, Record},
-};
 use crate::machine::{Machine, MachineConfig, direct};
 use crate::submissions::SubmissionLog;
 use crate::traffic::Traffic;
@@ -87,10 +80,6 @@ impl F1Config {
 
     fn pause_ns(&self) -> u64 {
         self.pause.as_nanos() as u64
-    }
-
-    fn sectors(&self) -> u64 {
-        u64::from(self.request_size / 512)
     }
 
     /// First byte on the disk of request number `index`.
@@ -159,6 +148,26 @@ pub enum VcpuKind {
     Kvm,
 }
 
+#[cfg(not(target_arch = "x86_64"))]
+const NO_KVM: &str = "vCPUs of KVM's are there on x86-64 only";
+
+impl VcpuKind {
+    /// Whether this process can have such vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn usable(self) -> Result<()> {
+        match self {
+            VcpuKind::Thread => Ok(()),
+            #[cfg(target_arch = "x86_64")]
+            VcpuKind::Kvm => Ok(crate::kvm::usable()?),
+            #[cfg(not(target_arch = "x86_64"))]
+            VcpuKind::Kvm => anyhow::bail!(NO_KVM),
+        }
+    }
+}
+
 /// What was measured.
 #[derive(Debug, Clone)]
 pub struct F1Result {
@@ -210,6 +219,7 @@ fn patience(config: &F1Config) -> Duration {
 /// The configuration makes no sense, the disk or KVM cannot be used, or a request fails.
 pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Result> {
     config.check()?;
+    vcpu.usable()?;
     let without_wake = matches!(variant, Variant::AhciWithoutWake | Variant::AhciWithoutWakeBusy);
     let event_loop = LoopConfig {
         name: "image".into(),
@@ -265,45 +275,8 @@ fn pause(ns: u64) {
     }
 }
 
-/// Runs the program of a KVM vCPU; what it left behind, and when each batch was submitted and done.
-#[cfg(target_arch = "x86_64")]
-fn run_payload(
-    config: &F1Config,
-    vcpu: &mut Vcpu,
-    params: Params,
-    mmio: &dyn Mmio,
-) -> Result<(Params, Vec<(u64, u64)>)> {
-    let tsc = vcpu.tsc()?;
-    let params = Params {
-        batches: config.batches(),
-        batch: config.batch.into(),
-        pause_before: tsc.ticks(config.pause_ns()),
-        pause_after: tsc.ticks(config.pause_ns()),
-        patience: tsc.ticks(patience(config).as_nanos() as u64),
-        sectors: config.sectors(),
-        records: RECORDS_AT,
-        ..params
-    };
-    let end = vcpu.run(params, mmio)?;
-    match end.outcome {
-        payload::DONE => {}
-        payload::FAILED => bail!("a request of the guest's failed"),
-        payload::TIMED_OUT => bail!("a request of the guest's was not answered in time"),
-        other => bail!("the guest ended with {other}, which means nothing"),
-    }
-    let view = MemoryView::new(vcpu.memory().clone());
-    let record = |batch| {
-        let record = Record::from_bytes(view.read_array(RECORDS_AT + batch * Record::SIZE)?);
-        Ok((tsc.to_ns(record.submitted), tsc.to_ns(record.done)))
-    };
-    let records: Result<Vec<_>> = (0..config.batches()).map(record).collect();
-    Ok((end, records?))
-}
-
 /// Where a KVM vCPU writes its records: behind what is its own.
 const RECORDS_AT: u64 = 1 << 16;
-#[cfg(target_arch = "x86_64")]
-const _: () = assert!(RECORDS_AT >= crate::kvm::RESERVED);
 
 /// Where the driver's structures may begin.
 fn structures_at(config: &F1Config) -> u64 {

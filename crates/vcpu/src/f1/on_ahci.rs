@@ -40,7 +40,7 @@ pub(super) fn run(
         #[cfg(target_arch = "x86_64")]
         VcpuKind::Kvm => kvm::run(config, machine, &device)?,
         #[cfg(not(target_arch = "x86_64"))]
-        VcpuKind::Kvm => anyhow::bail!("vCPUs of KVM's are there on x86-64 only"),
+        VcpuKind::Kvm => anyhow::bail!(super::NO_KVM),
     };
     for slot in 0..config.batch as u8 {
         run.last_batch.extend(port.data(slot, config.request_size as usize)?);
@@ -91,7 +91,7 @@ mod kvm {
     use devices::ahci::Ahci;
 
     use super::*;
-    use crate::f1::run_payload;
+    use crate::f1::on_kvm::{run_payload, sectors};
     use crate::kvm::payload::Params;
     use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
 
@@ -131,7 +131,7 @@ mod kvm {
             completions: area.rfis() + SDB_FIS_AT,
             doorbell: MMIO_BASE + PORT + reg::PX_CI,
             sact: MMIO_BASE + PORT + reg::PX_SACT,
-            features_high: ((config.sectors() >> 8) & 0xff) << 24,
+            features_high: ((sectors(config) >> 8) & 0xff) << 24,
             ..Params::default()
         };
         let rung = RefCell::new(Vec::with_capacity(config.requests() as usize));

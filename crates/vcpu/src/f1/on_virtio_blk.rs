@@ -40,7 +40,7 @@ pub(super) fn run(
         #[cfg(target_arch = "x86_64")]
         VcpuKind::Kvm => kvm::run(config, machine, &queue.setup())?,
         #[cfg(not(target_arch = "x86_64"))]
-        VcpuKind::Kvm => anyhow::bail!("vCPUs of KVM's are there on x86-64 only"),
+        VcpuKind::Kvm => anyhow::bail!(super::NO_KVM),
     };
     drop(device);
     for slot in slots {
@@ -94,7 +94,7 @@ mod kvm {
     use std::cell::Cell;
 
     use super::*;
-    use crate::f1::run_payload;
+    use crate::f1::on_kvm::run_payload;
     use crate::kvm::payload::Params;
     use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
     use crate::virtio_blk::QueueSetup;
