@@ -114,26 +114,12 @@ fn two_ports_are_two_disks() {
 #[test]
 fn a_list_with_65535_entries_is_one_request() {
     let mut rig = Rig::new();
-    let table = FREE;
-    let prdt = table + 0x80;
-    let lens = 65535u64;
-    // Two bytes each, 128 KiB less two altogether; one sector less is asked for.
-    for n in 0..lens {
-        let mut entry = [0; 16];
-        entry[..8].copy_from_slice(&(FREE + (2 << 20) + n * 4).to_le_bytes());
-        entry[12] = 1;
-        rig.write_memory(prdt + n * 16, &entry);
-    }
-    let read = Command::dma(false, 0, 255 * 512);
-    rig.port().prepare(0, &read, 512).unwrap();
-    rig.write_memory(table, &read.fis());
-    rig.write_memory(area(0).list() + 2, &0xffffu16.to_le_bytes());
-    rig.write_memory(area(0).list() + 8, &table.to_le_bytes());
+    long_list(&rig.memory, 0);
     rig.port().ring(1);
     rig.port().finish(1).unwrap();
     assert_eq!(rig.log(), [(Op::Read, 0, 255 * 512)]);
     for n in [0, 1, 1000, 255 * 256 - 1] {
-        let got = rig.read_memory(FREE + (2 << 20) + n * 4, 2);
+        let got = rig.read_memory(LONG_DATA + n * 4, 2);
         assert_eq!(got, [pattern(n as usize * 2), pattern(n as usize * 2 + 1)]);
     }
 }

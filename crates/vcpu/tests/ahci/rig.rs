@@ -208,6 +208,25 @@ impl Drop for Rig {
     }
 }
 
+/// Where the data of a long list goes.
+pub const LONG_DATA: u64 = FREE + (2 << 20);
+
+/// Puts a read of 255 sectors from the first on into a slot of port 0, its data in 65535 pieces of two
+/// bytes each, with two bytes between them.
+pub fn long_list(memory: &GuestMemory, slot: u64) {
+    let read = Command::dma(false, 0, 255 * 512);
+    for n in 0..65535 {
+        let mut entry = [0; 16];
+        entry[..8].copy_from_slice(&(LONG_DATA + n * 4).to_le_bytes());
+        entry[12] = 1;
+        memory.write_bytes(FREE + 0x80 + n * 16, &entry).unwrap();
+    }
+    memory.write_bytes(FREE, &read.fis()).unwrap();
+    let header = area(0).list() + slot * 32;
+    memory.write_bytes(header, &[5, 0, 0xff, 0xff]).unwrap();
+    memory.write_bytes(header + 8, &FREE.to_le_bytes()).unwrap();
+}
+
 /// A command by its code, LBA addresses.
 pub fn command(command: u8) -> Command {
     Command { command, device: LBA, ..Command::default() }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use event_loop::IoThreadConfig;
 use guest_memory::test_util::memfd_memory;
 use vcpu::ahci::{AhciDevice, Command, PortDriver, ata, reg};
-use vcpu::machine::{Machine, MachineConfig, null_co};
+use vcpu::machine::{Machine, MachineConfig, null_co, on_loop};
 
-use crate::rig::{MEMORY, area};
+use crate::rig::{MEMORY, area, long_list};
 
 const THREADS: u8 = 4;
 const ROUNDS: u32 = 200;
@@ -108,4 +108,39 @@ fn memory_is_exchanged() {
     let mut page = [0; 512];
     other.read_bytes(area(0).data(0), &mut page).unwrap();
     assert_eq!(page[0], 0x40);
+}
+
+/// One vCPU stops the list while another is in the midst of a doorbell with long lists: what it has
+/// read then belongs to an earlier life.
+#[test]
+fn a_list_is_stopped_while_a_doorbell_is_read() {
+    let machine = Machine::new(MachineConfig {
+        memory: MEMORY,
+        io_threads: vec![IoThreadConfig::default()],
+        disk: null_co(1 << 30),
+    })
+    .unwrap();
+    let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
+    let mut driver =
+        PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
+    (0..32).for_each(|slot| long_list(machine.memory(), slot));
+    let ahci = &device.controller().ahci;
+    for _ in 0..5 {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| ahci.mmio_write(0x100 + reg::PX_CI, 4, u32::MAX.into()));
+            while driver.read(reg::PX_CI) == 0 && !other.is_finished() {
+                std::thread::yield_now();
+            }
+            driver.stop_list().unwrap();
+            driver.write(reg::PX_IS, u32::MAX);
+        });
+        // The other vCPU is done with its doorbell. Nothing of it happens.
+        driver.start_list();
+        for _ in 0..3 {
+            on_loop(machine.io_threads()[0].handle(), |_| ()).unwrap();
+        }
+        assert_eq!((driver.read(reg::PX_CI), driver.read(reg::PX_IS)), (0, 0));
+        driver.identify().unwrap();
+        driver.recover().unwrap();
+    }
 }
