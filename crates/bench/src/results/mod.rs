@@ -1,5 +1,6 @@
 //! The four published results, each mechanism off and on in one run: docs/BENCHMARKS.md.
 
+mod f1;
 mod f2;
 mod f3;
 mod finding;
@@ -55,6 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn measure(which: Which, options: &Options) -> Result<Finding> {
     match which {
+        Which::F1 => f1::measure(options),
         Which::F2 => f2::measure(&Rig::new(options)?, options),
         Which::F3 => f3::measure(&Rig::new(options)?, options),
     }

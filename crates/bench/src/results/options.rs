@@ -7,6 +7,8 @@ use std::time::Duration;
 /// One of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
+    /// A queued request never waits for an unrelated wake-up.
+    F1,
     /// Ring set-up flags.
     F2,
     /// Batched used-buffer notifications.
@@ -15,12 +17,13 @@ pub(crate) enum Which {
 
 impl Which {
     /// All of them.
-    pub(crate) const ALL: [Which; 2] = [Which::F2, Which::F3];
+    pub(crate) const ALL: [Which; 3] = [Which::F1, Which::F2, Which::F3];
 }
 
 impl fmt::Display for Which {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Which::F1 => "f1",
             Which::F2 => "f2",
             Which::F3 => "f3",
         })

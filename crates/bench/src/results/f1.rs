@@ -1,0 +1,139 @@
+//! F1: a queued request never waits for an unrelated wake-up.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
+use vcpu::kvm;
+
+use super::finding::Finding;
+use super::options::Options;
+use crate::figures::median;
+use crate::goal::{Bound, Goal};
+use crate::host::{affinity, data_file};
+use crate::plot::{Bar, Bars};
+use crate::report::Table;
+
+/// No request may wait longer than this for its submission.
+const LONGEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Measures it.
+pub(crate) fn measure(options: &Options) -> Result<Finding> {
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
+    let config = config(options)?;
+    let mut finding = Finding {
+        heading: "F1: a queued request never waits for an unrelated wake-up".into(),
+        method: vec![format!(
+            "{} MiB read in requests of {} KiB, batches of {}, O_DIRECT, from a file; a pause of 1 ms \
+             before each batch and after each completion; the disk's loop has a timer every {} ms and \
+             nothing else, and does not poll. {rounds} round(s). The pauses alone take {:.2} s. \
+             Published: QEMU, the whole workload of 128 MiB.",
+            config.bytes >> 20,
+            config.request_size >> 10,
+            config.batch,
+            config.timer.as_millis(),
+            config.pauses().as_secs_f64()
+        )],
+        ..Finding::default()
+    };
+    let mut vcpus = vec![("a thread", VcpuKind::Thread)];
+    match kvm::usable() {
+        Ok(()) => vcpus.push(("a KVM vCPU", VcpuKind::Kvm)),
+        Err(why) => finding.method.push(format!("Without KVM vCPUs: {why}.")),
+    }
+    let mut table = Table::new(&[
+        "device",
+        "vCPU",
+        "seconds",
+        "least..most",
+        "longest wait for submission, ms",
+        "requests that waited over 1 ms",
+        "published, s",
+    ]);
+    let mut plot = Bars {
+        title: "F1: time for the workload".into(),
+        unit: "seconds".into(),
+        series: Variant::ALL.map(|variant| variant.to_string()).into(),
+        groups: Vec::new(),
+    };
+    let cpu = *affinity::allowed()?.first().context("no CPU")?;
+    for (name, kind) in vcpus {
+        let mut results = vec![Vec::new(); Variant::ALL.len()];
+        for _ in 0..rounds {
+            for (variant, results) in Variant::ALL.into_iter().zip(&mut results) {
+                let run = || f1::run(&config, variant, kind);
+                let result = affinity::while_bound_to(cpu, run);
+                results.push(result.with_context(|| format!("{variant}, {name}"))?);
+            }
+        }
+        for (variant, results) in Variant::ALL.into_iter().zip(&results) {
+            let time = Bar::of(&seconds(results));
+            table.row([
+                variant.to_string(),
+                name.into(),
+                format!("{:.2}", time.median),
+                format!("{:.2}..{:.2}", time.least, time.most),
+                format!("{:.3}", longest_wait(results)),
+                format!("{} of {}", waited(results), config.requests() * rounds as u64),
+                format!("{:.2}", variant.published().as_secs_f64()),
+            ]);
+        }
+        let bars = results.iter().map(|results| Some(Bar::of(&seconds(results)))).collect();
+        plot.groups.push((name.into(), bars));
+        let of = |wanted| {
+            let at = Variant::ALL.iter().position(|&variant| variant == wanted);
+            at.map_or(&[][..], |at| &results[at])
+        };
+        let time = |wanted| median(seconds(of(wanted)).into_iter());
+        let ahci = of(Variant::Ahci);
+        finding.goals.extend([
+            Goal {
+                what: format!("AHCI against virtio-blk, time, {name}"),
+                bound: Bound::AtMost,
+                limit: 1.05,
+                value: Some(time(Variant::Ahci) / time(Variant::VirtioBlk)),
+                digits: 3,
+            },
+            Goal {
+                what: format!("AHCI, longest wait for submission, ms, {name}"),
+                bound: Bound::AtMost,
+                limit: LONGEST_WAIT.as_secs_f64() * 1e3,
+                value: Some(longest_wait(ahci)),
+                digits: 3,
+            },
+            Goal {
+                what: format!("without the wake-up the stall is there: times the time, {name}"),
+                bound: Bound::AtLeast,
+                limit: 2.0,
+                value: Some(time(Variant::AhciWithoutWake) / time(Variant::Ahci)),
+                digits: 1,
+            },
+        ]);
+    }
+    finding.tables = vec![table];
+    finding.plots = vec![("f1.svg".into(), plot)];
+    Ok(finding)
+}
+
+fn config(options: &Options) -> Result<F1Config> {
+    let size = if options.quick { 4 << 20 } else { 128 << 20 };
+    let file = data_file::prepare(&options.directory, size)?;
+    let mut config = F1Config::published(&file)?;
+    config.bytes = size;
+    config.io_cpus = affinity::allowed()?.get(1).copied().into_iter().collect();
+    Ok(config)
+}
+
+fn seconds(results: &[F1Result]) -> Vec<f64> {
+    results.iter().map(|result| result.elapsed.as_secs_f64()).collect()
+}
+
+/// Of all rounds, milliseconds.
+fn longest_wait(results: &[F1Result]) -> f64 {
+    let longest = results.iter().map(F1Result::longest_wait).max();
+    longest.unwrap_or_default().as_secs_f64() * 1e3
+}
+
+fn waited(results: &[F1Result]) -> usize {
+    results.iter().map(|result| result.waited_longer_than(LONGEST_WAIT)).sum()
+}
