@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
-use vcpu::kvm;
 
 use super::finding::Finding;
 use super::options::Options;
@@ -37,7 +36,7 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
         ..Finding::default()
     };
     let mut vcpus = vec![("a thread", VcpuKind::Thread)];
-    match kvm::usable() {
+    match VcpuKind::Kvm.usable() {
         Ok(()) => vcpus.push(("a KVM vCPU", VcpuKind::Kvm)),
         Err(why) => finding.method.push(format!("Without KVM vCPUs: {why}.")),
     }
