@@ -88,12 +88,12 @@ fn a_change_of_load_is_followed() {
             loads.sleeps(1_000, 1_000_000);
             loads.sleeps(250, 5_000);
             assert_eq!(loads.sleeps(100, 5_000), 0, "{policy:?} polls within 250 events");
-            loads.sleeps(250, 1_000_000);
+            loads.sleeps(400, 1_000_000);
             let mut polled = 0;
             for _ in 0..100 {
                 polled += loads.wait(1_000_000, SourceKind::Handler, false);
             }
-            assert_eq!(polled, 0, "{policy:?} stops within 250 events");
+            assert_eq!(polled, 0, "{policy:?} stops within 400 events");
         }
     }
 }

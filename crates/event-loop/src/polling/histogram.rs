@@ -35,7 +35,7 @@ const MEMORY: u8 = 128;
 /// Waits polled up to the maximum before anything is known.
 const LOOKS: u16 = 8;
 
-/// Waits after which a histogram that polls for nothing looks again.
+/// Waits before a histogram that polls for nothing looks again, at the earliest.
 const LOOK_AGAIN: u16 = 512;
 
 /// Waits between choices of a window.
@@ -149,15 +149,20 @@ impl Situation {
         self.waits += 1;
         if self.waits < LOOKS || self.waits.is_multiple_of(CHOOSE_EVERY) {
             self.choose(max);
-        }
-        if self.waits >= LOOK_AGAIN {
-            self.waits = LOOKS;
-            let near: u8 = self.counts[..bucket(max / 8 * 5)].iter().sum();
-            let is_closed = self.window == 0 || !in_flight && !self.is_sharp;
-            if is_closed && near >= self.total / 8 {
-                // Some might be worth it after all, if it was not the waking that took the time.
-                (self.counts, self.total, self.waits) = ([0; BUCKETS], 0, 0);
+            if self.waits >= LOOK_AGAIN {
+                self.waits -= CHOOSE_EVERY;
+                self.look_again(max, in_flight);
             }
+        }
+    }
+
+    /// Forgets what is known if nothing is polled for and polling might pay after all: if it may have
+    /// been the waking up that took the time.
+    fn look_again(&mut self, max: u64, in_flight: bool) {
+        let near: u8 = self.counts[..bucket(max / 8 * 5)].iter().sum();
+        let is_closed = self.window == 0 || !in_flight && !self.is_sharp;
+        if is_closed && near >= self.total / 8 {
+            (self.counts, self.total, self.waits) = ([0; BUCKETS], 0, 0);
         }
     }
 
