@@ -9,6 +9,7 @@ mod loops;
 mod options;
 mod peers;
 mod plot;
+mod polling;
 mod report;
 mod results;
 
@@ -42,6 +43,12 @@ fn run() -> Result<()> {
             peers::run(&options)?;
         }
         Command::Results(options) => results::run(&options)?,
+        Command::Polling(options) => {
+            if options.live {
+                peers::build_ringmill()?;
+            }
+            polling::run(&options)?;
+        }
         Command::Load(options) => run_load(&options)?,
         #[cfg(feature = "loops")]
         Command::Loops(options) => loops::run(&options)?,

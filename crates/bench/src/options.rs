@@ -11,10 +11,10 @@ use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::offsets::Order;
 use crate::load::queue::Op;
 use crate::load::{Load, Threads, Wait};
-use crate::peers;
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
+use crate::{peers, polling};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -46,6 +46,14 @@ bench results [OPTIONS]   the published results, each mechanism off and on
   --dir DIR             for the data file, whose file system is measured (target/bench)
   --plots DIR           also draw plots, into this directory
   --markdown FILE       also write the report into FILE, between its marks
+
+bench polling [OPTIONS]   polling policies over traces, in virtual time
+  --live                in the daemon instead, under real loads
+  --rounds N            with --live: rounds per load (3)
+  --runtime SECONDS     with --live: measured time per round (1)
+  --record DIR          record the waits of our own loop as traces into DIR instead (root, for
+                        a zram device)
+  --dir DIR             for logs and the data file (target/bench)
 
 bench load --socket PATH [OPTIONS]   a load on any vhost-user-blk server
   --rw WHAT             read, write, randread or randwrite (randread)
@@ -82,6 +90,8 @@ pub(crate) enum Command {
     Peers(Box<peers::Options>),
     /// Reproduce the published results.
     Results(results::options::Options),
+    /// Compare polling policies.
+    Polling(polling::Options),
     /// Load one server.
     Load(LoadOptions),
     /// Compare event loops.
@@ -119,6 +129,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match parser.next()? {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
+        Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
         #[cfg(feature = "loops")]
         Some(Value(command)) if command == "loops" => parse_loops(&mut parser),
@@ -127,12 +138,17 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
             bail!("loops: this program was built without the peers; add --features loops")
         }
         Some(Value(command)) => {
-            bail!("unknown command {}; known are peers, results, load, loops", command.display())
+            bail!(
+                "unknown command {}; known are peers, results, polling, load, loops",
+                command.display()
+            )
         }
         Some(Short('h') | Long("help")) => Ok(Command::Help),
         Some(argument) => Err(argument.unexpected().into()),
         None => {
-            bail!("no command; known are peers, results, load, loops (bench --help tells more)")
+            bail!(
+                "no command; known are peers, results, polling, load, loops (bench --help tells more)"
+            )
         }
     }
 }
@@ -206,6 +222,28 @@ fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
     }
     ensure!(options.rounds != Some(0), "--rounds has to be at least 1");
     Ok(Command::Results(options))
+}
+
+fn parse_polling(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = polling::Options {
+        live: false,
+        record: None,
+        rounds: 3,
+        run_time: Duration::from_secs(1),
+        directory: default_directory()?,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("live") => options.live = true,
+            Long("record") => options.record = Some(parser.value()?.into()),
+            Long("rounds") => options.rounds = number(parser, "--rounds")?,
+            Long("runtime") => options.run_time = seconds(parser, "--runtime")?,
+            Long("dir") => options.directory = parser.value()?.into(),
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(Command::Polling(options))
 }
 
 fn parse_load(parser: &mut lexopt::Parser) -> Result<Command> {

@@ -22,6 +22,8 @@ pub(crate) enum Polling {
     Default,
     /// Not at all: polled time is not work.
     Off,
+    /// ringmill only: by this `poll-policy`.
+    Policy(&'static str),
 }
 
 /// What a server is to do, in terms that every contender can be told.
@@ -90,8 +92,9 @@ pub(crate) fn find(name: &str, places: &Places) -> Result<Contender> {
 /// The options of qemu-storage-daemon, which are ringmill's too.
 fn storage_daemon_options(setup: &Setup) -> Vec<String> {
     let polling = match setup.polling {
-        Polling::Default => "",
-        Polling::Off => ",poll-max-ns=0",
+        Polling::Default => String::new(),
+        Polling::Off => ",poll-max-ns=0".into(),
+        Polling::Policy(policy) => format!(",poll-policy={policy}"),
     };
     let mut options = vec!["--object".into(), format!("iothread,id=io0{polling}")];
     for (i, socket) in setup.sockets.iter().enumerate() {

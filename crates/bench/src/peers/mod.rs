@@ -2,7 +2,7 @@
 
 mod bars;
 pub(crate) mod contender;
-mod measure;
+pub(crate) mod measure;
 mod report;
 mod result;
 pub(crate) mod rows;
