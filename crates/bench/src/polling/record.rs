@@ -79,7 +79,7 @@ pub(crate) fn record(into: &Path, directory: &Path) -> Result<()> {
             wait: Wait::Signal,
             event_idx: true,
             warm_up: Duration::from_millis(200),
-            measured: Duration::from_millis(500),
+            measured: Duration::from_secs(2),
         };
         let poll = PollParams {
             policy: PollPolicy::Stepped,
