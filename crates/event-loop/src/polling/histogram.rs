@@ -14,11 +14,12 @@
 //!   meaning: it says what an avoided sleep is worth. A slow disk gets a window of 0, a disk with a
 //!   cache one just past the hits, however slow its misses are. Windows that cost next to nothing more
 //!   are taken instead, the longest of them, so that rare late events do not cause sleeps.
-//! - **Sharp or diffuse.** When the window is at most 1.5 times the mean wait that it catches, events
-//!   come when they are expected, and it is used. Otherwise arrivals look random (Poisson), and then no
-//!   window is better than another: each trades polled time for sleeps at the same rate. With
-//!   operations in flight, where a late wake-up delays the guest and with it its next request, the
-//!   weighted window is used; without, polling has to pay for itself in CPU time alone.
+//! - **Sharp or diffuse.** When the shortest window of about that cost is at most 1.5 times the mean wait
+//!   that it catches, events come when they are expected, and the window is used. Otherwise arrivals
+//!   look random (Poisson), and then no window is better than another: each trades polled time for
+//!   sleeps at the same rate. With operations in flight, where a late wake-up delays the guest and with
+//!   it its next request, the weighted window is used; without, polling has to pay for itself in CPU
+//!   time alone.
 //! - **Sleeping hides the truth**: the interval of a wait that ended in a sleep holds the time to wake
 //!   up, which can be many times the wait. It is recorded as up to half of that, a guess that errs
 //!   towards polling and is then put right; and each histogram begins with a few waits polled up to the
@@ -61,9 +62,9 @@ struct Situation {
     total: u8,
     /// Waits since the last time of knowing nothing.
     waits: u16,
-    /// The window of least cost.
+    /// The window of about least cost.
     window: u64,
-    /// It catches events where they are expected.
+    /// Events come when they are expected.
     is_sharp: bool,
     /// The window of least cost in CPU time alone.
     frugal: u64,
@@ -98,6 +99,11 @@ fn bucket(ns: u64) -> usize {
 /// Where a bucket ends, nanoseconds; the last one does not end.
 fn end_of(bucket: usize) -> u64 {
     (4 + bucket as u64 % 4) << (6 + bucket / 4)
+}
+
+/// About the middle of a bucket.
+fn middle_of(bucket: usize) -> u64 {
+    end_of(bucket) - end_of(bucket) / 10
 }
 
 impl Histogram {
@@ -172,35 +178,51 @@ impl Situation {
             // Not to and fro between two that cost the same.
             sleep += sleep / 4;
         }
-        let (best, mean, longest) = self.cheapest(sleep, max);
-        self.window = longest;
-        self.is_sharp = best <= mean + mean / 2;
-        (self.frugal, ..) = self.cheapest(max / 16 * 3, max);
+        let windows = self.cheapest(sleep, max);
+        self.window = windows.longest;
+        self.is_sharp = windows.shortest <= windows.mean + windows.mean / 2;
+        self.frugal = self.cheapest(max / 16 * 3, max).longest;
     }
 
-    /// The window of least expected cost, the mean of the waits that it catches, and the longest window
-    /// that costs hardly more, where a sleep costs `sleep`.
-    fn cheapest(&self, sleep: u64, max: u64) -> (u64, u64, u64) {
+    /// The windows whose expected cost, where a sleep costs `sleep`, is next to the least.
+    fn cheapest(&self, sleep: u64, max: u64) -> Windows {
         let total = u64::from(self.total);
-        let slack = total * sleep / 64;
-        let mut least = total * sleep;
-        let (mut best, mut mean, mut longest) = (0, 0, 0);
+        let cost_of_none = total * sleep;
+        let mut costs = [u64::MAX; BUCKETS];
+        let mut least = cost_of_none;
         let (mut polled, mut caught) = (0, 0);
         for (bucket, count) in self.counts.iter().enumerate() {
             let (end, count) = (end_of(bucket), u64::from(*count));
             if end > max {
                 break;
             }
-            polled += count * (end - end / 10);
+            polled += count * middle_of(bucket);
             caught += count;
-            let cost = polled + (total - caught) * (end + sleep);
-            if cost < least {
-                least = cost;
-                (best, mean, longest) = (end, polled / caught.max(1), end);
-            } else if best > 0 && cost <= least + slack {
-                longest = end;
-            }
+            costs[bucket] = polled + (total - caught) * (end + sleep);
+            least = least.min(costs[bucket]);
         }
-        (best, mean, longest)
+        if least == cost_of_none {
+            return Windows::default();
+        }
+        let within = |slack: u64| move |cost: &u64| *cost <= least + slack;
+        let shortest = costs.iter().position(within(cost_of_none / 8)).unwrap_or(0);
+        let longest = costs.iter().rposition(within(cost_of_none / 256)).unwrap_or(0);
+        let (mut waits, mut sum) = (0, 0);
+        for (bucket, count) in self.counts.iter().enumerate().take(shortest + 1) {
+            waits += u64::from(*count);
+            sum += u64::from(*count) * middle_of(bucket);
+        }
+        Windows { shortest: end_of(shortest), mean: sum / waits.max(1), longest: end_of(longest) }
     }
+}
+
+/// Windows that cost next to the least; all 0 when not to poll costs least.
+#[derive(Default)]
+struct Windows {
+    /// The shortest that costs little more.
+    shortest: u64,
+    /// The mean of the waits that it catches.
+    mean: u64,
+    /// The longest that costs hardly more.
+    longest: u64,
 }
