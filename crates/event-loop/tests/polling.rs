@@ -11,7 +11,8 @@ use std::sync::Arc;
 use common::{Watchdog, eventfd, signal};
 use event_loop::ring::sim::{Faults, Sim, Verdict};
 use event_loop::{
-    AlignedBuf, Engine, EventLoop, Handler, IoOp, LoopConfig, PollParams, Progress, Trigger,
+    AlignedBuf, Engine, EventLoop, Handler, IoOp, LoopConfig, PollParams, PollPolicy, Progress,
+    Trigger,
 };
 
 type Race = Box<dyn Fn(&Queue)>;
@@ -265,6 +266,8 @@ fn parameters_change_while_the_loop_runs() {
 #[test]
 fn the_window_follows_the_pace_of_the_events() {
     let (sim, event_loop, _watchdog) = rig();
+    event_loop
+        .set_poll_params(PollParams { policy: PollPolicy::Weighted, ..PollParams::default() });
     let window = || event_loop.stats().poll_window_ns.get();
     let pace = |ns| pace(&sim, &event_loop, ns);
     pace(20_000);

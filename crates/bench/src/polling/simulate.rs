@@ -149,11 +149,8 @@ mod tests {
         assert!(throughput > 1.0, "req/s x{throughput}");
         let p99 = mean(STEPPED, p99);
         assert!(p99 < 1.0, "p99 x{p99}");
-    }
-
-    #[test]
-    fn histogram_is_worse_than_weighted_in_both_on_no_trace() {
-        for (name, outcomes) in &simulate(1_000_000_000).results {
+        // Recorded ones may trade CPU time for throughput, never lose both.
+        for (name, outcomes) in &comparison.results {
             let (ours, weighted) = (&outcomes[HISTOGRAM], &outcomes[WEIGHTED]);
             let more_cpu = ours.cpu() > weighted.cpu() * (1.0 + RESOLUTION);
             let less_done = ours.throughput() < weighted.throughput() * (1.0 - RESOLUTION);
