@@ -40,7 +40,7 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
 
 bench results [OPTIONS]   the published results, each mechanism off and on
   --quick               a short run, to see that all of it works
-  --only NAME,...       of f1, f2, f3 (all)
+  --only NAME,...       of f1, f2, f3, f4 (all)
   --rounds N            rounds per figure (5; with --quick 1)
   --runtime SECONDS     measured time per round and figure (0.8; with --quick 0.1)
   --dir DIR             for the data file, whose file system is measured (target/bench)

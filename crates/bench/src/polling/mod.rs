@@ -1,7 +1,7 @@
 //! Polling policies beside each other: in virtual time over traces, and live.
 
 pub(crate) mod live;
-mod model;
+pub(crate) mod model;
 mod record;
 pub(crate) mod simulate;
 mod traces;

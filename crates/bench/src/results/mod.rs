@@ -3,6 +3,7 @@
 mod f1;
 mod f2;
 mod f3;
+mod f4;
 mod finding;
 pub(crate) mod options;
 mod rig;
@@ -59,5 +60,6 @@ fn measure(which: Which, options: &Options) -> Result<Finding> {
         Which::F1 => f1::measure(options),
         Which::F2 => f2::measure(&Rig::new(options)?, options),
         Which::F3 => f3::measure(&Rig::new(options)?, options),
+        Which::F4 => f4::measure(options),
     }
 }

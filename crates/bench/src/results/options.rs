@@ -13,11 +13,13 @@ pub(crate) enum Which {
     F2,
     /// Batched used-buffer notifications.
     F3,
+    /// Adaptive polling.
+    F4,
 }
 
 impl Which {
     /// All of them.
-    pub(crate) const ALL: [Which; 3] = [Which::F1, Which::F2, Which::F3];
+    pub(crate) const ALL: [Which; 4] = [Which::F1, Which::F2, Which::F3, Which::F4];
 }
 
 impl fmt::Display for Which {
@@ -26,6 +28,7 @@ impl fmt::Display for Which {
             Which::F1 => "f1",
             Which::F2 => "f2",
             Which::F3 => "f3",
+            Which::F4 => "f4",
         })
     }
 }
