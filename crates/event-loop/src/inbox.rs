@@ -60,10 +60,8 @@ impl<T> Inbox<T> {
             self.pending.store(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        match self.state.compare_exchange(ASLEEP, WOKEN, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => Ok(Pushed::WakeIt),
-            Err(_) => Ok(Pushed::Done),
-        }
+        // A locked instruction only for a loop that sleeps.
+        Ok(if self.interrupt_sleep() { Pushed::WakeIt } else { Pushed::Done })
     }
 
     /// Whether there is something to [`take`](Self::take). No lock, no system call; what a sender

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 
 use super::async_rows::{
-    BATCH, BEFORE_WAKE, FIRING, FIRING_DELAY, FIRING_SPREAD, PENDING, buffer_size, open_direct,
-    socket_ring, spin,
+    BATCH, BEFORE_WAKE, FIRING, FIRING_DELAY, FIRING_SPREAD, PENDING, SOCKETS, buffer_size,
+    open_direct, socket_ring, spin,
 };
 use super::conditions::Conditions;
 use super::meter::{Meter, median_us};
@@ -155,7 +155,9 @@ struct Ring {
     failed: Cell<i32>,
     /// What each reads from and writes to.
     sockets: Vec<(LoopFile, LoopFile)>,
-    buffer_size: usize,
+    /// Each socket's description of memory that is not in flight: to write from while it reads, to
+    /// read to while it writes.
+    idle: Vec<RefCell<IoBufs>>,
     this: RefCell<Option<Rc<dyn IoTarget>>>,
 }
 
@@ -163,7 +165,7 @@ struct Ring {
 const WRITE: u32 = 1 << 31;
 
 impl IoTarget for Ring {
-    fn complete(&self, token: u32, result: i32, mut bufs: IoBufs) {
+    fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
         let this = self.this.borrow();
         let Some(this) = &*this else { return };
         let (reader, writer) = &self.sockets[(token & !WRITE) as usize];
@@ -171,18 +173,20 @@ impl IoTarget for Ring {
             self.failed.set(result);
             return;
         };
+        let i = (token & !WRITE) as usize;
         if token & WRITE != 0 {
             let read = IoOp::Read { offset: 0 };
-            bufs = buffer(self.buffer_size);
-            self.event_loop.submit(reader, read, Engine::Uring, bufs, this, token & !WRITE);
+            let idle = self.idle[i].replace(bufs);
+            self.event_loop.submit(reader, read, Engine::Uring, idle, this, i as u32);
             return;
         }
         if !self.meter.add(n) {
             return self.over.set(true);
         }
         let write = IoOp::Write { offset: 0, dsync: false };
-        let mut part = IoBufs::with_capacity(1);
+        let mut part = self.idle[i].take();
         part.set_part(&bufs, 0, n as usize, 1);
+        self.idle[i].replace(bufs);
         self.event_loop.submit(writer, write, Engine::Uring, part, this, token | WRITE);
     }
 }
@@ -205,14 +209,14 @@ fn ring(event_loop: &EventLoop, meter: Meter, tokens: usize) -> Result<f64> {
         over: Cell::new(false),
         failed: Cell::new(0),
         sockets,
-        buffer_size: buffer_size(tokens),
+        idle: (0..SOCKETS).map(|_| RefCell::new(IoBufs::with_capacity(1))).collect(),
         this: RefCell::new(None),
     });
     let target: Rc<dyn IoTarget> = ring.clone();
     ring.this.replace(Some(target.clone()));
     for (i, (reader, _)) in ring.sockets.iter().enumerate() {
         let read = IoOp::Read { offset: 0 };
-        let bufs = buffer(ring.buffer_size);
+        let bufs = buffer(buffer_size(tokens));
         event_loop.submit(reader, read, Engine::Uring, bufs, &target, i as u32);
     }
     for socket in &mut first[..tokens] {
