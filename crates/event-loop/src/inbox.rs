@@ -88,8 +88,8 @@ impl<T> Inbox<T> {
         empty
     }
 
-    /// The loop's own thread has given it something to do while a foreign loop sleeps for it. `true`:
-    /// wake it.
+    /// Ends an announced sleep, if there is one: for a message, or since the loop's own thread has
+    /// given it something to do while a foreign loop sleeps for it. `true`: wake it.
     pub(crate) fn interrupt_sleep(&self) -> bool {
         let (from, to) = (ASLEEP, WOKEN);
         self.state.load(Ordering::Relaxed) == from

@@ -63,11 +63,16 @@ impl RamDevice {
 
 impl Drop for RamDevice {
     fn drop(&mut self) {
-        if let Some(number) = self.made {
-            let remove = format!("{CONTROL}/hot_remove");
-            if let Err(error) = fs::write(&remove, number.to_string()) {
+        let Some(number) = self.made else { return };
+        let remove = format!("{CONTROL}/hot_remove");
+        let begin = Instant::now();
+        // For a moment after it was closed somebody else may still look at it, as udev does.
+        while let Err(error) = fs::write(&remove, number.to_string()) {
+            if begin.elapsed() > Duration::from_secs(2) {
                 eprintln!("{} stays: writing {remove}: {error}", self.path.display());
+                return;
             }
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
