@@ -73,6 +73,13 @@ impl Drop for Turning {
     }
 }
 
+/// Runs `call` as if no loop turned on this thread: what a simulation has happen outside.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn elsewhere(call: impl FnOnce()) {
+    let _turning = Turning(TURNING.take());
+    call();
+}
+
 /// Wakes a task from any thread.
 pub(crate) struct TaskWaker {
     id: SlotId,

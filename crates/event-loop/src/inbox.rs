@@ -150,6 +150,7 @@ mod model {
     use loom::thread;
 
     use super::*;
+    use crate::flag::Flag;
 
     /// An eventfd as the loop uses it: each write ends a sleep, now or to come.
     #[derive(Default)]
@@ -268,6 +269,50 @@ mod model {
             let taken = sender.join().unwrap();
             assert_eq!(taken, left == 1, "slept: {slept}");
             assert!(!shared.0.has_messages());
+        });
+    }
+
+    /// Two threads schedule one bottom half, as a task's waker is called and as timers and handlers are
+    /// changed from outside: by a message, and none where one is on its way already. The loop sleeps
+    /// whenever it may; the last run sees what both have written.
+    #[test]
+    fn loom_no_bottom_half_is_slept_on_and_none_runs_unscheduled() {
+        check(|| {
+            let shared = Arc::new((Inbox::new(), Wake::default(), Flag::new(false)));
+            let written = Arc::new(AtomicUsize::new(0));
+            let scheduled = Arc::new(AtomicUsize::new(0));
+            let threads = [(); 2].map(|()| {
+                let (shared, written) = (shared.clone(), written.clone());
+                let scheduled = scheduled.clone();
+                thread::spawn(move || {
+                    written.fetch_add(1, Ordering::Relaxed);
+                    if shared.2.raise() {
+                        scheduled.fetch_add(1, Ordering::Relaxed);
+                        assert!(send(&shared.0, &shared.1, 1));
+                    }
+                })
+            });
+            let (inbox, wake, flag) = &*shared;
+            let (mut seen, mut runs, mut woken, mut messages) = (0, 0, 0, VecDeque::new());
+            while seen < 2 {
+                inbox.take(&mut messages);
+                for _ in messages.drain(..) {
+                    flag.lower();
+                    seen = written.load(Ordering::Relaxed);
+                    runs += 1;
+                }
+                if seen < 2 && inbox.begin_sleep() {
+                    while wake.0.load(Ordering::SeqCst) == woken {
+                        thread::yield_now();
+                    }
+                    woken = wake.0.load(Ordering::SeqCst);
+                    inbox.end_sleep();
+                }
+            }
+            let _ = threads.map(|thread| thread.join().unwrap());
+            inbox.take(&mut messages);
+            runs += messages.len();
+            assert_eq!(runs, scheduled.load(Ordering::Relaxed), "once per schedule");
         });
     }
 }

@@ -33,6 +33,9 @@ const ERRNOS: [i32; 5] = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::EIO, lib
 /// Latest that a timer may be noticed, virtual time: what an iteration or two take.
 const LATEST_NS: u64 = 100_000;
 
+/// Latest that a message may be run, virtual time: in the iteration it came in, or the next.
+const PROMPT_NS: u64 = 10_000;
+
 /// Never what the simulation scribbles.
 fn pattern(offset: u64) -> u8 {
     (offset % 151) as u8
@@ -245,9 +248,15 @@ impl Load {
 
     fn send_message(&self) {
         let (sent, got, handle) = (self.sent.clone(), self.got.clone(), self.event_loop.handle());
-        self.outside(self.roll(100_000), move || {
+        let in_ns = self.roll(100_000);
+        let due = self.sim.now_ns() + in_ns;
+        self.outside(in_ns, move || {
             let n = sent.fetch_add(1, Relaxed);
-            let check = move |_: &EventLoop| assert_eq!(got.fetch_add(1, Relaxed), n, "in order");
+            let check = move |on_loop: &EventLoop| {
+                assert_eq!(got.fetch_add(1, Relaxed), n, "in order");
+                let late = on_loop.now_ns().saturating_sub(due);
+                assert!(late < PROMPT_NS, "slept on for {late} ns");
+            };
             handle.spawn(check).unwrap();
         });
     }

@@ -41,6 +41,7 @@ pub use self::faults::{Faults, SimOp, Verdict};
 use self::faults::{Random, describe};
 use crate::clock::Clock;
 use crate::event_loop::{EventLoop, LoopConfig};
+use crate::executor::elsewhere;
 use crate::ring::epoll::EpollRing;
 use crate::ring::setup::{Chosen, RingFlags, SetupError};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
@@ -331,7 +332,7 @@ impl World {
 
     fn let_outside_happen(&mut self) {
         while let Some((_, call)) = self.outside.pop_if(|(due_ns, _)| *due_ns <= self.now_ns) {
-            call();
+            elsewhere(call);
         }
     }
 
