@@ -106,7 +106,8 @@ pub(crate) struct Inner {
     pub(crate) reaped: RefCell<Vec<Completion>>,
     /// Messages taken from the inbox and not dispatched yet.
     pub(crate) messages: RefCell<VecDeque<Message>>,
-    /// Completions of operations that went nowhere: refused, or not to be had.
+    /// Completions that no ring will bring: of operations that were refused, or not to be had, and
+    /// those that a callback's panic has left behind.
     pub(crate) refused: RefCell<VecDeque<Completion>>,
     /// By id, which is never used again: a message on its way must not run somebody else's.
     pub(crate) bottom_halves: RefCell<HashMap<u64, Rc<dyn Fn()>>>,
@@ -117,7 +118,8 @@ pub(crate) struct Inner {
     pub(crate) closing: Cell<bool>,
     /// An iteration is under way.
     pub(crate) turning: Cell<bool>,
-    /// The errno with which the loop's own wake-up poll failed: it would be deaf.
+    /// The errno with which the loop's own wake-up poll failed, or what brings Linux AIO's
+    /// completions: it would be deaf.
     pub(crate) deaf: Cell<Option<i32>>,
 }
 

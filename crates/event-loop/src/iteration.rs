@@ -27,6 +27,40 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// Completions that have been taken and not dispatched yet.
+pub(crate) struct Reaped<'a> {
+    event_loop: &'a EventLoop,
+    pub(crate) list: Vec<Completion>,
+    dispatched: usize,
+}
+
+impl<'a> Reaped<'a> {
+    /// None; the list has room for a batch.
+    pub(crate) fn new(event_loop: &'a EventLoop) -> Self {
+        Reaped { event_loop, list: event_loop.0.reaped.take(), dispatched: 0 }
+    }
+
+    /// Dispatches them in order, each after `trace` has seen it.
+    pub(crate) fn dispatch(mut self, trace: impl Fn(Completion)) {
+        while let Some(completion) = self.list.get(self.dispatched).copied() {
+            self.dispatched += 1;
+            trace(completion);
+            self.event_loop.dispatch_completion(completion);
+        }
+    }
+}
+
+impl Drop for Reaped<'_> {
+    /// What is left when a callback has panicked must not be waited for again: the kernel has
+    /// forgotten it.
+    fn drop(&mut self) {
+        let inner = &self.event_loop.0;
+        inner.refused.borrow_mut().extend(self.list.drain(self.dispatched..));
+        self.list.clear();
+        inner.reaped.replace(std::mem::take(&mut self.list));
+    }
+}
+
 impl EventLoop {
     /// Turns until [`stop`](crate::LoopHandle::stop), then finishes or cancels what is in flight and
     /// lets go of everything the loop holds (contract E12).
@@ -194,15 +228,12 @@ impl EventLoop {
     }
 
     fn dispatch_completions(&self) -> bool {
-        let mut reaped = self.0.reaped.take();
-        self.0.ring.borrow_mut().reap(&mut reaped);
-        let any = !reaped.is_empty();
-        for completion in reaped.drain(..) {
-            let Completion { user_data, result, .. } = completion;
+        let mut reaped = Reaped::new(self);
+        self.0.ring.borrow_mut().reap(&mut reaped.list);
+        let any = !reaped.list.is_empty();
+        reaped.dispatch(|Completion { user_data, result, .. }| {
             trace!(cqe_handler(self.trace_ctx(), user_data, result));
-            self.dispatch_completion(completion);
-        }
-        self.0.reaped.replace(reaped);
+        });
         let refused = self.0.refused.borrow().len();
         for _ in 0..refused {
             let completion = self.0.refused.borrow_mut().pop_front();

@@ -5,6 +5,7 @@
 use std::io;
 
 use crate::event_loop::{EventLoop, Inner, REAP_BATCH};
+use crate::linux_aio::LinuxAio;
 use crate::op::Engine;
 use crate::ring::{RingOp, Wait};
 use crate::slots::{Slots, UserData};
@@ -92,17 +93,25 @@ impl EventLoop {
 
 impl Drop for Inner {
     /// Memory in slots may still be written to: it is freed once its operations are done, or, if
-    /// the ring fails, never (contract E8).
+    /// what carries them out fails, never (contract E8).
     fn drop(&mut self) {
         drop(self.pool.take());
         // Waits for what the kernel has of it.
-        drop(self.aio.take());
+        let aio_ended = self.aio.take().is_none_or(LinuxAio::end);
         drop(self.shared.inbox.close());
         let slots = self.slots.get_mut();
+        for completion in self.refused.get_mut().drain(..) {
+            if let UserData::Op(id) = UserData::unpack(completion.user_data) {
+                drop(slots.remove(id));
+            }
+        }
         let ring = self.ring.get_mut();
         let backlog = self.backlog.get_mut();
         for id in slots.ids() {
-            if slots.get(id).is_some_and(|op| op.engine != Engine::Uring) {
+            let engine = slots.get(id).map(|op| op.engine);
+            if engine == Some(Engine::Native) && !aio_ended {
+                std::mem::forget(slots.remove(id));
+            } else if engine != Some(Engine::Uring) {
                 // Pool threads have been joined above, and AIO has ended; what they did is done.
                 drop(slots.remove(id));
             } else {

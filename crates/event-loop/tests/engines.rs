@@ -12,8 +12,8 @@ use std::sync::Arc;
 use common::*;
 use event_loop::counting::{CountingAllocator, locks_taken};
 use event_loop::{
-    AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig, LoopFile,
-    RingChoice, RingFlags, ThreadPoolConfig,
+    AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig,
+    LoopConfig, LoopFile, RingChoice, RingFlags, ThreadPoolConfig,
 };
 
 #[global_allocator]
@@ -268,6 +268,35 @@ fn e8_native_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
             assert_eq!(alive(&owners), 32, "{name}: the loop keeps them");
             drop((event_loop, file));
             assert_eq!(alive(&owners), 0, "{name}");
+        }
+    }
+}
+
+/// A callback's panic ends the I/O thread, though it leaves completions behind that nobody dispatches.
+#[test]
+fn a_panic_among_completions_is_what_the_thread_ends_with() {
+    struct Panic;
+    impl IoTarget for Panic {
+        fn complete(&self, _token: u32, _result: i32, _bufs: IoBufs) {
+            panic!("a test's");
+        }
+    }
+    for (name, ring) in rings() {
+        for engine in ENGINES {
+            let event_loop = config(ring);
+            let config = IoThreadConfig { event_loop, ..IoThreadConfig::default() };
+            let thread = IoThread::spawn(config).unwrap();
+            let _watchdog = Watchdog::new(name);
+            let submit = move |event_loop: &EventLoop| {
+                let file = event_loop.register_file(tempfile(&[1; BLOCK]));
+                let target: Rc<dyn IoTarget> = Rc::new(Panic);
+                for token in 0..4 {
+                    event_loop.submit(&file, read(0), engine, block(), &target, token);
+                }
+            };
+            thread.handle().spawn(submit).unwrap();
+            let error = thread.stop().unwrap_err();
+            assert_eq!(error.to_string(), "the I/O thread panicked", "{name}, {engine:?}");
         }
     }
 }

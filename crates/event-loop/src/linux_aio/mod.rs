@@ -24,6 +24,7 @@ use self::abi::Iocb;
 use self::context::Context;
 use crate::event_loop::{EventLoop, Inner, REAP_BATCH};
 use crate::handlers::{Handler, Progress, Trigger};
+use crate::iteration::Reaped;
 use crate::op::{Engine, IoOp};
 use crate::ring::Completion;
 use crate::ring::setup::SetupError;
@@ -80,6 +81,11 @@ impl LinuxAio {
             in_kernel: Cell::new(0),
             no_fsync: Cell::new(false),
         })
+    }
+
+    /// Waits for what the kernel has. `false`: it failed, and the memory is still in use.
+    pub(crate) fn end(self) -> bool {
+        self.context.destroy()
     }
 
     /// Operations queued or with the kernel.
@@ -142,8 +148,12 @@ impl LinuxAio {
 struct Completions(Weak<Inner>);
 
 impl Handler for Completions {
-    fn ready(&self, _events: u32) -> Progress {
+    fn ready(&self, events: u32) -> Progress {
         let Some(inner) = self.0.upgrade() else { return Progress::Done };
+        if events & libc::POLLERR as u32 != 0 {
+            // No watch is to be had (epoll_ctl(2) has a limit), and so nothing tells of what completes.
+            inner.deaf.set(Some(libc::ENOSPC));
+        }
         EventLoop(inner).dispatch_aio()
     }
 
@@ -235,11 +245,11 @@ impl EventLoop {
     /// Dispatches what has completed, at most a batch of it (contract E11).
     fn dispatch_aio(&self) -> Progress {
         match self.reap_aio(false) {
-            Ok(reaped) if reaped == REAP_BATCH => Progress::More,
+            Ok(reaped) if reaped >= REAP_BATCH => Progress::More,
             Ok(_) => Progress::Done,
             Err(error) => {
-                // EINVAL and EFAULT, which would be our own fault: the operations stay in flight.
-                log::error!("{}: io_getevents failed: {error}", self.0.shared.name);
+                // Of a filter that lets operations in and not out again: they stay in flight.
+                self.0.deaf.set(Some(error.raw_os_error().unwrap_or(libc::EIO)));
                 Progress::Done
             }
         }
@@ -252,13 +262,10 @@ impl EventLoop {
 
     fn reap_aio(&self, wait: bool) -> io::Result<usize> {
         let Some(aio) = self.0.aio.get() else { return Ok(0) };
-        let mut reaped = self.0.reaped.take();
-        let result = aio.reap(&mut reaped, wait);
-        let count = reaped.len();
-        for completion in reaped.drain(..) {
-            self.dispatch_completion(completion);
-        }
-        self.0.reaped.replace(reaped);
+        let mut reaped = Reaped::new(self);
+        let result = aio.reap(&mut reaped.list, wait);
+        let count = reaped.list.len();
+        reaped.dispatch(|_| {});
         result.map(|()| count)
     }
 }
@@ -270,12 +277,53 @@ mod tests {
     use crate::event_loop::LoopConfig;
     use crate::op::IoTarget;
 
+    #[derive(Default)]
     struct Results(RefCell<Vec<i32>>);
 
     impl IoTarget for Results {
         fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
             self.0.borrow_mut().push(result);
         }
+    }
+
+    fn put_in(event_loop: &EventLoop, aio: LinuxAio) -> Rc<Completions> {
+        let handler = Rc::new(Completions(Rc::downgrade(&event_loop.0)));
+        let notify = aio.notify.clone();
+        event_loop.add_handler(notify, libc::POLLIN as u32, Trigger::Edge, handler.clone());
+        assert!(event_loop.0.aio.set(aio).is_ok());
+        handler
+    }
+
+    /// Completions that cannot be had are the loop's failure, and memory that the kernel may still
+    /// write to is not freed (E8).
+    #[test]
+    fn a_context_that_fails_is_an_error_and_keeps_the_memory() {
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let mut aio = LinuxAio::new(CAPACITY, 256).unwrap();
+        aio.context.forget_ring();
+        put_in(&event_loop, aio);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let file = event_loop.register_file(Arc::new(file.into()));
+        let bufs = AlignedBuf::io_bufs(16, 16).unwrap();
+        let owner = bufs.owner().unwrap().clone();
+        let target: Rc<dyn IoTarget> = Rc::new(Results::default());
+        event_loop.submit(&file, IoOp::Read { offset: 0 }, Engine::Native, bufs, &target, 0);
+        event_loop.submit_aio();
+        event_loop.0.aio.get().unwrap().context.destroy_underneath();
+        let error = event_loop.run().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "io_getevents's");
+        drop(event_loop);
+        assert_eq!(Rc::strong_count(&owner), 2);
+    }
+
+    /// As epoll does with one descriptor more than a user may watch.
+    #[test]
+    fn an_eventfd_that_cannot_be_watched_is_an_error() {
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let handler = put_in(&event_loop, LinuxAio::new(CAPACITY, 256).unwrap());
+        handler.ready(libc::POLLERR as u32);
+        let error = event_loop.run_once(false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     }
 
     /// Reads from the page cache, done when io_submit returns: with the mapped ring; without it, as on
@@ -293,10 +341,7 @@ mod tests {
             if !has_ring {
                 aio.context.forget_ring();
             }
-            let handler = Rc::new(Completions(Rc::downgrade(&event_loop.0)));
-            let notify = aio.notify.clone();
-            event_loop.add_handler(notify, libc::POLLIN as u32, Trigger::Edge, handler.clone());
-            assert!(event_loop.0.aio.set(aio).is_ok());
+            let handler = put_in(&event_loop, aio);
             assert_eq!((handler.can_poll(), handler.poll()), (has_ring, false));
             let file = event_loop.register_file(Arc::clone(&file));
             let results = Rc::new(Results(RefCell::default()));
