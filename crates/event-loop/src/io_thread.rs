@@ -55,7 +55,15 @@ impl fmt::Display for SpawnError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SpawnError::Thread(error) => write!(f, "clone failed: {error}"),
-            SpawnError::Affinity(error) => write!(f, "sched_setaffinity failed: {error}"),
+            SpawnError::Affinity(error) => {
+                write!(f, "sched_setaffinity failed: {error}")?;
+                match error.kind() {
+                    io::ErrorKind::InvalidInput => {
+                        f.write_str(": this process may run on none of the CPUs named")
+                    }
+                    _ => Ok(()),
+                }
+            }
             SpawnError::Scheduling { call, error } => write!(f, "{call} failed: {error}"),
             SpawnError::Loop(error) => error.fmt(f),
         }
