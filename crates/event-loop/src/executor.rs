@@ -198,8 +198,6 @@ impl Tasks {
 
     fn run(&self, id: SlotId) {
         let Some((task, wakers)) = self.slots.borrow_mut().take(id) else { return };
-        // Before it runs, so that a wake-up meanwhile counts.
-        wakers.own.listed.store(false, Ordering::Relaxed);
         let done = task.poll(&mut Context::from_waker(&wakers.given));
         {
             let mut slots = self.slots.borrow_mut();
@@ -245,12 +243,17 @@ impl Drop for Tasks {
 }
 
 impl Slots {
+    /// The task that stood in the list, to be polled. None: it had ended before.
     fn take(&mut self, id: SlotId) -> Option<(Rc<dyn Task>, Rc<Wakers>)> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
             return None;
         }
-        Some((slot.task.take()?, slot.wakers.clone()?))
+        let wakers = slot.wakers.clone()?;
+        // Before the task runs, so that a wake-up meanwhile counts; and without one, or the slot's
+        // next task could not be listed.
+        wakers.own.listed.store(false, Ordering::Relaxed);
+        Some((slot.task.take()?, wakers))
     }
 }
 

@@ -140,3 +140,22 @@ fn a_task_is_woken_again_by_either_way_after_each_poll() {
     }
     event_loop.shut_down().unwrap();
 }
+
+/// A wake-up that comes too late for its task is not taken for one of the next task's.
+#[test]
+fn a_task_that_wakes_itself_as_it_ends_does_not_keep_the_next_from_running() {
+    let event_loop = new_loop();
+    let ran = Rc::new(Cell::new(0));
+    for turn in 1..=3 {
+        let count = ran.clone();
+        event_loop.spawn(poll_fn(move |cx| {
+            count.set(count.get() + 1);
+            cx.waker().wake_by_ref();
+            Poll::Ready(())
+        }));
+        for _ in 0..3 {
+            event_loop.run_once(false).unwrap();
+        }
+        assert_eq!(ran.get(), turn);
+    }
+}
