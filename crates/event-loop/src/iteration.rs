@@ -85,7 +85,8 @@ impl EventLoop {
     ///
     /// # Errors
     ///
-    /// Those of io_uring_enter(2) or epoll_pwait2(2) that do not pass by themselves;
+    /// Those of io_uring_enter(2) or epoll_pwait2(2) that do not pass by themselves, and of what tells
+    /// the loop of wake-ups and of Linux AIO's completions;
     /// [`Deadlock`](io::ErrorKind::Deadlock) from within a callback of the same loop, or a section.
     pub fn run_once(&self, may_wait: bool) -> io::Result<()> {
         let _turn = self.begin_turn()?;

@@ -16,7 +16,6 @@ pub struct TimerId {
 }
 
 /// A loop's timers.
-#[derive(Default)]
 pub(crate) struct Timers {
     /// By deadline, then by age. Cancelled ones stay until their time comes or there are too many.
     heap: BinaryHeap<Reverse<(u64, TimerId)>>,
@@ -46,6 +45,22 @@ impl Timer {
 
 /// Cancelled timers that may stay in the heap before it is tidied up.
 const MAX_DEAD: usize = 64;
+
+impl Default for Timers {
+    /// Room for as many as cancelled ones may pile up, and as many live ones: how many there are at
+    /// once is chance, and those of steady state are not to allocate whenever chance has it.
+    fn default() -> Self {
+        const ROOM: usize = 2 * MAX_DEAD;
+        Timers {
+            heap: BinaryHeap::with_capacity(ROOM),
+            due: VecDeque::with_capacity(ROOM),
+            slots: Vec::with_capacity(ROOM),
+            free: Vec::with_capacity(ROOM),
+            next_serial: 0,
+            dead: 0,
+        }
+    }
+}
 
 impl Timers {
     pub(crate) fn add(&mut self, deadline: u64, target: Rc<dyn IoTarget>, token: u32) -> TimerId {
