@@ -19,13 +19,15 @@
 //!   look random (Poisson), and then no window is better than another: each trades polled time for
 //!   sleeps at the same rate. With operations in flight, where a late wake-up delays the guest and with
 //!   it its next request, the weighted window is used; without, polling has to pay for itself in CPU
-//!   time alone.
+//!   time alone, unless a [trial](super::trial) shows that events come sooner for it: then a guest
+//!   waits for each answer.
 //! - **Sleeping hides the truth**: the interval of a wait that ended in a sleep holds the time to wake
 //!   up, which can be many times the wait. It is recorded as up to half of that, a guess that errs
 //!   towards polling and is then put right; and each histogram begins with a few waits polled up to the
 //!   maximum, and does so again from time to time where nothing is in flight and nothing is polled.
 
 use super::policy::{PollParams, SourceKind};
+use super::trial::Trial;
 
 /// Buckets: one up to 256 ns, then four per octave.
 const BUCKETS: usize = 49;
@@ -53,6 +55,8 @@ pub(super) struct Histogram {
     now: usize,
     /// What brought the events of this iteration.
     events: usize,
+    /// Whether polling brings events sooner, where nothing is in flight.
+    trial: Trial,
 }
 
 /// The waits in one situation.
@@ -128,11 +132,18 @@ impl Histogram {
         // The last bucket's waits are never polled for.
         let max = params.max_ns.min(end_of(BUCKETS - 2));
         let was_in_flight = self.now & IN_FLIGHT != 0;
-        self.situations[self.now].record(interval, max, was_in_flight);
+        let slept = interval > self.situations[self.now].told;
+        let estimate = self.situations[self.now].record(interval, max, was_in_flight);
+        if !was_in_flight {
+            self.trial.record(estimate, slept, max);
+        }
         self.now = self.events | if in_flight { IN_FLIGHT } else { 0 };
         let situation = &mut self.situations[self.now];
+        let is_closed = !in_flight && self.trial.polls();
         situation.told = match situation {
             Situation { waits: ..LOOKS, .. } => max,
+            Situation { window: 0, .. } if is_closed => max,
+            Situation { window, .. } if is_closed => *window,
             Situation { window: 0, .. } => 0,
             Situation { is_sharp: true, window, .. } => *window,
             _ if in_flight => weighted,
@@ -143,10 +154,12 @@ impl Histogram {
 }
 
 impl Situation {
-    fn record(&mut self, interval: u64, max: u64, in_flight: bool) {
+    /// Returns the interval without what waking up is likely to have taken.
+    fn record(&mut self, interval: u64, max: u64, in_flight: bool) -> u64 {
         let slept = interval > self.told;
         let waking = if slept { (interval / 2).min(max / 2) } else { 0 };
-        self.counts[bucket(interval - waking)] += 1;
+        let estimate = interval - waking;
+        self.counts[bucket(estimate)] += 1;
         self.total += 1;
         if self.total >= MEMORY {
             self.counts.iter_mut().for_each(|count| *count /= 2);
@@ -160,6 +173,7 @@ impl Situation {
                 self.look_again(max, in_flight);
             }
         }
+        estimate
     }
 
     /// Forgets what is known if nothing is polled for and polling might pay after all: if it may have

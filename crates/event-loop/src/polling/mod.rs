@@ -3,6 +3,7 @@
 pub mod histogram;
 pub mod policy;
 pub mod stepped;
+mod trial;
 pub mod weighted;
 
 use std::cell::{Cell, RefCell};
