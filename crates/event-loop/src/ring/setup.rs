@@ -181,6 +181,8 @@ pub(crate) enum Refused {
     Ring(io::Error),
     /// Registering the restrictions, or enabling the ring thereafter, did.
     Restrictions(io::Error),
+    /// The first io_uring_enter(2) did.
+    Entry(io::Error),
 }
 
 impl From<Refused> for SetupError {
@@ -188,6 +190,7 @@ impl From<Refused> for SetupError {
         match refused {
             Refused::Ring(error) => SetupError { call: "io_uring_setup", error },
             Refused::Restrictions(error) => SetupError { call: "io_uring_register", error },
+            Refused::Entry(error) => SetupError { call: "io_uring_enter", error },
         }
     }
 }
@@ -217,7 +220,7 @@ fn climb_down(
             Ok(ring) => return Ok((ring, Chosen { flags: Some(flags), refused })),
             Err(why) => why,
         };
-        let (Refused::Ring(error) | Refused::Restrictions(error)) = &why;
+        let (Refused::Ring(error) | Refused::Restrictions(error) | Refused::Entry(error)) = &why;
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         refused.push((flags, errno));
         rung = match (&why, errno) {

@@ -87,7 +87,11 @@ impl UringRing {
             restrict(&ring).map_err(Refused::Restrictions)?;
         }
         let defers = flags.task_run == TaskRun::Defer;
-        Ok(UringRing { ring, free_files, wait_flags, defers, max_queued: entries.max(1) as usize })
+        let max_queued = entries.max(1) as usize;
+        let mut ring = UringRing { ring, free_files, wait_flags, defers, max_queued };
+        // A filter may let rings be made and not entered: better found here than in the first turn.
+        ring.enter(Wait::No).map_err(Refused::Entry)?;
+        Ok(ring)
     }
 }
 
