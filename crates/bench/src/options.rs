@@ -52,7 +52,7 @@ bench polling [OPTIONS]   polling policies over traces, in virtual time
   --rounds N            with --live: rounds per load (3)
   --runtime SECONDS     with --live: measured time per round (1)
   --record DIR          record the waits of our own loop as traces into DIR instead (root, for
-                        a zram device)
+                        a loop device)
   --dir DIR             for logs and the data file (target/bench)
 
 bench load --socket PATH [OPTIONS]   a load on any vhost-user-blk server
@@ -77,7 +77,7 @@ bench loops [OPTIONS]   the event loop beside tokio, monoio, compio, glommio and
   --rounds N            rounds per row (5; with --quick 1)
   --runtime SECONDS     measured time per round (0.5; with --quick 0.05)
   --dir DIR             for the data file (target/bench)
-  --device PATH         block device to read from (default: a zram device made for the run)
+  --device PATH         block device to read from (default: a loop device over tmpfs, root)
   --markdown FILE       also write the report into FILE, between its marks
 ";
 

@@ -13,7 +13,6 @@ mod glommio;
 mod meter;
 mod monoio;
 mod page;
-mod ram_device;
 mod raw;
 mod report;
 mod ringmill;
@@ -27,13 +26,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
+use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file, machine};
 use crate::report::write_section;
 pub(crate) use conditions::Conditions;
 use contenders::CONTENDERS;
-use ram_device::RamDevice;
 use report::{Figure, Outcome, Report};
 use rows::Row;
 
@@ -52,7 +51,7 @@ pub(crate) struct Options {
     pub(crate) run_time: Option<Duration>,
     /// Where the data file goes.
     pub(crate) directory: PathBuf,
-    /// A block device to read from; otherwise one is made of RAM, where that is possible.
+    /// A block device to read from; otherwise one is made in memory, where that is possible.
     pub(crate) device: Option<PathBuf>,
     /// The Markdown file to write the report into.
     pub(crate) markdown: Option<PathBuf>,
@@ -77,18 +76,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         false => PathBuf::new(),
     };
     let needs_device = rows.iter().any(|row| matches!(row, Row::RamRead(_)));
-    let device = match (&options.device, needs_device) {
-        (Some(device), _) => Ok(RamDevice::existing(device)),
-        (None, true) => RamDevice::create(if options.quick { 64 << 20 } else { 256 << 20 }),
-        (None, false) => Err(anyhow!("no row needs it")),
-    };
-    let rows: Vec<Row> = match &device {
-        Err(error) if needs_device => {
-            lines.push(format!("No RAM-backed block device, its rows are left out: {error:#}"));
-            rows.into_iter().filter(|row| !matches!(row, Row::RamRead(_))).collect()
+    let ram_disk = match &options.device {
+        None if needs_device => {
+            Some(RamDisk::new(if options.quick { 64 << 20 } else { 256 << 20 })).transpose()
         }
-        _ => rows,
+        _ => Ok(None),
     };
+    let (ram_disk, rows) = match ram_disk {
+        Ok(ram_disk) => (ram_disk, rows),
+        Err(error) => {
+            lines.push(format!("No block device in memory, its rows are left out: {error:#}"));
+            let others = |row: &Row| !matches!(row, Row::RamRead(_));
+            (None, rows.into_iter().filter(others).collect())
+        }
+    };
+    let device = ram_disk.as_ref().map(RamDisk::path).or_else(|| options.device.clone());
     let conditions = Conditions {
         cpu: cpus[0],
         other_cpu: cpus[1],
@@ -97,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             false => 500,
         })),
         file,
-        device: device.as_ref().map_or(PathBuf::new(), |device| device.path.clone()),
+        device: device.unwrap_or_default(),
     };
     lines.push(conditions.describe(rounds));
     let mut report = Report::new(lines, &contenders);
