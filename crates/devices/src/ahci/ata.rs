@@ -1,5 +1,7 @@
 //! What the task file of a command asks for (ATA8-ACS, section 7), within the drive's limits.
 
+use std::ffi::CStr;
+
 use super::config::DriveInfo;
 use super::fis::{ERROR_ABRT, ERROR_IDNF, RegH2d};
 
@@ -107,6 +109,7 @@ mod opcode {
     pub(super) const SET_MULTIPLE_MODE: u8 = 0xc6;
     pub(super) const READ_DMA: u8 = 0xc8;
     pub(super) const WRITE_DMA: u8 = 0xca;
+    pub(super) const WRITE_MULTIPLE_FUA_EXT: u8 = 0xce;
     pub(super) const STANDBY_IMMEDIATE: u8 = 0xe0;
     pub(super) const IDLE_IMMEDIATE: u8 = 0xe1;
     pub(super) const STANDBY: u8 = 0xe2;
@@ -154,6 +157,7 @@ pub(crate) fn decode(fis: &RegH2d, slot: u8, drive: &DriveInfo) -> Action {
         READ_DMA_EXT => transfer(long(fis), false, false, Transfer::Dma, drive),
         WRITE_DMA_EXT => transfer(long(fis), true, false, Transfer::Dma, drive),
         WRITE_DMA_FUA_EXT => transfer(long(fis), true, true, Transfer::Dma, drive),
+        WRITE_MULTIPLE_FUA_EXT => transfer(long(fis), true, true, Transfer::Pio, drive),
         READ_SECTORS_EXT | READ_MULTIPLE_EXT => {
             transfer(long(fis), false, false, Transfer::Pio, drive)
         }
@@ -286,6 +290,29 @@ impl Action {
             | Action::Page { len, .. } => len,
             _ => 0,
         }
+    }
+
+    /// Its name in events.
+    pub(crate) fn trace_op(&self) -> &'static CStr {
+        match self {
+            Action::Read { .. } => c"read",
+            Action::Write { .. } => c"write",
+            Action::Flush => c"flush",
+            Action::Trim { .. } => c"trim",
+            Action::Page { .. } => c"page",
+            Action::Refused { .. } => c"refused",
+            Action::Broken(_) => c"broken",
+            Action::CheckPower
+            | Action::SetWriteCache(_)
+            | Action::Diagnostic
+            | Action::Nothing
+            | Action::Control { .. } => c"control",
+        }
+    }
+
+    /// First byte on the disk, for events.
+    pub(crate) fn trace_offset(&self) -> u64 {
+        self.lba() * SECTOR
     }
 
     /// First sector, for the report of an error.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use event_loop::sync::lock;
-use event_loop::{BottomHalf, Counter};
+use event_loop::{BottomHalf, Counter, trace};
 use guest_memory::GuestMemory;
 
 use super::command::{Command, Source};
@@ -64,9 +64,11 @@ struct Doorbell {
 }
 
 impl Ahci {
-    /// A controller with `ports` ports, 1 to 32, numbered from 0, without drives, in `memory`. `line` is called with the new level of the interrupt
-    /// line, by whichever thread changed it, one call at a time and in order; no lock is held, so it
-    /// may take the machine lock, and it may read and write registers.
+    /// A controller with `ports` ports, 1 to 32, numbered from 0, without drives, in `memory`.
+    ///
+    /// `line` is called with the new level of the interrupt line, by whichever thread changed it, one
+    /// call at a time and in order; no lock is held, so it may take the machine lock, and it may read
+    /// and write registers.
     ///
     /// A change that is made while the callback runs on another thread is passed on by that thread
     /// when the callback returns, perhaps after the register access that made it has returned.
@@ -129,8 +131,11 @@ impl Ahci {
     }
 
     fn write_register(&self, register: u64, value: u32, mask: u32) {
-        if let Some((port, PX_CI)) = port_register(register) {
-            return self.ring(port, value & mask);
+        if let Some((port, offset)) = port_register(register) {
+            trace!(ahci_port_write(self.trace_id(), port as u64, offset, value & mask));
+            if offset == PX_CI {
+                return self.ring(port, value & mask);
+            }
         }
         let waiting = self.with_state(|state| {
             state.write(register, value, mask);
@@ -139,6 +144,11 @@ impl Ahci {
         if let Some(port) = waiting {
             self.schedule(port);
         }
+    }
+
+    /// What tells this controller from others in events: an address.
+    pub(crate) fn trace_id(&self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
     }
 
     /// The doorbell: reads the commands of `slots` that are new and hands them to the port's loop.

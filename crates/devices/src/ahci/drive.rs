@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use event_loop::{BottomHalf, DeferredCall, EventLoop, IoBufs};
+use event_loop::{BottomHalf, DeferredCall, EventLoop, IoBufs, trace};
 use guest_memory::MemoryView;
 use nix::errno::Errno;
 
@@ -165,6 +165,7 @@ impl Drive {
             std::mem::take(&mut work.begun)
         };
         for Begun { slot, write_through, halted } in begun.drain(..) {
+            self.trace_begin(slot);
             let step = self.work.borrow_mut().step(slot, write_through, halted, &self.info);
             match step {
                 Step::Done(outcome) => self.answer(slot, outcome),
@@ -215,6 +216,20 @@ impl Drive {
         }
     }
 
+    #[inline]
+    fn trace_begin(&self, slot: u8) {
+        let (s, port) = (self.controller.trace_id(), self.port as u64);
+        let action = || self.work.borrow().slots[usize::from(slot)].command.action;
+        trace!(ahci_cmd_begin(
+            s,
+            port,
+            slot,
+            action().trace_op(),
+            action().trace_offset(),
+            action().data_len(),
+        ));
+    }
+
     fn ring_myself(&self) {
         if let Some(bell) = &*self.bell.borrow() {
             bell.schedule();
@@ -223,6 +238,8 @@ impl Drive {
 
     /// A command is done; the driver sees it at the end of the section.
     fn answer(&self, slot: u8, outcome: Outcome) {
+        let (s, port) = (self.controller.trace_id(), self.port as u64);
+        trace!(ahci_cmd_end(s, port, slot, outcome.error()));
         self.work.borrow_mut().done.push((slot, outcome));
         if !self.queued.get()
             && let Some(me) = self.me.upgrade()

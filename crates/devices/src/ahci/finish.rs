@@ -25,6 +25,18 @@ pub(crate) enum Outcome {
     Frame,
 }
 
+impl Outcome {
+    /// The error bits, 0 if all went well; -1 if the command never got to the drive.
+    pub(crate) fn error(self) -> i64 {
+        match self {
+            Outcome::Good => 0,
+            Outcome::Failed(error) => error.into(),
+            Outcome::Overflow => ERROR_ABRT.into(),
+            Outcome::NotMemory | Outcome::Frame => -1,
+        }
+    }
+}
+
 impl Port {
     /// Ends a command of this life. Returns the bits of queued commands to be told of by
     /// [`finish_queued`](Self::finish_queued).

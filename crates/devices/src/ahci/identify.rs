@@ -48,6 +48,7 @@ pub(crate) fn identify(drive: &DriveInfo, write_cache: bool) -> [u8; PAGE_SIZE] 
     w.text(23..27, env!("CARGO_PKG_VERSION"));
     w.text(27..47, &drive.model);
     w.set(47, 0x8000 | MULTIPLE);
+    w.set(48, 0x4000); // no trusted computing
     w.set(49, 0x0f00); // IORDY, LBA, DMA
     w.set(50, 0x4000);
     w.set(53, 0x0006); // words 64 to 70 and 88 are valid
@@ -63,7 +64,7 @@ pub(crate) fn identify(drive: &DriveInfo, write_cache: bool) -> [u8; PAGE_SIZE] 
     w.set(80, 0x01f0); // ATA/ATAPI-4 to ATA8-ACS
     w.set(82, 0x4068); // NOP; look-ahead, write cache, power management
     w.set(83, 0x7400); // FLUSH CACHE (EXT), 48-bit addresses
-    w.set(84, 0x4060); // WRITE DMA FUA EXT, general purpose logs
+    w.set(84, 0x4060); // WRITE DMA (and MULTIPLE) FUA EXT, general purpose logs
     w.set(85, 0x4048 | if write_cache { 0x20 } else { 0 });
     w.set(86, 0xb400); // as 83, and words 119 and 120 are valid
     w.set(87, 0x4060);

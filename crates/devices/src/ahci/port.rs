@@ -206,7 +206,8 @@ impl Port {
             self.status &= !(STATUS_BSY | STATUS_DRQ);
         }
         match (old & CMD_ST != 0, new & CMD_ST != 0) {
-            (false, true) => self.running = true,
+            // An error from before (a FIS that could not be written) is over by that.
+            (false, true) => (self.running, self.fatal) = (true, false),
             (true, false) => self.stop(),
             _ => {}
         }
@@ -250,6 +251,10 @@ impl Port {
 
     /// The drive is reset by a COMRESET that begins, or by the link's end.
     pub(crate) fn lose_link(&mut self, link: Link) {
+        if self.link == Link::Up {
+            // PhyRdy has changed (3.3.12): how a driver learns that its drive was taken away.
+            self.serr |= SERR_DIAG_N;
+        }
         self.link = link;
         self.forget_commands();
         self.reset_drive();
@@ -285,9 +290,9 @@ impl Port {
 
     /// GHC.HR: all but PxCLB and PxFB is as after a power-on, once the drive has drained.
     pub(crate) fn reset(&mut self) {
-        (self.is, self.ie, self.cmd, self.sctl, self.serr) = (0, 0, 0, 0, 0);
         self.stop();
         self.lose_link(Link::Down);
+        (self.is, self.ie, self.cmd, self.sctl, self.serr) = (0, 0, 0, 0, 0);
     }
 
     // ---- commands ------------------------------------------------------------------------------

@@ -123,4 +123,11 @@ trace_events! {
     virtio_blk_handle_other(dev: text, queue: u64, req: u64, kind: i64);
     /// A request ends, with its `VIRTIO_BLK_S_*`.
     virtio_blk_req_complete(dev: text, queue: u64, req: u64, status: u64);
+
+    /// A register of an AHCI port is written, on the writer's thread.
+    ahci_port_write(s: hex, port: u64, offset: hex, val: hex);
+    /// An AHCI drive begins a command; `offset` and `bytes` are 0 where it has none.
+    ahci_cmd_begin(s: hex, port: u64, slot: u64, op: text, offset: u64, bytes: u64);
+    /// It has ended, with the bits of its ATA error register, or -1 where it never got to the drive.
+    ahci_cmd_end(s: hex, port: u64, slot: u64, error: i64);
 }

@@ -27,6 +27,7 @@ fn identify_tells_what_the_drive_is() {
     assert_eq!(word(&page, 106), 0x6003, "8 sectors of 512 bytes are a block");
     assert_eq!(word(&page, 76) & 0x100, 0x100, "NCQ");
     assert_eq!((word(&page, 75), word(&page, 169)), (31, 1));
+    assert_eq!(word(&page, 48) & 0xc000, 0x4000, "a word of ATA8-ACS, valid");
     // A PIO command that reads: its status comes by the PIO Setup FIS, which interrupts.
     let fis = rig.fis(PIO_SETUP);
     assert_eq!((fis[0], fis[1], fis[2] & 8, fis[15]), (0x5f, 0x60, 8, 0x50));
@@ -83,6 +84,7 @@ fn writes_of_every_kind() {
         (0x34, false, false),
         (0xc5, false, false),
         (0x39, false, false),
+        (0xce, false, true),
         (0x61, true, false),
         (0x61, true, true),
     ] {

@@ -165,6 +165,23 @@ fn structures_that_are_not_memory() {
 }
 
 #[test]
+fn a_signature_that_cannot_be_written_keeps_no_list_from_its_start() {
+    let mut rig = Rig::new();
+    rig.port().stop_list().unwrap();
+    let cmd = rig.port().read(reg::PX_CMD) & !reg::CMD_FRE;
+    rig.port().write(reg::PX_CMD, cmd);
+    rig.port().write(reg::PX_SCTL, 1);
+    rig.port().write(reg::PX_SCTL, 0);
+    rig.port().write(reg::PX_FB, MEMORY as u32);
+    rig.port().write(reg::PX_CMD, cmd | reg::CMD_FRE);
+    assert_eq!(rig.port().read(reg::PX_IS) & reg::IS_HBFS, reg::IS_HBFS);
+    rig.port().write(reg::PX_FB, area(0).rfis() as u32);
+    rig.port().write(reg::PX_IS, u32::MAX);
+    rig.port().write(reg::PX_CMD, cmd | reg::CMD_FRE | reg::CMD_ST);
+    rig.port().run(&Command::dma(false, 0, 4096), 4096).unwrap();
+}
+
+#[test]
 fn frames_that_a_disk_does_not_take() {
     for (at, bytes) in [(area(0).table(0), [0x41]), (area(0).list(), [4]), (area(0).list(), [0])] {
         let mut rig = Rig::new();

@@ -288,10 +288,12 @@ fn a_drive_is_taken_away() {
     for state in STATES {
         let mut rig = Rig::new();
         enter(&mut rig, state);
+        rig.port().write(reg::PX_SERR, u32::MAX);
         let gone = Rc::new(Cell::new(0));
         let told = gone.clone();
         rig.drives[0].detach(move || told.set(told.get() + 1));
         assert_eq!(rig.port().read(reg::PX_SSTS), 0);
+        assert_eq!(rig.port().read(reg::PX_IS) & reg::IS_PRCS, reg::IS_PRCS, "it is told so");
         rig.turn();
         while held(&rig) > 0 {
             assert_eq!(gone.get(), 0, "{state:?}");
