@@ -10,3 +10,9 @@ pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
     now.unwrap_or_default().as_nanos() as u64
 }
+
+/// CPU time of the calling thread so far, user and system.
+pub fn thread_cpu() -> Duration {
+    // It cannot fail for a thread that runs.
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}

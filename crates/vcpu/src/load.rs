@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
-use nix::time::{ClockId, clock_gettime};
 
+use crate::clock::thread_cpu;
 use crate::machine::{Machine, SplitMix64};
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk};
 
@@ -182,11 +182,6 @@ fn sleep_until(at: Instant) {
     std::thread::sleep(at.saturating_duration_since(Instant::now()));
 }
 
-fn thread_cpu() -> Result<Duration> {
-    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("clock_gettime")?;
-    Ok(Duration::from(time))
-}
-
 /// One driver thread.
 struct Job<'a> {
     config: &'a LoadConfig,
@@ -225,7 +220,7 @@ impl<'a> Job<'a> {
         let mut latencies = histogram()?;
         // A vCPU that sleeps takes its signals as they come.
         self.queue.take_signals()?;
-        let (start, cpu) = (Instant::now(), thread_cpu()?);
+        let (start, cpu) = (Instant::now(), thread_cpu());
         let (kicks, signals) = (self.queue.kicks(), self.queue.signals());
         let end = self.begin + self.config.warm_up + self.config.measured;
         let requests = self.run_until(end, Some(&mut latencies))?;
@@ -235,7 +230,7 @@ impl<'a> Job<'a> {
             kicks: self.queue.kicks() - kicks,
             signals: self.queue.signals() - signals,
             elapsed: start.elapsed(),
-            cpu: thread_cpu()? - cpu,
+            cpu: thread_cpu() - cpu,
             latencies,
         };
         self.drain()?;

@@ -12,7 +12,8 @@ use block::options::{
 };
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopHandle};
 use guest_memory::{GuestMemory, MemoryView, test_util};
-use nix::time::{ClockId, clock_gettime};
+
+use crate::clock::thread_cpu;
 
 /// What a machine is made of.
 #[derive(Debug, Clone)]
@@ -105,12 +106,8 @@ impl Machine {
     ///
     /// An I/O thread has stopped.
     pub fn io_cpu_time(&self) -> Result<Duration> {
-        let times = self.io_threads.iter().map(|thread| {
-            on_loop(thread.handle(), |_| {
-                clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("clock_gettime")
-            })?
-        });
-        times.map(|time| time.map(Duration::from)).sum()
+        let times = self.io_threads.iter().map(|thread| on_loop(thread.handle(), |_| thread_cpu()));
+        times.sum()
     }
 
     /// Fills guest memory from `addr` on with bytes that neither a node that looks for zeroes nor a
@@ -195,6 +192,7 @@ impl SplitMix64 {
     }
 
     /// The next number.
+    #[inline]
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

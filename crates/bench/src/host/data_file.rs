@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::load::offsets::SplitMix64;
+use vcpu::machine::SplitMix64;
 
 /// Makes sure that `directory` holds a file of `size` bytes, each of them written: a hole is read
 /// without the disk, and a block that was only allocated (fallocate) nearly so.
@@ -38,7 +38,7 @@ fn write_random(path: &Path, size: u64) -> Result<()> {
 
 /// Writes `size` bytes of random data, to the disk.
 pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
-    let mut random = SplitMix64(size);
+    let mut random = SplitMix64::new(size);
     let mut chunk = vec![0u8; 1 << 20];
     let mut left = size;
     while left > 0 {

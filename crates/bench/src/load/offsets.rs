@@ -1,5 +1,7 @@
 //! Where on the disk requests go.
 
+use vcpu::machine::SplitMix64;
+
 /// The order of offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -7,22 +9,6 @@ pub(crate) enum Order {
     Random,
     /// One block after the other, from the start again at the end.
     Sequential,
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): 64 random bits per step, good enough to spread offsets and
-/// to fill a file with data that does not compress, and fast enough not to be what is measured.
-#[derive(Debug, Clone)]
-pub(crate) struct SplitMix64(pub(crate) u64);
-
-impl SplitMix64 {
-    /// The next 64 bits.
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }
 
 /// The offsets of one queue, each a multiple of the block size.
@@ -40,7 +26,7 @@ impl Offsets {
     /// at different places, so that they do not read the same blocks at the same time.
     pub(crate) fn new(order: Order, blocks: u64, block_size: u64, queue: u64, queues: u64) -> Self {
         let next_block = blocks / queues.max(1) * queue;
-        Self { order, blocks, block_size, next_block, random: SplitMix64(queue + 1) }
+        Self { order, blocks, block_size, next_block, random: SplitMix64::new(queue + 1) }
     }
 
     /// The next offset, in bytes.

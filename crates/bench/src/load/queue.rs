@@ -10,11 +10,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use vcpu::machine::SplitMix64;
 use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue, VirtioBlkTransport};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
-
-use super::offsets::SplitMix64;
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +43,7 @@ impl Buffers {
         file.set_len(size as u64).context("sizing the request buffers")?;
         let mapped = FileOffset::new(file.try_clone()?, 0);
         let region = MmapRegion::from_file(mapped, size).context("mapping the request buffers")?;
-        let mut random = SplitMix64(1);
+        let mut random = SplitMix64::new(1);
         let data: Vec<u8> =
             (0..size.div_ceil(8)).flat_map(|_| random.next().to_ne_bytes()).collect();
         std::os::unix::fs::FileExt::write_all_at(&file, &data[..size], 0)

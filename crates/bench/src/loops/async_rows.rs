@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use vcpu::machine::SplitMix64;
 
 use super::conditions::Conditions;
 use super::executor::{Count, Executor};
@@ -22,7 +23,7 @@ use super::page::{PAGE_SIZE, Page};
 use super::rows::Row;
 use super::signal::Signal;
 use crate::host::affinity::bind_this_thread;
-use crate::load::offsets::{Offsets, Order, SplitMix64};
+use crate::load::offsets::{Offsets, Order};
 
 /// Sockets in a ring.
 pub(crate) const SOCKETS: usize = 100;
@@ -255,7 +256,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>, cx: &mut Context<'_>) {
 }
 
 async fn timer_churn<E: Executor>(meter: &Meter) {
-    let mut random = SplitMix64(1);
+    let mut random = SplitMix64::new(1);
     let start = Instant::now();
     let mut far =
         || start + Duration::from_nanos(3600 << 30) + Duration::from_nanos(random.next() >> 22);
@@ -290,7 +291,7 @@ async fn once(f: impl FnOnce(&mut Context<'_>)) {
 }
 
 async fn timer_fire<E: Executor>(meter: &Meter) {
-    let mut random = SplitMix64(2);
+    let mut random = SplitMix64::new(2);
     let mut goes_on = true;
     while goes_on {
         let start = Instant::now();

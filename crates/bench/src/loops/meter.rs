@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
+use vcpu::clock::thread_cpu;
 
 /// Counts on one thread, for a while.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Meter {
 
     /// As [`new`](Self::new), by this thread's CPU time: where what is counted waits in between.
     pub(crate) fn of_cpu_time(run_time: Duration) -> Self {
-        Self::with_clock(run_time, cpu_clock)
+        Self::with_clock(run_time, thread_cpu)
     }
 
     fn with_clock(run_time: Duration, clock: fn() -> Duration) -> Self {
@@ -82,10 +82,6 @@ impl Meter {
 fn wall_clock() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
-}
-
-fn cpu_clock() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The median of times, in microseconds.

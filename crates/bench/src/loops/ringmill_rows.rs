@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
+use vcpu::machine::SplitMix64;
 
 use super::async_rows::{
     BATCH, BEFORE_WAKE, FIRING, FIRING_DELAY, FIRING_SPREAD, PENDING, SOCKETS, buffer_size,
@@ -20,7 +21,7 @@ use super::page::PAGE_SIZE;
 use super::ringmill::{nanoseconds, new_loop};
 use super::rows::Row;
 use crate::host::affinity::bind_this_thread;
-use crate::load::offsets::{Offsets, Order, SplitMix64};
+use crate::load::offsets::{Offsets, Order};
 
 /// Measures on the calling thread.
 pub(crate) fn measure(row: Row, conditions: &Conditions) -> Result<f64> {
@@ -112,7 +113,7 @@ impl IoTarget for Counted {
 fn timer_churn(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
     let counted = Rc::new(Counted { meter, left: Cell::new(0) });
     let target: Rc<dyn IoTarget> = counted.clone();
-    let mut random = SplitMix64(1);
+    let mut random = SplitMix64::new(1);
     let start = event_loop.now_ns();
     let mut far = || start + (3600 << 30) + (random.next() >> 22);
     for _ in 0..PENDING {
@@ -131,7 +132,7 @@ fn timer_churn(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
 fn timer_fire(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
     let counted = Rc::new(Counted { meter, left: Cell::new(0) });
     let target: Rc<dyn IoTarget> = counted.clone();
-    let mut random = SplitMix64(2);
+    let mut random = SplitMix64::new(2);
     let mut goes_on = true;
     while goes_on {
         counted.left.set(FIRING);

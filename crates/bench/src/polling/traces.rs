@@ -1,6 +1,6 @@
 //! Loads for the simulator: who asks for what, when.
 
-use crate::load::offsets::SplitMix64;
+use vcpu::machine::SplitMix64;
 
 /// Times, nanoseconds.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ pub(crate) struct Draws {
 impl Draws {
     /// Draws that begin anew.
     pub(crate) fn new(times: Times, seed: u64) -> Self {
-        Draws { times, random: SplitMix64(seed), drawn: 0 }
+        Draws { times, random: SplitMix64::new(seed), drawn: 0 }
     }
 
     /// The next time.
