@@ -71,7 +71,8 @@ impl Port {
         };
         let task_file = TaskFile::failed(error, command.action.lba());
         let posted = if command.action.is_queued() {
-            self.queued_error = Some(QueuedError { tag: slot, task_file });
+            // What is refused until the log is read does not hide what the log is to tell.
+            self.queued_error.get_or_insert(QueuedError { tag: slot, task_file });
             self.set_device_bits(memory, task_file.status, task_file.error, 0)
         } else {
             // Its bit in PxCI stays: the driver sees which one it was (6.2.2.1).

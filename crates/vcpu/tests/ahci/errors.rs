@@ -95,7 +95,7 @@ fn a_failed_queued_command_is_named_by_the_log() {
     rig.port().run(&READ_ERROR_LOG, 512).unwrap();
     let page = rig.port().data(0, 512).unwrap();
     assert_eq!(page.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
-    assert_eq!((page[0], page[2], page[3]), (0, 0x51, ABRT as u8), "the last that was refused");
+    assert_eq!((page[0], page[2], page[3]), (1, 0x51, UNC as u8), "not what was refused since");
     rig.port().run(&Command::queued(0, false, 0, 512), 512).unwrap();
 }
 
