@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use nix::sys::stat::fstat;
+
 use crate::ablation::Ablation;
 use crate::blocking::BlockingOp;
 use crate::buf::IoBufs;
@@ -249,7 +251,8 @@ impl EventLoop {
     pub fn register_file(&self, fd: Arc<OwnedFd>) -> LoopFile {
         let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
         let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
-        LoopFile(Rc::new(FileInner { fd, fixed }))
+        let is_socket = fstat(&fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFSOCK);
+        LoopFile(Rc::new(FileInner { fd, fixed, is_socket }))
     }
 
     /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
@@ -278,8 +281,9 @@ impl EventLoop {
             }
             _ => None,
         };
-        let ring_op = match engine {
-            Engine::Uring if self.0.does_file_io && refused.is_none() => {
+        let by_ring = engine == Engine::Uring && self.0.does_file_io || in_flight.is_on_socket();
+        let ring_op = match refused {
+            None if by_ring => {
                 // On another loop a registered file goes by its descriptor.
                 let fixed = file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
                 in_flight.ring_op(fixed.map(FixedFile::index))
@@ -287,10 +291,10 @@ impl EventLoop {
             _ => None,
         };
         let engine = match (engine, refused) {
-            (Engine::Native, None) => self.native_engine(&op),
-            (Engine::Uring, None) if ring_op.is_some() => Ok(Engine::Uring),
-            (_, None) => Ok(Engine::Threads),
             (_, Some(errno)) => Err(errno),
+            (_, None) if ring_op.is_some() => Ok(Engine::Uring),
+            (Engine::Native, None) => self.native_engine(&op),
+            (_, None) => Ok(Engine::Threads),
         };
         in_flight.engine = engine.unwrap_or(Engine::Threads);
         let id = self.0.slots.borrow_mut().insert(in_flight);

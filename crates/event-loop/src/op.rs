@@ -8,6 +8,10 @@ use std::sync::Arc;
 use crate::buf::IoBufs;
 
 /// An operation on a [`LoopFile`].
+///
+/// Sockets are read and written as by recv(2) and send(2), whatever their offset: a read completes
+/// with the first bytes that come, however long that takes and even if the socket is non-blocking,
+/// and with 0 at the end. No [`Engine`] makes a difference to that, nor is a thread waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoOp {
     /// Fill the buffers from byte `offset` on, preadv(2). The result counts bytes; it may be short.
@@ -72,6 +76,7 @@ pub(crate) struct FileInner {
     pub(crate) fd: Arc<OwnedFd>,
     /// Index in the ring's table of registered files, and who gives it back.
     pub(crate) fixed: Option<crate::event_loop::FixedFile>,
+    pub(crate) is_socket: bool,
 }
 
 impl LoopFile {

@@ -19,6 +19,11 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
+    /// Reading or writing a socket, which is any ring's: a thread that does it could not be stopped.
+    pub(crate) fn is_on_socket(&self) -> bool {
+        self.file.0.is_socket && matches!(self.op, IoOp::Read { .. } | IoOp::Write { .. })
+    }
+
     /// The operation for the ring. Its pointers are good for as long as this stays in its slot: the
     /// segments and their description are on the heap, so the slot itself may move.
     /// `fixed` is the file's place in this ring's table.
@@ -36,12 +41,14 @@ impl InFlight {
             }
             IoOp::BlkDiscard { .. } | IoOp::BlkZeroOut { .. } => return None,
         };
+        let socket = self.file.0.is_socket;
         let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };
         Some(match self.bufs.iovecs() {
-            [segment] => RingOp::Rw { file, write, segment: *segment, offset, rw_flags },
+            [segment] => RingOp::Rw { file, write, socket, segment: *segment, offset, rw_flags },
             segments => RingOp::RwVectored {
                 file,
                 write,
+                socket,
                 segments: segments.as_ptr(),
                 count: u32::try_from(segments.len()).unwrap_or(u32::MAX),
                 offset,

@@ -1,4 +1,5 @@
-//! What is left where there is no io_uring: epoll for descriptors; the thread pool does the I/O.
+//! What is left where there is no io_uring: epoll for descriptors and sockets; the thread pool does
+//! the I/O on files.
 
 #![allow(unsafe_code)]
 
@@ -6,12 +7,12 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::ring::{Completion, Ready, Ring, RingOp, Wait};
+use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, socket};
 
 /// Events taken by one epoll_pwait2(2).
 const BATCH: usize = 128;
 
-/// epoll in the shape of a ring that only polls.
+/// epoll in the shape of a ring that only polls, and reads and writes sockets once they are ready.
 pub(crate) struct EpollRing {
     epoll: OwnedFd,
     /// Polls that are armed.
@@ -29,6 +30,8 @@ struct Armed {
     /// What stands in the set in place of `fd`, where that stood there already for another poll.
     stand_in: Option<OwnedFd>,
     multishot: bool,
+    /// A socket's read or write that waits for this.
+    transfer: Option<RingOp>,
 }
 
 impl EpollRing {
@@ -88,6 +91,30 @@ impl EpollRing {
         Ok(Some(stand_in))
     }
 
+    /// Reads or writes a socket, now or when it is ready.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Ring::push`].
+    unsafe fn transfer(&mut self, fd: RawFd, op: RingOp, user_data: u64) {
+        // SAFETY: this function's contract.
+        let result = unsafe { socket::transfer(fd, &op) };
+        if result != -libc::EAGAIN {
+            return self.complete(user_data, result, false);
+        }
+        let write =
+            matches!(op, RingOp::Rw { write: true, .. } | RingOp::RwVectored { write: true, .. });
+        let events =
+            (if write { libc::EPOLLOUT } else { libc::EPOLLIN } | libc::EPOLLONESHOT) as u32;
+        match self.arm(fd, events, user_data) {
+            Ok(stand_in) => {
+                let armed = Armed { fd, stand_in, multishot: false, transfer: Some(op) };
+                self.armed.insert(user_data, armed);
+            }
+            Err(errno) => self.complete(user_data, -errno, false),
+        }
+    }
+
     /// epoll_pwait2(2), or what comes close to it. The count, -1 on errors.
     fn wait(&mut self, events: &mut [libc::epoll_event], timeout: Option<libc::timespec>) -> i32 {
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -123,7 +150,8 @@ impl Ring for EpollRing {
                 let mode = if multishot { libc::EPOLLET } else { libc::EPOLLONESHOT } as u32;
                 match self.arm(fd, events | mode, user_data) {
                     Ok(stand_in) => {
-                        self.armed.insert(user_data, Armed { fd, stand_in, multishot });
+                        self.armed
+                            .insert(user_data, Armed { fd, stand_in, multishot, transfer: None });
                     }
                     Err(errno) => self.complete(user_data, -errno, false),
                 }
@@ -135,6 +163,11 @@ impl Ring for EpollRing {
                 } else {
                     self.complete(user_data, -libc::ENOENT, false);
                 }
+            }
+            RingOp::Rw { file: RingFile::Fd(fd), socket: true, .. }
+            | RingOp::RwVectored { file: RingFile::Fd(fd), socket: true, .. } => {
+                // SAFETY: the caller's promise.
+                unsafe { self.transfer(fd, *op, user_data) };
             }
             // The loop sends file I/O to its thread pool, as `does_file_io` tells it.
             _ => self.complete(user_data, -libc::EOPNOTSUPP, false),
@@ -170,9 +203,14 @@ impl Ring for EpollRing {
         for event in events.iter().take(count) {
             let (user_data, mask) = (event.u64, event.events);
             let Some(armed) = self.armed.get(&user_data) else { continue };
-            let multishot = armed.multishot;
+            let Armed { fd, multishot, transfer, .. } = *armed;
             if !multishot {
                 self.disarm(user_data);
+            }
+            if let Some(op) = transfer {
+                // SAFETY: it has not been completed, so `push`'s contract still holds.
+                unsafe { self.transfer(fd, op, user_data) };
+                continue;
             }
             self.complete(user_data, mask.cast_signed(), multishot);
         }

@@ -10,6 +10,7 @@ mod restrict;
 pub mod setup;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+mod socket;
 pub(crate) mod uring;
 
 use std::io;
@@ -24,6 +25,8 @@ pub enum RingOp {
         file: RingFile,
         /// Memory to memory, or memory to file.
         write: bool,
+        /// The file is a socket: offset and flags mean nothing.
+        socket: bool,
         /// The segment.
         segment: libc::iovec,
         /// First byte in the file.
@@ -37,6 +40,8 @@ pub enum RingOp {
         file: RingFile,
         /// Memory to memory, or memory to file.
         write: bool,
+        /// The file is a socket: offset and flags mean nothing.
+        socket: bool,
         /// The first segment's description.
         segments: *const libc::iovec,
         /// Number of segments, at most 1024 (`UIO_MAXIOV`).
@@ -146,7 +151,8 @@ pub trait Ring {
     /// become true, if there is one. It stays open as long as the ring.
     fn pollable_fd(&self) -> Option<RawFd>;
 
-    /// Whether this ring does file I/O; where not, the thread pool does.
+    /// Whether this ring does file I/O; where not, the thread pool does. Reads and writes of
+    /// sockets are any ring's.
     fn does_file_io(&self) -> bool;
 
     /// Registers a file, where the ring has room in its table.

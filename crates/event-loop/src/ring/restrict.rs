@@ -11,11 +11,13 @@ use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode};
 
 /// What [`entry`](super::uring) makes of each [`RingOp`](super::RingOp).
-const OPERATIONS: [u8; 8] = [
+const OPERATIONS: [u8; 10] = [
     opcode::Read::CODE,
     opcode::Readv::CODE,
     opcode::Write::CODE,
     opcode::Writev::CODE,
+    opcode::Recv::CODE,
+    opcode::Send::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
     opcode::PollAdd::CODE,

@@ -113,11 +113,18 @@ macro_rules! with_file {
 
 fn entry(op: &RingOp) -> squeue::Entry {
     match *op {
-        RingOp::Rw { file, write, segment, offset, rw_flags } => {
+        RingOp::Rw { file, write, socket, segment, offset, rw_flags } => {
             let base = segment.iov_base.cast::<u8>();
             // A segment is part of a request that was checked against `MAX_IO`: it fits.
             let len = u32::try_from(segment.iov_len).unwrap_or(u32::MAX);
-            if write {
+            // A receive of nothing would wait for a byte.
+            if socket && len > 0 {
+                if write {
+                    with_file!(file, |fd| opcode::Send::new(fd, base, len).build())
+                } else {
+                    with_file!(file, |fd| opcode::Recv::new(fd, base, len).build())
+                }
+            } else if write {
                 with_file!(file, |fd| opcode::Write::new(fd, base, len)
                     .offset(offset)
                     .rw_flags(rw_flags)
@@ -129,7 +136,8 @@ fn entry(op: &RingOp) -> squeue::Entry {
                     .build())
             }
         }
-        RingOp::RwVectored { file, write, segments, count, offset, rw_flags } => {
+        // RECVMSG and SENDMSG would want a header that lasts; these do for sockets as well.
+        RingOp::RwVectored { file, write, segments, count, offset, rw_flags, .. } => {
             if write {
                 with_file!(file, |fd| opcode::Writev::new(fd, segments, count)
                     .offset(offset)
@@ -299,5 +307,21 @@ mod tests {
             let ring = UringRing::new(RingFlags::PLAIN, entries, completions).unwrap();
             assert_eq!(ring.ring.params().cq_entries(), has, "{entries}, {completions}");
         }
+    }
+
+    #[test]
+    fn sockets_are_read_and_written_by_recv_and_send() {
+        let opcode = |write, socket, len| {
+            let segment = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: len };
+            let file = RingFile::Fd(-1);
+            let op = RingOp::Rw { file, write, socket, segment, offset: 0, rw_flags: 0 };
+            let (entry, traced) = (entry(&op).get_opcode() as u8, op.trace_opcode());
+            assert!(entry == traced || len == 0, "{op:?}");
+            entry
+        };
+        assert_eq!((opcode(false, true, 1), opcode(true, true, 1)), (27, 26));
+        assert_eq!((opcode(false, false, 1), opcode(true, false, 1)), (22, 23));
+        // For nothing, recv(2) would wait for a byte.
+        assert_eq!((opcode(false, true, 0), opcode(true, true, 0)), (22, 23));
     }
 }

@@ -31,6 +31,8 @@ impl RingOp {
     /// Its `IORING_OP_*`.
     pub(crate) fn trace_opcode(&self) -> u8 {
         match self {
+            RingOp::Rw { socket: true, write: false, .. } => opcode::Recv::CODE,
+            RingOp::Rw { socket: true, write: true, .. } => opcode::Send::CODE,
             RingOp::Rw { write: false, .. } => opcode::Read::CODE,
             RingOp::Rw { write: true, .. } => opcode::Write::CODE,
             RingOp::RwVectored { write: false, .. } => opcode::Readv::CODE,

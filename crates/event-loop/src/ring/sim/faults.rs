@@ -173,7 +173,7 @@ pub(super) fn describe(op: &RingOp) -> Option<(SimOp, RingFile)> {
         }
     };
     Some(match *op {
-        RingOp::Rw { file, write, segment, offset, rw_flags } => {
+        RingOp::Rw { file, write, segment, offset, rw_flags, .. } => {
             (rw(write, offset, segment.iov_len, rw_flags), file)
         }
         RingOp::RwVectored { file, write, offset, rw_flags, .. } => {

@@ -353,7 +353,8 @@ impl World {
     }
 
     fn push_poll(&mut self, op: &RingOp, user_data: u64) {
-        // SAFETY: a poll names no memory, and its descriptor is the caller's promise.
+        // SAFETY: a poll names no memory; descriptors, and a socket's memory, are `Ring::push`'s
+        // caller's promise.
         let taken = unsafe { self.polls.push(op, user_data) };
         debug_assert!(taken, "epoll takes any number");
     }
@@ -367,6 +368,14 @@ impl World {
             RingFile::Fixed(index) => self.fixed.get(index as usize).copied().flatten(),
         };
         let Some(fd) = fd else { return self.complete(user_data, -libc::EBADF) };
+        let mut op = op;
+        if let RingOp::Rw { file, socket: true, .. }
+        | RingOp::RwVectored { file, socket: true, .. } = &mut op
+        {
+            // A real socket, and no faults but those of polls.
+            *file = RingFile::Fd(fd);
+            return self.push_poll(&op, user_data);
+        }
         let verdict = match &mut self.script {
             Some(script) => script(&sim_op),
             None => Verdict::Seeded,

@@ -1,0 +1,51 @@
+//! Reading and writing a socket without io_uring, and without waiting.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::ring::RingOp;
+
+/// Does what `op`, a read or write of the socket `fd`, asks for, by recvmsg(2) or sendmsg(2): a
+/// count, or a negated errno, `-EAGAIN` if that would have to wait.
+///
+/// # Safety
+///
+/// Descriptor and memory are valid, as for [`Ring::push`](super::Ring::push).
+pub(super) unsafe fn transfer(fd: RawFd, op: &RingOp) -> i32 {
+    let (write, segments, count) = match op {
+        RingOp::Rw { write, segment, .. } => (*write, std::ptr::from_ref(segment), 1),
+        RingOp::RwVectored { write, segments, count, .. } => (*write, *segments, *count as usize),
+        _ => return -libc::EINVAL,
+    };
+    // SAFETY: `count` segments' descriptions are there, by this function's contract; of none the
+    // pointer may be anything.
+    let empty = (0..count).all(|n| unsafe { (*segments.add(n)).iov_len } == 0);
+    if empty {
+        // As read(2) and the ring have it; recvmsg(2) waits for a byte.
+        return 0;
+    }
+    // SAFETY: all zeroes is a message header without address, segments and control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = segments.cast_mut();
+    message.msg_iovlen = count;
+    loop {
+        // SAFETY: the header is ours, and leads to the segments alone, which are valid by this
+        // function's contract.
+        let result = unsafe {
+            if write {
+                libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            } else {
+                libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT)
+            }
+        };
+        if result >= 0 {
+            return i32::try_from(result).unwrap_or(i32::MAX);
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR) => {}
+            errno => return -errno.unwrap_or(libc::EIO),
+        }
+    }
+}
