@@ -35,7 +35,7 @@ pub struct IothreadOptions {
     pub poll_weight: u32,
     /// `aio-max-batch`: most requests handed to the kernel at once. 0: the loop decides.
     pub aio_max_batch: u64,
-    /// `thread-pool-min`: threads kept for blocking work.
+    /// `thread-pool-min`: threads kept for blocking work; at most 1024.
     pub thread_pool_min: u32,
     /// `thread-pool-max`: most threads for blocking work; at least 1 and `thread_pool_min`.
     pub thread_pool_max: u32,
@@ -148,13 +148,13 @@ pub(crate) static IOTHREAD: &[Field<IothreadOptions>] = &[
         name: "thread-pool-min",
         kind: Kind::Int { range: ANY, set: |o, n| pool(n, &mut o.thread_pool_min) },
         need: Need::Default("0"),
-        help: "threads kept ready for blocking work",
+        help: "threads kept ready for blocking work; at most 1024",
     },
     Field {
         name: "thread-pool-max",
         kind: Kind::Int { range: ANY, set: |o, n| pool(n, &mut o.thread_pool_max) },
         need: Need::Default("64"),
-        help: "most threads for blocking work",
+        help: "most threads for blocking work; there are never more than 1024",
     },
     Field {
         name: "cpu-affinity",
@@ -223,6 +223,10 @@ fn unsigned<N: TryFrom<i64>>(number: i64, into: &mut N) -> table::Set {
     Ok(())
 }
 
+/// Most threads that a pool may be asked to keep, which is the most that the event loop's have. QEMU's
+/// limit is that of an int.
+const MAX_KEPT_THREADS: u32 = 1024;
+
 fn pool(number: i64, into: &mut u32) -> table::Set {
     *into = u32::try_from(number)
         .ok()
@@ -235,6 +239,11 @@ fn bad_pool() -> OptionError {
     OptionError::new("bad thread-pool-min/thread-pool-max values").hint(
         "thread-pool-max must be at least 1, at least thread-pool-min, and at most 2147483647.",
     )
+}
+
+fn too_many_kept(threads: u32) -> OptionError {
+    OptionError::new(format!("thread-pool-min={threads} is more threads than a pool can have"))
+        .hint(format!("Threads kept ready are at most {MAX_KEPT_THREADS}."))
 }
 
 /// The object types there are, with what they are for.
@@ -263,6 +272,9 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<IothreadOptions, 
     table::refuse_rest(&object, at, "object type 'iothread'", known)?;
     if iothread.thread_pool_max == 0 || iothread.thread_pool_min > iothread.thread_pool_max {
         return Err(bad_pool());
+    }
+    if iothread.thread_pool_min > MAX_KEPT_THREADS {
+        return Err(too_many_kept(iothread.thread_pool_min));
     }
     Ok(iothread)
 }

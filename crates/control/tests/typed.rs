@@ -465,3 +465,13 @@ fn serve_takes_linux_aio_past_the_page_cache_only() {
         assert!(error.contains("--aio native: requires a cache mode"), "{error}");
     }
 }
+
+/// QSD takes any int.
+#[test]
+fn threads_kept_ready_are_bounded() {
+    let object = |min| format!("iothread,id=a,thread-pool-min={min},thread-pool-max=2147483647");
+    daemon(&["--object", &object(1024)]);
+    let error = refused(&["ringmill", "storage-daemon", "--object", &object(1025)]);
+    assert!(error.contains("thread-pool-min=1025 is more threads than a pool can have"), "{error}");
+    assert!(error.contains("at most 1024"), "{error}");
+}

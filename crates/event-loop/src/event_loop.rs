@@ -252,7 +252,8 @@ impl EventLoop {
         let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
         let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
         let is_socket = fstat(&fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFSOCK);
-        LoopFile(Rc::new(FileInner { fd, fixed, is_socket }))
+        let no_aio_fsync = Cell::new(false);
+        LoopFile(Rc::new(FileInner { fd, fixed, is_socket, no_aio_fsync }))
     }
 
     /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
@@ -293,7 +294,7 @@ impl EventLoop {
         let engine = match (engine, refused) {
             (_, Some(errno)) => Err(errno),
             (_, None) if ring_op.is_some() => Ok(Engine::Uring),
-            (Engine::Native, None) => self.native_engine(&op),
+            (Engine::Native, None) => self.native_engine(file, &op),
             (_, None) => Ok(Engine::Threads),
         };
         in_flight.engine = engine.unwrap_or(Engine::Threads);

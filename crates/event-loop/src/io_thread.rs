@@ -1,8 +1,11 @@
 //! I/O threads: a named thread that runs a loop (contract E4).
 
 use std::fmt;
+use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::mpsc;
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -10,6 +13,7 @@ use nix::unistd::Pid;
 
 use crate::event_loop::{EventLoop, LoopConfig};
 use crate::handle::LoopHandle;
+use crate::oneshot;
 use crate::ring::setup::{Chosen, SetupError};
 use crate::scheduling::Scheduling;
 
@@ -31,6 +35,34 @@ pub struct IoThread {
     handle: LoopHandle,
     ring: Chosen,
     thread: Option<JoinHandle<io::Result<()>>>,
+    /// Until it has been told.
+    end: Option<oneshot::Receiver<ThreadEnd>>,
+}
+
+/// Why an I/O thread's loop turns no more.
+#[derive(Debug)]
+pub enum ThreadEnd {
+    /// It was stopped.
+    Stopped,
+    /// It failed: what it served hangs from here on.
+    Failed {
+        /// The system call, or the operation on the ring, that failed.
+        call: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+    /// One of its callbacks panicked.
+    Panicked,
+}
+
+impl fmt::Display for ThreadEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ThreadEnd::Stopped => f.write_str("stopped"),
+            ThreadEnd::Failed { call, error } => write!(f, "{call} failed: {error}"),
+            ThreadEnd::Panicked => f.write_str("panicked"),
+        }
+    }
 }
 
 /// An I/O thread could not be started. No thread is left behind.
@@ -93,6 +125,7 @@ impl IoThread {
         prepare: impl FnOnce(&EventLoop) + Send + 'static,
     ) -> Result<IoThread, SpawnError> {
         let (born, birth) = mpsc::sync_channel(1);
+        let (ended, end) = oneshot::channel();
         // A NUL cannot be in a name; the kernel cuts it to 15 bytes.
         let name = config.event_loop.name.replace('\0', "");
         let thread = std::thread::Builder::new()
@@ -110,12 +143,23 @@ impl IoThread {
                     return Ok(());
                 }
                 drop(born);
-                event_loop.run()
+                let result = event_loop.turn_until_stopped();
+                // Now, not after the shutting down, which may wait for a disk.
+                ended.send(match &result {
+                    Ok(()) => ThreadEnd::Stopped,
+                    Err(error) => {
+                        ThreadEnd::Failed { call: event_loop.failed_call(), error: copy(error) }
+                    }
+                });
+                let shut_down = event_loop.shut_down();
+                result.and(shut_down)
             })
             .map_err(SpawnError::Thread)?;
         let died = || SpawnError::Thread(io::Error::other("the thread died at its birth"));
         match birth.recv().unwrap_or_else(|_| Err(died())) {
-            Ok((handle, ring)) => Ok(IoThread { handle, ring, thread: Some(thread) }),
+            Ok((handle, ring)) => {
+                Ok(IoThread { handle, ring, thread: Some(thread), end: Some(end) })
+            }
             Err(error) => {
                 let _ = thread.join();
                 Err(error)
@@ -149,6 +193,18 @@ impl IoThread {
         &self.ring
     }
 
+    /// Ready, once, when the loop turns no more: stopped, or failed and then before anything that
+    /// it holds is let go of. Pending ever after. Where nobody asks, a failure shows only when the
+    /// thread is [stopped](Self::stop).
+    pub fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<ThreadEnd> {
+        let Some(end) = &mut self.end else { return Poll::Pending };
+        let told = Pin::new(end).poll(cx);
+        if told.is_ready() {
+            self.end = None;
+        }
+        told.map(|told| told.unwrap_or(ThreadEnd::Panicked))
+    }
+
     /// Stops the loop and joins the thread.
     ///
     /// # Errors
@@ -166,6 +222,14 @@ impl IoThread {
             return Ok(());
         }
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the I/O thread panicked")))
+    }
+}
+
+/// The same error for somebody else.
+fn copy(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(errno) => io::Error::from_raw_os_error(errno),
+        None => io::Error::new(error.kind(), error.to_string()),
     }
 }
 

@@ -69,16 +69,26 @@ impl EventLoop {
     ///
     /// The ring failed for good; everything has been let go of as far as that was possible.
     pub fn run(&self) -> io::Result<()> {
-        let result = loop {
-            if self.0.stopping.get() {
-                break Ok(());
-            }
-            if let Err(error) = self.run_once(true) {
-                break Err(error);
-            }
-        };
+        let result = self.turn_until_stopped();
         let shut_down = self.shut_down();
         result.and(shut_down)
+    }
+
+    /// The first half of [`run`](Self::run).
+    pub(crate) fn turn_until_stopped(&self) -> io::Result<()> {
+        while !self.0.stopping.get() {
+            self.run_once(true)?;
+        }
+        Ok(())
+    }
+
+    /// What it was that failed when an iteration did.
+    pub(crate) fn failed_call(&self) -> &'static str {
+        match (self.0.deaf.get(), &self.ring().flags) {
+            (Some(_), _) => "watching for wake-ups and completions",
+            (None, Some(_)) => "io_uring_enter",
+            (None, None) => "epoll_pwait2",
+        }
     }
 
     /// One iteration: waits for events, if `may_wait`, and dispatches them.

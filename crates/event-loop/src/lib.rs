@@ -42,7 +42,7 @@ pub use deferred::DeferredCall;
 pub use event_loop::{EventLoop, LoopConfig};
 pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
-pub use io_thread::{IoThread, IoThreadConfig, SpawnError};
+pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
 pub use op::{Engine, IoOp, IoTarget, LoopFile};
 pub use polling::policy::{PollParams, PollPolicy};
 pub use readiness::Readiness;

@@ -1,5 +1,6 @@
 //! I/O operations as the layers above name them.
 
+use std::cell::Cell;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
@@ -77,6 +78,8 @@ pub(crate) struct FileInner {
     /// Index in the ring's table of registered files, and who gives it back.
     pub(crate) fixed: Option<crate::event_loop::FixedFile>,
     pub(crate) is_socket: bool,
+    /// Linux AIO has refused to sync it, as it does on every file before Linux 4.18.
+    pub(crate) no_aio_fsync: Cell<bool>,
 }
 
 impl LoopFile {

@@ -14,10 +14,18 @@ use crate::sync::lock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadPoolConfig {
     /// Threads that are there from the loop's beginning to its end: QEMU's `thread-pool-min`. No
-    /// more than `max`.
+    /// more than `max`; if that leaves more than [`MOST`](Self::MOST), they are refused.
     pub min: usize,
-    /// Most threads, at least 1: QEMU's `thread-pool-max`.
+    /// Most threads, at least 1: QEMU's `thread-pool-max`. No more than [`MOST`](Self::MOST)
+    /// whatever this says.
     pub max: usize,
+}
+
+impl ThreadPoolConfig {
+    /// Most threads that a loop's pool ever has. Each takes four of the memory maps that a
+    /// process may have (`vm.max_map_count`, 65530 by default), and a thread of the standard
+    /// library that gets none as it starts aborts the process.
+    pub const MOST: usize = 1024;
 }
 
 impl Default for ThreadPoolConfig {
@@ -78,11 +86,22 @@ impl ThreadPool {
         }
     }
 
-    /// Starts the threads that stay.
+    /// Starts the threads that stay. The error says which of them could not be started.
     pub(crate) fn start_minimum(&self) -> io::Result<()> {
-        let mut state = lock(&self.shared.state);
-        while state.alive < self.shared.config.min.min(self.shared.config.max) {
-            self.shared.start_thread(&mut state)?;
+        let ThreadPoolConfig { min, max } = self.shared.config;
+        let failed = |kind, why: String| Err(io::Error::new(kind, why));
+        let wanted = min.min(max);
+        if wanted > ThreadPoolConfig::MOST {
+            let most = ThreadPoolConfig::MOST;
+            let why = format!("{wanted} threads were asked for; a pool has {most} at most");
+            return failed(io::ErrorKind::InvalidInput, why);
+        }
+        for number in 1..=wanted {
+            lock(&self.shared.state).reserve();
+            if let Err(error) = self.shared.start_reserved() {
+                let why = format!("{error}, for thread {number} of the {wanted} of the pool");
+                return failed(error.kind(), why);
+            }
         }
         Ok(())
     }
@@ -91,44 +110,76 @@ impl ThreadPool {
     /// and leaves them, only when there is no thread at all and none can be started.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
-        if state.alive == 0 {
-            self.shared.start_thread(&mut state)?;
-        }
+        let alone = state.alive == 0;
         let wake = state.idle.min(jobs.len());
         state.jobs.extend(jobs.drain(..));
-        self.shared.start_one_if_short(&mut state, 0);
+        let is_short = state.reserve_if_short(&self.shared.config);
         drop(state);
         (0..wake).for_each(|_| self.shared.work.notify_one());
+        if is_short
+            && let Err(error) = self.shared.start_reserved()
+            && alone
+        {
+            jobs.extend(lock(&self.shared.state).jobs.drain(..));
+            return Err(error);
+        }
+        // Where no more threads can be had, those that there are do the work.
         Ok(())
     }
 }
 
-impl Shared {
-    fn start_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
-        state.threads.retain(|thread| !thread.is_finished());
-        let shared = self.clone();
-        let thread = std::thread::Builder::new();
-        state.threads.push(thread.name(self.name.clone()).spawn(move || shared.work())?);
-        state.starting += 1;
-        state.alive += 1;
-        Ok(())
+impl State {
+    /// Counts a thread that the caller starts once it has let go of the lock: clone(2) takes long,
+    /// and the loop must not wait for it where another thread makes the call.
+    fn reserve(&mut self) {
+        self.starting += 1;
+        self.alive += 1;
     }
 
-    /// Starts a thread if there are more jobs than threads that will take one: those idle or just
-    /// starting, and `taking`, the caller. That thread starts the next: a burst of jobs does not hold
-    /// up the loop with the starting of as many threads.
-    fn start_one_if_short(self: &Arc<Self>, state: &mut State, taking: usize) {
-        let is_short = state.jobs.len() > state.idle + state.starting + taking;
-        if is_short && state.alive < self.config.max && !state.closing {
-            // Where no more can be had, those that there are do the work.
-            let _ = self.start_thread(state);
+    /// Reserves a thread if there are more jobs than threads that will take one: those idle or just
+    /// starting. That thread starts the next: a burst of jobs does not hold up the loop with the
+    /// starting of as many threads.
+    fn reserve_if_short(&mut self, config: &ThreadPoolConfig) -> bool {
+        let is_short = self.jobs.len() > self.idle + self.starting;
+        let max = config.max.min(ThreadPoolConfig::MOST);
+        let may_start = is_short && self.alive < max && !self.closing;
+        if may_start {
+            self.reserve();
+        }
+        may_start
+    }
+}
+
+impl Shared {
+    /// Starts a thread that has been [reserved](State::reserve); the lock is not held.
+    fn start_reserved(self: &Arc<Self>) -> io::Result<()> {
+        let shared = self.clone();
+        let builder = std::thread::Builder::new().name(self.name.clone());
+        let started = builder.spawn(move || shared.work());
+        let mut state = lock(&self.state);
+        match started {
+            Ok(thread) => {
+                state.threads.retain(|thread| !thread.is_finished());
+                state.threads.push(thread);
+                Ok(())
+            }
+            Err(error) => {
+                state.starting -= 1;
+                state.alive -= 1;
+                Err(error)
+            }
         }
     }
 
     fn work(self: &Arc<Self>) {
         let mut state = lock(&self.state);
+        // Itself counts as starting still: it will take a job.
+        if state.reserve_if_short(&self.config) {
+            drop(state);
+            let _ = self.start_reserved();
+            state = lock(&self.state);
+        }
         state.starting -= 1;
-        self.start_one_if_short(&mut state, 1);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
@@ -167,15 +218,18 @@ impl Shared {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        let threads = {
-            let mut state = lock(&self.shared.state);
-            state.closing = true;
-            std::mem::take(&mut state.threads)
-        };
+        lock(&self.shared.state).closing = true;
         self.shared.work.notify_all();
-        for thread in threads {
-            // A panic of a pool thread was reported by the panic hook.
-            let _ = thread.join();
+        loop {
+            let threads = std::mem::take(&mut lock(&self.shared.state).threads);
+            if threads.is_empty() {
+                return;
+            }
+            for thread in threads {
+                // It may have started another one meanwhile, which is in the list by now. A panic
+                // of a pool thread was reported by the panic hook.
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -243,5 +297,30 @@ mod tests {
         let mut done = lock(&done).clone();
         done.sort_unstable();
         assert!(done.chunks(100).enumerate().all(|(n, same)| same == [n as u64; 100]));
+    }
+
+    #[test]
+    fn more_threads_than_a_process_can_have_are_refused() {
+        let config = ThreadPoolConfig { min: ThreadPoolConfig::MOST + 1, max: usize::MAX };
+        let pool = ThreadPool::new("test", config, |_, _| {});
+        let error = pool.start_minimum().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("1025 threads"), "{error}");
+        assert_eq!(alive(&pool), 0);
+    }
+
+    /// A pool that goes while its threads start each other leaves none behind.
+    #[test]
+    fn dropping_a_pool_joins_threads_that_others_are_starting() {
+        for _ in 0..100 {
+            let shared;
+            {
+                let config = ThreadPoolConfig { min: 0, max: 16 };
+                let pool = ThreadPool::new("test", config, |_, _| {});
+                pool.submit(&mut jobs(16)).unwrap();
+                shared = Arc::downgrade(&pool.shared);
+            }
+            assert!(shared.upgrade().is_none(), "a thread is left that holds on to the pool");
+        }
     }
 }

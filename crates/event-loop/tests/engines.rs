@@ -238,7 +238,10 @@ fn a_sync_that_linux_aio_refuses_is_the_thread_pools() {
         let sync = IoOp::Fsync { data_only: true };
         for (token, file) in [(0, &zero), (1, &file)] {
             event_loop.submit(file, sync, Engine::Native, IoBufs::new(), &target, token);
+            let native = event_loop.stats().aio_submits.get();
             turn_until(&event_loop, name, || results.len() == token as usize + 1);
+            // Also for the file whose turn is after the refusal.
+            assert!(event_loop.stats().aio_submits.get() > native, "{name}, {token}");
         }
         assert_eq!(*results.0.borrow(), [(0, -libc::EINVAL), (1, 0)], "{name}");
     }
@@ -333,7 +336,10 @@ fn e2_native_completions_wake_a_foreign_loop() {
 /// All that an iteration gives the pool takes its lock once.
 #[test]
 fn jobs_of_an_iteration_take_one_lock() {
-    let event_loop = EventLoop::new(config(RingChoice::default())).unwrap();
+    // All are there from the beginning: starting one takes the lock again.
+    let thread_pool = ThreadPoolConfig { min: 4, max: 4 };
+    let config = LoopConfig { thread_pool, ..config(RingChoice::default()) };
+    let event_loop = EventLoop::new(config).unwrap();
     let file = event_loop.register_file(tempfile(&[1; BLOCK]));
     let (results, target) = Results::new();
     for _ in 0..10 {

@@ -4,13 +4,14 @@
 
 mod common;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 
 use common::*;
 use event_loop::sync::lock;
 use event_loop::{
     AlignedBuf, Engine, EventLoop, IoOp, IoThread, IoThreadConfig, LoopConfig, RingChoice,
-    RingFlags, Scheduling, SpawnError, Trigger,
+    RingFlags, Scheduling, SpawnError, ThreadEnd, ThreadPoolConfig, Trigger,
 };
 
 /// Threads are counted: one test at a time.
@@ -236,4 +237,64 @@ fn e5_every_rung_works() {
     let event_loop = EventLoop::new(odd).unwrap();
     assert!(event_loop.ring().flags.is_some() && !event_loop.ring().refused.is_empty());
     works(&event_loop);
+}
+
+/// Waits for it, as another thread's task would.
+fn end_of(thread: &mut IoThread) -> ThreadEnd {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match thread.poll_end(&mut Context::from_waker(&waker)) {
+            Poll::Ready(end) => return end,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Somebody else is told at once, not when the thread is stopped.
+#[test]
+fn e13_the_end_of_an_io_thread_is_told() {
+    let _alone = lock(&ALONE);
+    for (name, ring) in rings() {
+        let config = || IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
+        let _watchdog = Watchdog::new(name);
+
+        let mut thread = IoThread::spawn(config()).unwrap();
+        let calls = [libc::SYS_io_uring_enter, libc::SYS_epoll_pwait2, libc::SYS_epoll_pwait];
+        thread.handle().spawn(move |_| deny(&calls, libc::EIO)).unwrap();
+        let end = end_of(&mut thread);
+        let ThreadEnd::Failed { call, error } = end else { panic!("{name}: {end}") };
+        let wanted = if name == "epoll" { "epoll_pwait2" } else { "io_uring_enter" };
+        assert_eq!((call, error.raw_os_error()), (wanted, Some(libc::EIO)), "{name}");
+        assert_eq!(thread.stop().unwrap_err().raw_os_error(), Some(libc::EIO), "{name}");
+
+        let mut thread = IoThread::spawn(config()).unwrap();
+        thread.handle().stop();
+        let end = end_of(&mut thread);
+        assert!(matches!(end, ThreadEnd::Stopped), "{name}: {end}");
+        thread.stop().unwrap();
+
+        let mut thread = IoThread::spawn(config()).unwrap();
+        thread.handle().spawn(|_| panic!("a test's")).unwrap();
+        let end = end_of(&mut thread);
+        assert!(matches!(end, ThreadEnd::Panicked), "{name}: {end}");
+    }
+}
+
+#[test]
+fn e4_a_pool_whose_threads_cannot_be_started_is_an_error() {
+    let _alone = lock(&ALONE);
+    denied(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+        let thread_pool = ThreadPoolConfig { min: 3, max: 3 };
+        let config = LoopConfig { thread_pool, ..LoopConfig::default() };
+        let error = EventLoop::new(config).err().unwrap().to_string();
+        assert!(error.contains("clone failed: "), "{error}");
+        assert!(error.contains("os error 11"), "{error}");
+        assert!(error.ends_with("for thread 1 of the 3 of the pool"), "{error}");
+    });
 }

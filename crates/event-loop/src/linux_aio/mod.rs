@@ -25,7 +25,7 @@ use self::context::Context;
 use crate::event_loop::{EventLoop, Inner, REAP_BATCH};
 use crate::handlers::{Handler, Progress, Trigger};
 use crate::iteration::Reaped;
-use crate::op::{Engine, IoOp};
+use crate::op::{Engine, IoOp, LoopFile};
 use crate::ring::Completion;
 use crate::ring::setup::SetupError;
 use crate::slots::{SlotId, UserData};
@@ -43,8 +43,6 @@ pub(crate) struct LinuxAio {
     max_batch: usize,
     /// Operations that the kernel has and that were not reaped.
     in_kernel: Cell<u32>,
-    /// The kernel has refused to sync: before Linux 4.18 it did.
-    no_fsync: Cell<bool>,
 }
 
 struct Queue {
@@ -79,7 +77,6 @@ impl LinuxAio {
             queue: RefCell::new(queue),
             max_batch,
             in_kernel: Cell::new(0),
-            no_fsync: Cell::new(false),
         })
     }
 
@@ -190,16 +187,16 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Which engine carries out `op` when Linux AIO was asked for; an error where there is none.
-    pub(crate) fn native_engine(&self, op: &IoOp) -> Result<Engine, i32> {
+    /// Which engine carries out `op` on `file` when Linux AIO was asked for; an error where there is
+    /// none.
+    pub(crate) fn native_engine(&self, file: &LoopFile, op: &IoOp) -> Result<Engine, i32> {
         if !abi::takes(op) {
             return Ok(Engine::Threads);
         }
         self.set_up_linux_aio()
             .map_err(|error| error.error.raw_os_error().unwrap_or(libc::ENOSYS))?;
-        let no_fsync = self.0.aio.get().is_some_and(|aio| aio.no_fsync.get());
         let is_fsync = matches!(op, IoOp::Fsync { .. });
-        Ok(if is_fsync && no_fsync { Engine::Threads } else { Engine::Native })
+        Ok(if is_fsync && file.0.no_aio_fsync.get() { Engine::Threads } else { Engine::Native })
     }
 
     /// Queues an operation that is in its slot.
@@ -223,15 +220,13 @@ impl EventLoop {
                 UserData::Op(id) if errno == libc::EINVAL => {
                     let slots = self.0.slots.borrow();
                     let is_fsync = |op: &IoOp| matches!(op, IoOp::Fsync { .. });
-                    slots.get(id).filter(|op| is_fsync(&op.op)).map(|_| id)
+                    let op = slots.get(id).filter(|op| is_fsync(&op.op));
+                    op.map(|op| op.file.0.no_aio_fsync.set(true)).map(|()| id)
                 }
                 _ => None,
             };
             match sync {
-                Some(id) => {
-                    aio.no_fsync.set(true);
-                    self.submit_to_pool(id);
-                }
+                Some(id) => self.submit_to_pool(id),
                 None => self.refuse(user_data, errno),
             }
         }

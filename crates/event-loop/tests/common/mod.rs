@@ -129,18 +129,23 @@ pub(crate) fn denied<R: Send>(
     errno: i32,
     test: impl FnOnce() -> R + Send,
 ) -> R {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            deny(calls, errno);
+            test()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// From here on these system calls of this thread fail with `errno`.
+pub(crate) fn deny(calls: &[nix::libc::c_long], errno: i32) {
     let rules = calls.iter().map(|call| (*call, Vec::new())).collect::<BTreeMap<_, _>>();
     let deny = SeccompAction::Errno(errno as u32);
     let arch = std::env::consts::ARCH.try_into().unwrap();
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, deny, arch).unwrap();
     let filter: BpfProgram = filter.try_into().unwrap();
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(move || {
-            seccompiler::apply_filter(&filter).unwrap();
-            test()
-        });
-        thread.join().unwrap()
-    })
+    seccompiler::apply_filter(&filter).unwrap();
 }
 
 /// A file that has no name any more, with this content.

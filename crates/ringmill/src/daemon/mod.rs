@@ -42,9 +42,22 @@ pub(crate) struct Daemon {
     control: EventLoop,
 }
 
+/// How long the exports have to finish once an I/O thread has failed: those that it served never do.
+const AFTER_FAILURE_NS: u64 = 5_000_000_000;
+
+/// How serving ended.
+enum Served {
+    /// By a signal; whether all that was written could be flushed.
+    Stopped(bool),
+    /// By two signals.
+    Insisted,
+    /// An I/O thread has failed.
+    Failed(DaemonError),
+}
+
 /// Makes what `steps` ask for, calls `ready` once it is all there, serves until a signal comes, and
 /// takes everything down: requests in flight are finished and flushed, sockets removed. A second
-/// signal ends the process at once.
+/// signal ends the process at once. An I/O thread that fails ends the daemon with an error.
 pub(crate) fn run(
     steps: &[Step],
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
@@ -73,25 +86,35 @@ pub(crate) fn run(
         control.spawn(status.show(control.clone(), daemon.sources()));
     }
     let served = control.block_on(async move {
-        let signal = stop.next().await;
+        let signal = match until(daemon.threads.first_end(), stop.next()).await {
+            Ok(error) => {
+                log::error!("{error}: the daemon ends, for its exports to be started again");
+                daemon.abandon().await;
+                return Served::Failed(error);
+            }
+            Err(signal) => signal,
+        };
         log::info!("{signal}: finishing the requests in flight; a second signal ends at once");
         let down = daemon.take_down();
-        until(down, stop.insisted(signal)).await
+        until(down, stop.insisted(signal)).await.map_or(Served::Insisted, Served::Stopped)
     });
     match served {
-        Ok(Some(true)) => Ok(()),
-        Ok(Some(false)) => Err(DaemonError("not all that was written could be flushed".into())),
-        Ok(None) => std::process::exit(1),
+        Ok(Served::Stopped(true)) => Ok(()),
+        Ok(Served::Stopped(false)) => {
+            Err(DaemonError("not all that was written could be flushed".into()))
+        }
+        Ok(Served::Insisted) => std::process::exit(1),
+        Ok(Served::Failed(error)) => Err(error),
         Err(error) => Err(DaemonError(format!("the control loop failed: {error}"))),
     }
 }
 
-/// Waits for `work`, but no longer than for `end`; `None` when that came first.
-async fn until<T, U>(work: impl Future<Output = T>, end: impl Future<Output = U>) -> Option<T> {
+/// Waits for `work`, but no longer than for `end`; an error when that came first.
+async fn until<T, U>(work: impl Future<Output = T>, end: impl Future<Output = U>) -> Result<T, U> {
     let (mut work, mut end) = (pin!(work), pin!(end));
     std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Some(done)),
-        Poll::Pending => end.as_mut().poll(cx).map(|_| None),
+        Poll::Ready(done) => Poll::Ready(Ok(done)),
+        Poll::Pending => end.as_mut().poll(cx).map(Err),
     })
     .await
 }
@@ -160,16 +183,95 @@ impl Daemon {
 
     /// Whether everything that guests were told is on stable storage.
     async fn take_down(self) -> bool {
-        let mut clean = true;
-        for export in self.exports {
-            let id = export.id().to_owned();
-            if let Err(error) = export.stop().await {
-                log::error!("export {id}: {error}");
-                clean = false;
-            }
-        }
+        let clean = stop_all(self.exports).await;
         drop(self.nodes);
         drop(self.threads);
         clean
+    }
+
+    /// After a thread has failed: stops the exports, but takes no longer than [`AFTER_FAILURE_NS`].
+    /// The threads are left to the end of the process, since the one that failed may never come to
+    /// be joined.
+    async fn abandon(self) {
+        let deadline = self.control.now_ns() + AFTER_FAILURE_NS;
+        let end = self.control.sleep_until(deadline);
+        std::mem::forget(self.threads);
+        // Each error was logged.
+        let _ = until(stop_all(self.exports), end).await;
+    }
+}
+
+/// Whether all could be flushed.
+async fn stop_all(exports: Vec<VhostUserBlkExport>) -> bool {
+    let mut clean = true;
+    for export in exports {
+        let id = export.id().to_owned();
+        if let Err(error) = export.stop().await {
+            log::error!("export {id}: {error}");
+            clean = false;
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+    use super::*;
+
+    /// From here on this thread cannot enter a ring.
+    fn deny_rings() {
+        let calls = [nix::libc::SYS_io_uring_enter, nix::libc::SYS_epoll_pwait2];
+        let rules = calls.into_iter().map(|call| (call, Vec::new())).collect();
+        let deny = SeccompAction::Errno(nix::libc::EIO.cast_unsigned());
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, deny, arch).unwrap();
+        seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn an_io_thread_that_fails_ends_the_daemon_with_an_error() {
+        let socket = std::env::temp_dir().join(format!("daemon-{}.sock", std::process::id()));
+        let export = format!(
+            "vhost-user-blk,id=e,node-name=n,iothread=worker,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        let arguments = [
+            "ringmill",
+            "storage-daemon",
+            "--object",
+            "iothread,id=worker",
+            "--object",
+            "iothread,id=idle",
+            "--blockdev",
+            "null-co,node-name=n",
+            "--export",
+            &export,
+        ];
+        let command = control::parse_args(arguments.map(Into::into)).unwrap();
+        let control::Command::StorageDaemon(options) = command else { panic!() };
+        let (done, is_done) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            if is_done.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout)
+            {
+                eprintln!("LOST: the end of a daemon whose I/O thread has failed");
+                std::process::abort();
+            }
+        });
+        let error = run(&options.steps, |daemon| {
+            assert!(socket.exists());
+            let worker = daemon.threads.all().into_iter().next().unwrap();
+            worker.spawn(|_| deny_rings()).unwrap();
+            Ok(None)
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("I/O thread \"worker\": "), "{error}");
+        assert!(error.contains(" failed: ") && error.contains("os error 5"), "{error}");
+        assert!(!socket.exists());
+        drop(done);
     }
 }

@@ -1,5 +1,7 @@
 //! The I/O threads of a daemon, by id.
 
+use std::task::Poll;
+
 use control::IothreadOptions;
 use event_loop::{
     Chosen, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, PollPolicy,
@@ -48,6 +50,20 @@ impl IoThreads {
     /// All loops.
     pub(crate) fn all(&self) -> Vec<LoopHandle> {
         self.iter().map(|(_, thread)| thread.handle().clone()).collect()
+    }
+
+    /// Waits until a thread has ended that nobody stopped.
+    pub(crate) async fn first_end(&mut self) -> DaemonError {
+        std::future::poll_fn(|cx| {
+            let named = self.threads.iter_mut().map(|(id, thread)| (id.as_str(), thread));
+            for (id, thread) in named.chain(self.default.iter_mut().map(|t| (DEFAULT, t))) {
+                if let Poll::Ready(end) = thread.poll_end(cx) {
+                    return Poll::Ready(DaemonError(format!("I/O thread \"{id}\": {end}")));
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// What each runs on.
