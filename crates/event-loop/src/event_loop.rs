@@ -488,9 +488,7 @@ impl EventLoop {
 
     /// A descriptor that becomes readable when the loop has something to do, for a foreign loop that
     /// calls [`prepare`](Self::prepare) before it waits. `None` with DEFER_TASKRUN, which shows on no
-    /// descriptor: a loop to be embedded is created with [`RingFlags::EMBEDDED`].
-    ///
-    /// [`RingFlags::EMBEDDED`]: crate::RingFlags::EMBEDDED
+    /// descriptor: a loop to be embedded is created without, as it is by default.
     pub fn pollable_fd(&self) -> Option<BorrowedFd<'_>> {
         let raw = self.0.ring.borrow().pollable_fd()?;
         // SAFETY: the ring's descriptor is open for as long as the ring, which `self` keeps.

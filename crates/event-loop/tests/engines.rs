@@ -307,7 +307,7 @@ fn a_panic_among_completions_is_what_the_thread_ends_with() {
 /// Inside a foreign loop: the completion shows on the descriptor (E2).
 #[test]
 fn e2_native_completions_wake_a_foreign_loop() {
-    for choice in [RingChoice::Ladder(RingFlags::EMBEDDED), RingChoice::Epoll] {
+    for choice in [RingChoice::Ladder(RingFlags::BEST), RingChoice::Epoll] {
         let event_loop = EventLoop::new(config(choice)).unwrap();
         let file = event_loop.register_file(direct_file(1));
         let (results, target) = Results::new();

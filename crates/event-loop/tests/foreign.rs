@@ -124,7 +124,7 @@ fn e2_a_loop_that_no_descriptor_shows_says_so() {
         let event_loop = EventLoop::new(config(RingChoice::Exactly(flags))).unwrap();
         event_loop.pollable_fd().is_some()
     };
-    assert!(shown(RingFlags::EMBEDDED) && !shown(RingFlags::BEST));
+    assert!(shown(RingFlags::BEST) && !shown(RingFlags::DEFERRING));
 }
 
 /// The foreign loop must be able to sleep, too.

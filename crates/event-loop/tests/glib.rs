@@ -267,7 +267,7 @@ fn e1_nothing_is_lost_behind_a_busy_source_of_a_higher_priority() {
 fn a_main_loop_within_a_callback_turns_other_loops_but_not_the_callbacks_own() {
     let _alone = alone();
     for Attached { name, event_loop: outer, context, source: _outer_source, .. } in attached() {
-        let inner = EventLoop::new(config(RingChoice::Ladder(RingFlags::EMBEDDED))).unwrap();
+        let inner = EventLoop::new(config(RingChoice::Ladder(RingFlags::BEST))).unwrap();
         let (_inner_source, _) = attach(&inner, &context, Priority::DEFAULT);
         let done = Rc::new(Cell::new(false));
         let (count, fd) = (Count::new(), eventfd());
@@ -357,13 +357,13 @@ fn what_cannot_be_attached_says_why() {
     let refused = |event_loop: &EventLoop, context: &MainContext| {
         LoopSource::attach(event_loop, context, Priority::DEFAULT, |_| ()).err().unwrap()
     };
-    let deferring = EventLoop::new(config(RingChoice::Exactly(RingFlags::BEST))).unwrap();
+    let deferring = EventLoop::new(config(RingChoice::Exactly(RingFlags::DEFERRING))).unwrap();
     let error = refused(&deferring, &context);
     assert_eq!(error.kind(), io::ErrorKind::Unsupported);
     let says = error.to_string();
-    assert!(says.contains("DEFER_TASKRUN") && says.contains("RingFlags::EMBEDDED"), "{says}");
+    assert!(says.contains("DEFER_TASKRUN") && says.contains("RingFlags::BEST"), "{says}");
 
-    let embedded = EventLoop::new(config(RingChoice::Ladder(RingFlags::EMBEDDED))).unwrap();
+    let embedded = EventLoop::new(config(RingChoice::Ladder(RingFlags::BEST))).unwrap();
     let (owned, is_owned) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     std::thread::scope(|scope| {

@@ -232,7 +232,7 @@ fn e5_every_rung_works() {
         works(&event_loop);
     }
     // Flags that do not go together: DEFER_TASKRUN wants SINGLE_ISSUER.
-    let odd = RingFlags { single_issuer: false, ..RingFlags::BEST };
+    let odd = RingFlags { single_issuer: false, ..RingFlags::DEFERRING };
     let odd = LoopConfig { ring: RingChoice::Ladder(odd), ..LoopConfig::default() };
     let event_loop = EventLoop::new(odd).unwrap();
     assert!(event_loop.ring().flags.is_some() && !event_loop.ring().refused.is_empty());

@@ -288,7 +288,7 @@ fn e11_the_loop_and_tokios_own_tasks_take_turns() {
 fn two_loops_run_in_one_runtime() {
     let _alone = alone();
     for (name, first) in embeddable_loops() {
-        let second = EventLoop::new(config(RingChoice::Ladder(RingFlags::EMBEDDED))).unwrap();
+        let second = EventLoop::new(config(RingChoice::Ladder(RingFlags::BEST))).unwrap();
         let on_second = second.clone();
         beside(name, &first.clone(), |running| async move {
             let also = spawn_local(async move { foreign::tokio::run(&on_second).await });
@@ -369,9 +369,9 @@ fn a_task_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
 #[test]
 fn a_loop_that_no_descriptor_shows_says_why() {
     let _alone = alone();
-    let deferring = EventLoop::new(config(RingChoice::Exactly(RingFlags::BEST))).unwrap();
+    let deferring = EventLoop::new(config(RingChoice::Exactly(RingFlags::DEFERRING))).unwrap();
     let error = runtime().block_on(foreign::tokio::run(&deferring)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Unsupported);
     let says = error.to_string();
-    assert!(says.contains("DEFER_TASKRUN") && says.contains("RingFlags::EMBEDDED"), "{says}");
+    assert!(says.contains("DEFER_TASKRUN") && says.contains("RingFlags::BEST"), "{says}");
 }

@@ -25,7 +25,7 @@ use super::rows::Row;
 /// Its own interfaces where a row is about those, tasks elsewhere.
 pub(crate) const CONTENDER: Contender = Contender {
     name: "ringmill",
-    settings: "defaults, but polling off: DEFER_TASKRUN ring; wakes by `BottomHalf`, closures by \
+    settings: "defaults, but polling off: COOP_TASKRUN ring; wakes by `BottomHalf`, closures by \
                `LoopHandle::spawn`, timers and I/O by `IoTarget`, the file registered",
     measure,
 };

@@ -21,7 +21,7 @@ fn columns() -> [(&'static str, RingFlags); 5] {
     let single = RingFlags { single_issuer: true, ..plain };
     let coop = RingFlags { task_run: TaskRun::Coop, ..single };
     let published = RingFlags { no_sqarray: true, ..coop };
-    let defer = RingFlags { task_run: TaskRun::Defer, ..published };
+    let defer = RingFlags::DEFERRING;
     [
         ("plain", plain),
         ("SINGLE_ISSUER", single),

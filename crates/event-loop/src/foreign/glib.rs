@@ -33,10 +33,9 @@ use crate::event_loop::EventLoop;
 ///
 /// ```
 /// use event_loop::foreign::glib::LoopSource;
-/// use event_loop::{EventLoop, LoopConfig, RingChoice, RingFlags};
+/// use event_loop::{EventLoop, LoopConfig};
 ///
-/// let ring = RingChoice::Ladder(RingFlags::EMBEDDED);
-/// let event_loop = EventLoop::new(LoopConfig { ring, ..LoopConfig::default() })?;
+/// let event_loop = EventLoop::new(LoopConfig::default())?;
 /// let handle = event_loop.handle();
 /// event_loop.add_timer(event_loop.now_ns() + 1_000_000, move || handle.stop());
 /// let main_loop = glib::MainLoop::new(Some(&glib::MainContext::new()), false);
@@ -105,7 +104,7 @@ impl LoopSource {
     /// # Errors
     ///
     /// [`Unsupported`](io::ErrorKind::Unsupported): the loop has no descriptor to watch
-    /// (DEFER_TASKRUN), create it with [`RingFlags::EMBEDDED`](crate::RingFlags::EMBEDDED).
+    /// (DEFER_TASKRUN), create it with [`RingFlags::BEST`](crate::RingFlags::BEST).
     /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another thread is iterating the context.
     pub fn attach(
         event_loop: &EventLoop,

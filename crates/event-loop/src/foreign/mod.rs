@@ -22,7 +22,7 @@ fn descriptor(event_loop: &EventLoop) -> io::Result<RawFd> {
         let name = event_loop.handle();
         let why = format!(
             "event loop {}: {} shows its completions on no descriptor; \
-             a loop to be run inside a foreign one is created with RingFlags::EMBEDDED",
+             a loop to be run inside a foreign one is created without, as RingFlags::BEST",
             name.name(),
             event_loop.ring(),
         );

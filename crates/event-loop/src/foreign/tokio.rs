@@ -34,8 +34,7 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// ```
 /// use event_loop::{EventLoop, LoopConfig, RingChoice, RingFlags, foreign};
 ///
-/// let ring = RingChoice::Ladder(RingFlags::EMBEDDED);
-/// let event_loop = EventLoop::new(LoopConfig { ring, ..LoopConfig::default() })?;
+/// let event_loop = EventLoop::new(LoopConfig::default())?;
 /// let handle = event_loop.handle();
 /// event_loop.add_timer(event_loop.now_ns() + 1_000_000, move || handle.stop());
 /// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -46,7 +45,7 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// # Errors
 ///
 /// [`Unsupported`](io::ErrorKind::Unsupported): the loop has no descriptor to watch (DEFER_TASKRUN),
-/// create it with [`RingFlags::EMBEDDED`](crate::RingFlags::EMBEDDED). What epoll_ctl(2) says of the
+/// create it with [`RingFlags::BEST`](crate::RingFlags::BEST). What epoll_ctl(2) says of the
 /// descriptor. Afterwards as of [`EventLoop::run`].
 ///
 /// # Panics

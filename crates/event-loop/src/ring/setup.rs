@@ -17,9 +17,10 @@ pub enum TaskRun {
     /// At any interrupt of the thread: the kernel's default.
     Interrupt,
     /// `IORING_SETUP_COOP_TASKRUN`: at the thread's next system call.
-    Coop,
-    /// `IORING_SETUP_DEFER_TASKRUN`: when the thread asks the ring for completions.
     #[default]
+    Coop,
+    /// `IORING_SETUP_DEFER_TASKRUN`: when the thread asks the ring for completions, and no more than 20
+    /// of them at a time (Linux 6.18).
     Defer,
 }
 
@@ -55,16 +56,16 @@ impl RingFlags {
     /// Everything that helps.
     pub const BEST: RingFlags = RingFlags {
         single_issuer: true,
-        task_run: TaskRun::Defer,
+        task_run: TaskRun::Coop,
         no_sqarray: true,
         submit_all: true,
         no_iowait: true,
         restricted: true,
     };
 
-    /// Everything that helps a loop inside a foreign one: without DEFER_TASKRUN, whose completions no
-    /// descriptor shows.
-    pub const EMBEDDED: RingFlags = RingFlags { task_run: TaskRun::Coop, ..RingFlags::BEST };
+    /// The same with DEFER_TASKRUN. Not for a loop inside a foreign one: no descriptor shows deferred
+    /// completions.
+    pub const DEFERRING: RingFlags = RingFlags { task_run: TaskRun::Defer, ..RingFlags::BEST };
 
     /// The next lower rung, dropping what came last to the kernel: NO_IOWAIT (6.15), NO_SQARRAY (6.6),
     /// then SINGLE_ISSUER and DEFER_TASKRUN (6.0, 6.1), COOP_TASKRUN (5.19), SUBMIT_ALL (5.18),
@@ -240,7 +241,7 @@ mod tests {
     use super::*;
 
     fn refusing(errno: i32, accept: impl Fn(RingFlags) -> bool) -> Result<Chosen, SetupError> {
-        climb_down(RingChoice::default(), |flags| {
+        climb_down(RingChoice::Ladder(RingFlags::DEFERRING), |flags| {
             if accept(flags) {
                 Ok(Box::new(EpollRing::new().unwrap()))
             } else {

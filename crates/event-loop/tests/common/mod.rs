@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
     Engine, EventLoop, Handler, IoBufs, IoTarget, LoopConfig, PollParams, PollPolicy, Progress,
-    RingChoice, RingFlags, TaskRun,
+    RingChoice, RingFlags,
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
@@ -28,10 +28,9 @@ pub(crate) const NO_POLLING: PollParams =
 
 /// Every ring there is, by name.
 pub(crate) fn rings() -> [(&'static str, RingChoice); 4] {
-    let coop = RingFlags { task_run: TaskRun::Coop, ..RingFlags::BEST };
     [
-        ("DEFER_TASKRUN", RingChoice::Exactly(RingFlags::BEST)),
-        ("COOP_TASKRUN", RingChoice::Exactly(coop)),
+        ("DEFER_TASKRUN", RingChoice::Exactly(RingFlags::DEFERRING)),
+        ("COOP_TASKRUN", RingChoice::Exactly(RingFlags::BEST)),
         ("no flags", RingChoice::Exactly(RingFlags::PLAIN)),
         ("epoll", RingChoice::Epoll),
     ]
