@@ -42,7 +42,10 @@ pub(crate) struct Bars {
     pub(crate) groups: Vec<(String, Vec<Option<Bar>>)>,
 }
 
+/// Without what the names of the groups need beyond their first line.
 const SIZE: (u32, u32) = (900, 420);
+/// Of the groups' names.
+const LINE: u32 = 15;
 const FONT: &str = "sans-serif";
 const GREY: RGBColor = RGBColor(110, 110, 110);
 /// Colours that differ also for those who do not see red and green apart (Okabe and Ito).
@@ -58,7 +61,8 @@ const COLOURS: [RGBColor; 6] = [
 impl Bars {
     /// Draws them into `file`.
     pub(crate) fn draw(&self, file: &Path) -> Result<()> {
-        let root = SVGBackend::new(file, SIZE).into_drawing_area();
+        let size = (SIZE.0, SIZE.1 + self.extra_lines() * LINE);
+        let root = SVGBackend::new(file, size).into_drawing_area();
         self.draw_on(&root)
             .and_then(|()| root.present().map_err(|error| anyhow!("{error}")))
             .with_context(|| format!("drawing {}", file.display()))
@@ -74,7 +78,7 @@ impl Bars {
         let groups = self.groups.len() as f64;
         let mut chart = ChartBuilder::on(&body)
             .margin(10)
-            .x_label_area_size(34)
+            .x_label_area_size(34 + self.extra_lines() * LINE)
             .y_label_area_size(72)
             .build_cartesian_2d(0.0..groups, self.heights())
             .map_err(failed)?;
@@ -107,7 +111,10 @@ impl Bars {
             let below = area.map_coordinate(&(group as f64 + 0.5, self.heights().start));
             let style = (FONT, 13).into_font().color(&BLACK);
             let style = style.pos(Pos::new(HPos::Center, VPos::Top));
-            root.draw_text(name, &style, (below.0, below.1 + 6)).map_err(failed)?;
+            for (line, part) in (0..).zip(name.split(", ")) {
+                let at = (below.0, below.1 + 6 + line * LINE as i32);
+                root.draw_text(part, &style, at).map_err(failed)?;
+            }
         }
         Ok(())
     }
@@ -125,6 +132,12 @@ impl Bars {
             x += 32 + 7 * name.chars().count() as i32;
         }
         Ok(())
+    }
+
+    /// Lines of the longest name beyond the first: each comma begins one.
+    fn extra_lines(&self) -> u32 {
+        let lines = self.groups.iter().map(|(name, _)| name.matches(", ").count() as u32);
+        lines.max().unwrap_or(0)
     }
 
     /// From the least to the most, zero included, with room for the figures.
