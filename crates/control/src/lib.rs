@@ -40,7 +40,7 @@ pub use cli::{Command, parse_args, program_name};
 pub use error::{OptionError, UsageError};
 pub use export::{Addr, MAX_QUEUES, VhostUserBlkExport};
 pub use graph::check as check_graph;
-pub use object::{IothreadOptions, PollPolicy};
+pub use object::IothreadOptions;
 pub use probe::ProbeOptions;
 pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};

@@ -1,28 +1,18 @@
 //! `--object`: things that are neither nodes nor exports. So far I/O threads.
 
+use event_loop::PollPolicy;
+
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::table::{self, Choice, Context, Field, Kind, Need, Row};
 use crate::value::{Object, Value};
-
-/// How an I/O thread chooses the time to busy-poll: `poll-policy`, which QSD does not have.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum PollPolicy {
-    /// `histogram`: by what polling has lately been worth.
-    #[default]
-    Histogram,
-    /// `weighted`: by a weighted mean of the intervals between events, as QSD does it now.
-    Weighted,
-    /// `stepped`: by doubling and resetting, as QSD did it before.
-    Stepped,
-}
 
 /// `iothread`: a thread that runs an event loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IothreadOptions {
     /// `id`: its name.
     pub id: String,
-    /// `poll-policy`: how the time to busy-poll is chosen.
+    /// `poll-policy`, which QSD does not have: how the time to busy-poll is chosen.
     pub poll_policy: PollPolicy,
     /// `poll-max-ns`: the longest time to busy-poll before sleeping, nanoseconds. 0: never.
     pub poll_max_ns: u64,

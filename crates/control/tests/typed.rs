@@ -7,8 +7,8 @@ use block::options::{
     NullOptions, RawOptions,
 };
 use control::{
-    Action, Addr, CacheMode, Command, ImageKind, IothreadOptions, PollPolicy, Step,
-    StorageDaemonOptions, VhostUserBlkExport, parse_args,
+    Action, Addr, CacheMode, Command, ImageKind, IothreadOptions, Step, StorageDaemonOptions,
+    VhostUserBlkExport, parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -79,7 +79,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             &format!("--object {iothread}"),
             Action::Object(IothreadOptions {
                 id: "io0".to_owned(),
-                poll_policy: PollPolicy::Weighted,
+                poll_policy: event_loop::PollPolicy::Weighted,
                 poll_max_ns: 0,
                 poll_grow: 3,
                 poll_shrink: 4,
@@ -94,7 +94,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             "--object=iothread,id=io1",
             Action::Object(IothreadOptions {
                 id: "io1".to_owned(),
-                poll_policy: PollPolicy::Histogram,
+                poll_policy: event_loop::PollPolicy::Histogram,
                 poll_max_ns: 32768,
                 poll_grow: 0,
                 poll_shrink: 0,

@@ -4,8 +4,7 @@ use std::task::Poll;
 
 use control::IothreadOptions;
 use event_loop::{
-    Chosen, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, PollPolicy,
-    ThreadPoolConfig,
+    Chosen, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadPoolConfig,
 };
 
 use super::DaemonError;
@@ -88,11 +87,7 @@ fn start(options: &IothreadOptions) -> Result<IoThread, DaemonError> {
                 n => small(n).min(defaults.entries),
             },
             poll: PollParams {
-                policy: match options.poll_policy {
-                    control::PollPolicy::Histogram => PollPolicy::Histogram,
-                    control::PollPolicy::Weighted => PollPolicy::Weighted,
-                    control::PollPolicy::Stepped => PollPolicy::Stepped,
-                },
+                policy: options.poll_policy,
                 max_ns: options.poll_max_ns,
                 grow: small(options.poll_grow),
                 shrink: small(options.poll_shrink),
