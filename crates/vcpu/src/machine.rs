@@ -10,7 +10,7 @@ use block::node::BlockNode;
 use block::options::{
     BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking, NullOptions,
 };
-use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopHandle};
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopHandle, oneshot};
 use guest_memory::{GuestMemory, MemoryView, test_util};
 
 use crate::clock::thread_cpu;
@@ -147,6 +147,43 @@ pub fn on_loop<R: Send + 'static>(
         let _ = sender.send(job(event_loop));
     })?;
     receiver.recv().map_err(|_| anyhow!("the event loop stopped on the way"))
+}
+
+/// A device's part on one loop. Dropping it ends that part and waits until nothing is in flight.
+pub(crate) struct OnLoop {
+    stop: Option<oneshot::Sender<()>>,
+    stopped: mpsc::Receiver<()>,
+}
+
+impl OnLoop {
+    /// Begins it on the loop; what `begin` returns ends it.
+    pub(crate) fn start<E: Future<Output = ()> + 'static>(
+        handle: &LoopHandle,
+        begin: impl FnOnce(&EventLoop) -> Result<E> + Send + 'static,
+    ) -> Result<OnLoop> {
+        let (stop, stopping) = oneshot::channel();
+        let (end, stopped) = mpsc::sync_channel(1);
+        on_loop(handle, move |event_loop| {
+            let ending = begin(event_loop)?;
+            event_loop.spawn(async move {
+                let _ = stopping.await;
+                ending.await;
+                let _ = end.send(());
+            });
+            anyhow::Ok(())
+        })??;
+        Ok(OnLoop { stop: Some(stop), stopped })
+    }
+}
+
+impl Drop for OnLoop {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            stop.send(());
+        }
+        // A loop that is gone has let go of the device.
+        let _ = self.stopped.recv();
+    }
 }
 
 /// A disk whose requests are answered at once, and which leaves what is read as it is.

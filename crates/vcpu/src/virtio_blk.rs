@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -20,7 +20,7 @@ use nix::sys::time::TimeSpec;
 use queue::driver::Driver;
 use queue::{Queue, QueueConfig, Segment};
 
-use crate::machine::Machine;
+use crate::machine::{Machine, OnLoop};
 
 /// What a request does: virtio 1.3, section 5.2.6, VIRTIO_BLK_T_IN and _OUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,12 +50,6 @@ pub struct QueueSetup {
 pub struct VirtioBlk {
     stats: Vec<Arc<QueueStats>>,
     on_loops: Vec<OnLoop>,
-}
-
-/// Ends the device's part on one loop.
-struct OnLoop {
-    stop: oneshot::Sender<()>,
-    stopped: mpsc::Receiver<()>,
 }
 
 impl VirtioBlk {
@@ -96,7 +90,7 @@ impl VirtioBlk {
         for index in 0..threads.min(queues.len()) {
             let ours = queues.iter().cloned().zip(started.stats.iter().cloned());
             let ours = ours.skip(index).step_by(threads).collect();
-            let on_loop = OnLoop::start(machine, disk, index, &device, ours)?;
+            let on_loop = start_queues(machine, disk, index, &device, ours)?;
             started.on_loops.push(on_loop);
         }
         Ok(started)
@@ -108,70 +102,39 @@ impl VirtioBlk {
     }
 }
 
-impl Drop for VirtioBlk {
-    fn drop(&mut self) {
-        for on_loop in self.on_loops.drain(..) {
-            on_loop.stop.send(());
-            // A loop that is gone has let go of the queues.
-            let _ = on_loop.stopped.recv();
-        }
-    }
-}
-
-impl OnLoop {
-    fn start(
-        machine: &Machine,
-        disk: &Arc<dyn BlockNode>,
-        index: usize,
-        device: &Arc<Device>,
-        queues: Vec<(QueueSetup, Arc<QueueStats>)>,
-    ) -> Result<OnLoop> {
-        let (stop, stopping) = oneshot::channel();
-        let (end, stopped) = mpsc::sync_channel(1);
-        let (born, birth) = mpsc::sync_channel(1);
-        let (device, disk, memory) = (device.clone(), disk.clone(), machine.memory().clone());
-        machine.loop_of(index).spawn(move |event_loop| {
-            let started = disk
-                .open_channel(event_loop)
-                .context("opening the disk on an I/O thread")
-                .and_then(|channel| {
-                    let start = |(setup, stats): (QueueSetup, _)| {
-                        let queue = Queue::new(MemoryView::new(memory.clone()), setup.config)
-                            .map_err(|error| anyhow!("a virtqueue: {error}"))?;
-                        Ok(QueueHandler::start(
-                            event_loop,
-                            device.clone(),
-                            channel.clone(),
-                            queue,
-                            Some(setup.kick),
-                            Some(setup.call),
-                            stats,
-                        ))
-                    };
-                    queues.into_iter().map(start).collect::<Result<Vec<_>>>()
-                });
-            match started {
-                Ok(handlers) => {
-                    handlers.iter().for_each(|handler| handler.set_enabled(true));
-                    event_loop.spawn(async move {
-                        let _ = stopping.await;
-                        for handler in handlers {
-                            let (sender, stopped) = oneshot::channel();
-                            handler.stop(move |_| sender.send(()));
-                            let _ = stopped.await;
-                        }
-                        let _ = end.send(());
-                    });
-                    let _ = born.send(Ok(()));
-                }
-                Err(error) => {
-                    let _ = born.send(Err(error));
-                }
+fn start_queues(
+    machine: &Machine,
+    disk: &Arc<dyn BlockNode>,
+    index: usize,
+    device: &Arc<Device>,
+    queues: Vec<(QueueSetup, Arc<QueueStats>)>,
+) -> Result<OnLoop> {
+    let (device, disk, memory) = (device.clone(), disk.clone(), machine.memory().clone());
+    OnLoop::start(machine.loop_of(index), move |event_loop| {
+        let channel = disk.open_channel(event_loop).context("opening the disk on an I/O thread")?;
+        let start = |(setup, stats): (QueueSetup, _)| {
+            let queue = Queue::new(MemoryView::new(memory.clone()), setup.config)
+                .map_err(|error| anyhow!("a virtqueue: {error}"))?;
+            Ok(QueueHandler::start(
+                event_loop,
+                device.clone(),
+                channel.clone(),
+                queue,
+                Some(setup.kick),
+                Some(setup.call),
+                stats,
+            ))
+        };
+        let handlers = queues.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+        handlers.iter().for_each(|handler| handler.set_enabled(true));
+        Ok(async move {
+            for handler in handlers {
+                let (sender, stopped) = oneshot::channel();
+                handler.stop(move |_| sender.send(()));
+                let _ = stopped.await;
             }
-        })?;
-        birth.recv().map_err(|_| anyhow!("the event loop stopped on the way"))??;
-        Ok(OnLoop { stop, stopped })
-    }
+        })
+    })
 }
 
 /// Where a queue and its requests are in guest memory.

@@ -1,8 +1,8 @@
 //! The controller, its drives on their loops, and the interrupt line.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
-use crate::machine::{Machine, on_loop};
+use crate::machine::{Machine, OnLoop};
 
 /// A controller as a vCPU's thread reaches it: registers, and the line to its interrupt controller.
 #[derive(Clone)]
@@ -92,14 +92,9 @@ impl Line {
 /// An AHCI controller at work: port i is served by I/O thread i, counted round. Dropping it takes
 /// the drives away and waits until nothing is in flight.
 pub struct AhciDevice {
+    /// Go first: what is in flight still raises the controller's line.
+    drives: Vec<OnLoop>,
     controller: Controller,
-    on_loops: Vec<OnLoop>,
-}
-
-/// Ends a drive's part on its loop.
-struct OnLoop {
-    stop: oneshot::Sender<()>,
-    stopped: mpsc::Receiver<()>,
 }
 
 impl AhciDevice {
@@ -110,11 +105,11 @@ impl AhciDevice {
     /// There are no disks, or more than 32, or an I/O thread cannot use one.
     pub fn start(machine: &Machine, disks: &[Arc<dyn BlockNode>]) -> Result<AhciDevice> {
         let controller = Controller::new(disks.len(), machine.memory().clone())?;
-        let mut device = AhciDevice { controller, on_loops: Vec::new() };
+        let mut device = AhciDevice { drives: Vec::new(), controller };
         for (port, disk) in disks.iter().enumerate() {
             let ahci = &device.controller.ahci;
-            let on_loop = OnLoop::start(machine.loop_of(port), ahci, port, disk.clone())?;
-            device.on_loops.push(on_loop);
+            let drive = start_drive(machine.loop_of(port), ahci, port, disk.clone())?;
+            device.drives.push(drive);
         }
         Ok(device)
     }
@@ -125,47 +120,29 @@ impl AhciDevice {
     }
 }
 
-impl Drop for AhciDevice {
-    fn drop(&mut self) {
-        for on_loop in self.on_loops.drain(..) {
-            on_loop.stop.send(());
-            // A loop that is gone has let go of the drive.
-            let _ = on_loop.stopped.recv();
-        }
-    }
-}
-
-impl OnLoop {
-    fn start(
-        handle: &LoopHandle,
-        ahci: &Arc<Ahci>,
-        port: usize,
-        disk: Arc<dyn BlockNode>,
-    ) -> Result<OnLoop> {
-        let (stop, stopping) = oneshot::channel();
-        let (end, stopped) = mpsc::sync_channel(1);
-        let ahci = ahci.clone();
-        on_loop(handle, move |event_loop| {
-            let geometry = disk.geometry();
-            let config = DriveConfig {
-                geometry,
-                writable: true,
-                write_cache: true,
-                serial: format!("vcpu-{port}"),
-                model: "ringmill".into(),
-            };
-            let channel = disk.open_channel(event_loop).context("opening the disk")?;
-            let drive = Drive::attach(event_loop, &ahci, port, channel, config)
-                .map_err(|error| anyhow!("{error}"))?;
-            event_loop.spawn(async move {
-                let _ = stopping.await;
-                let (sender, stopped) = oneshot::channel();
-                drive.detach(move || sender.send(()));
-                let _ = stopped.await;
-                let _ = end.send(());
-            });
-            anyhow::Ok(())
-        })??;
-        Ok(OnLoop { stop, stopped })
-    }
+fn start_drive(
+    handle: &LoopHandle,
+    ahci: &Arc<Ahci>,
+    port: usize,
+    disk: Arc<dyn BlockNode>,
+) -> Result<OnLoop> {
+    let ahci = ahci.clone();
+    OnLoop::start(handle, move |event_loop| {
+        let geometry = disk.geometry();
+        let config = DriveConfig {
+            geometry,
+            writable: true,
+            write_cache: true,
+            serial: format!("vcpu-{port}"),
+            model: "ringmill".into(),
+        };
+        let channel = disk.open_channel(event_loop).context("opening the disk")?;
+        let drive = Drive::attach(event_loop, &ahci, port, channel, config)
+            .map_err(|error| anyhow!("{error}"))?;
+        Ok(async move {
+            let (sender, stopped) = oneshot::channel();
+            drive.detach(move || sender.send(()));
+            let _ = stopped.await;
+        })
+    })
 }

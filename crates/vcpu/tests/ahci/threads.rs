@@ -12,8 +12,8 @@ use crate::rig::{MEMORY, area, long_list};
 const THREADS: u8 = 4;
 const ROUNDS: u32 = 200;
 
-#[test]
-fn doorbells_from_several_threads() {
+/// A machine with one port on its I/O thread. They are dropped in turn, the machine last.
+fn start() -> (Machine, AhciDevice, PortDriver) {
     let machine = Machine::new(MachineConfig {
         memory: MEMORY,
         io_threads: vec![IoThreadConfig::default()],
@@ -21,8 +21,13 @@ fn doorbells_from_several_threads() {
     })
     .unwrap();
     let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
-    let mut driver =
-        PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
+    let driver = PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
+    (machine, device, driver)
+}
+
+#[test]
+fn doorbells_from_several_threads() {
+    let (_machine, device, mut driver) = start();
     for slot in 0..32 {
         let command = Command::queued(slot, false, 4096 * u64::from(slot), 4096);
         driver.prepare(slot, &command, 4096).unwrap();
@@ -62,15 +67,7 @@ fn doorbells_from_several_threads() {
 /// The line goes up and down on two threads at once, and what was told last is true.
 #[test]
 fn the_line_is_never_left_at_a_wrong_level() {
-    let machine = Machine::new(MachineConfig {
-        memory: MEMORY,
-        io_threads: vec![IoThreadConfig::default()],
-        disk: null_co(1 << 30),
-    })
-    .unwrap();
-    let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
-    let mut driver =
-        PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
+    let (_machine, _device, mut driver) = start();
     for round in 0..500u32 {
         driver.prepare(0, &Command::queued(0, false, 0, 512), 512).unwrap();
         driver.ring(1);
@@ -86,15 +83,7 @@ fn the_line_is_never_left_at_a_wrong_level() {
 
 #[test]
 fn memory_is_exchanged() {
-    let machine = Machine::new(MachineConfig {
-        memory: MEMORY,
-        io_threads: vec![IoThreadConfig::default()],
-        disk: null_co(1 << 30),
-    })
-    .unwrap();
-    let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
-    let mut driver =
-        PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
+    let (machine, device, mut driver) = start();
     let identify = Command { command: ata::IDENTIFY_DEVICE, ..Command::default() };
     driver.prepare(0, &identify, 512).unwrap();
     let other = memfd_memory(&[(0, MEMORY)]).unwrap();
@@ -114,15 +103,7 @@ fn memory_is_exchanged() {
 /// read then belongs to an earlier life.
 #[test]
 fn a_list_is_stopped_while_a_doorbell_is_read() {
-    let machine = Machine::new(MachineConfig {
-        memory: MEMORY,
-        io_threads: vec![IoThreadConfig::default()],
-        disk: null_co(1 << 30),
-    })
-    .unwrap();
-    let device = AhciDevice::start(&machine, &[machine.disk().clone()]).unwrap();
-    let mut driver =
-        PortDriver::bring_up(device.controller(), machine.memory(), 0, area(0)).unwrap();
+    let (machine, device, mut driver) = start();
     (0..32).for_each(|slot| long_list(machine.memory(), slot));
     let ahci = &device.controller().ahci;
     for _ in 0..5 {
