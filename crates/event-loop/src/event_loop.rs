@@ -26,7 +26,6 @@ use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
 use crate::ring::{Completion, Ring, RingOp};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
-
 use crate::thread_pool::{Job, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 use crate::trace;
@@ -153,7 +152,7 @@ impl EventLoop {
         chosen: Chosen,
         clock: Box<dyn Clock>,
     ) -> Result<Self, SetupError> {
-        let shared: Arc<Shared> = Shared::new(&config.name, config.ablation.no_wake)
+        let shared = Shared::new(&config.name, config.ablation.no_wake)
             .map(Arc::new)
             .map_err(|error| SetupError { call: "eventfd", error })?;
         let keep_sources = chosen.flags.is_none();

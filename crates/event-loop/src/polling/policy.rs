@@ -84,17 +84,6 @@ pub struct SourceState {
     pub ns: u64,
 }
 
-/// What became of the window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adjusted {
-    /// It grew.
-    Grown,
-    /// It shrank.
-    Shrunk,
-    /// It stayed.
-    Kept,
-}
-
 /// A loop's policy with its state.
 ///
 /// At the end of each iteration that had events: [`begin`](Self::begin), then
@@ -160,7 +149,7 @@ impl Policy {
 
     /// All sources are accounted for: what becomes of the window. `in_flight`: operations of the loop's
     /// own are under way.
-    pub fn end(&mut self, params: &PollParams, in_flight: bool) -> Adjusted {
+    pub fn end(&mut self, params: &PollParams, in_flight: bool) {
         let before = self.window_ns;
         self.window_ns = match (params.policy, self.best) {
             (PollPolicy::Histogram, best) => {
@@ -173,10 +162,5 @@ impl Policy {
             (PollPolicy::Weighted, Some(best)) => weighted::follow(before, params, best),
             (PollPolicy::Stepped, Some(best)) => best.min(params.max_ns),
         };
-        match self.window_ns.cmp(&before) {
-            std::cmp::Ordering::Greater => Adjusted::Grown,
-            std::cmp::Ordering::Less => Adjusted::Shrunk,
-            std::cmp::Ordering::Equal => Adjusted::Kept,
-        }
     }
 }
