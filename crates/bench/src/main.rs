@@ -2,6 +2,7 @@
 
 mod figures;
 mod goal;
+mod guards;
 mod host;
 mod load;
 #[cfg(feature = "loops")]
@@ -50,6 +51,8 @@ fn run() -> Result<()> {
             polling::run(&options)?;
         }
         Command::Load(options) => run_load(&options)?,
+        Command::Guards(options) => guards::run(&options)?,
+        Command::ServeRow { row, rounds, file } => guards::serve(&row, rounds, &file)?,
         #[cfg(feature = "loops")]
         Command::Loops(options) => loops::run(&options)?,
         #[cfg(feature = "loops")]

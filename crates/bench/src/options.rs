@@ -14,7 +14,7 @@ use crate::load::{Load, Threads, Wait};
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
-use crate::{peers, polling};
+use crate::{guards, peers, polling};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -79,6 +79,11 @@ bench loops [OPTIONS]   the event loop beside tokio, monoio, compio, glommio and
   --dir DIR             for the data file (target/bench)
   --device PATH         block device to read from (default: a loop device over tmpfs, root)
   --markdown FILE       also write the report into FILE, between its marks
+
+bench guards [OPTIONS]   instructions per request, counted by callgrind, beside what was recorded;
+                        fails where a request has become dearer (half a minute)
+  --record              record them (crates/bench/instructions.txt)
+  --dir DIR             for a data file and callgrind's output (target/bench)
 ";
 
 /// What is to be done.
@@ -94,6 +99,17 @@ pub(crate) enum Command {
     Polling(polling::Options),
     /// Load one server.
     Load(LoadOptions),
+    /// Count instructions per request.
+    Guards(guards::Options),
+    /// A child of that: serve so many rounds.
+    ServeRow {
+        /// By name.
+        row: String,
+        /// How many.
+        rounds: u64,
+        /// What file rows read.
+        file: PathBuf,
+    },
     /// Compare event loops.
     #[cfg(feature = "loops")]
     Loops(crate::loops::Options),
@@ -131,6 +147,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
+        Some(Value(command)) if command == "guards" => parse_guards(&mut parser),
         #[cfg(feature = "loops")]
         Some(Value(command)) if command == "loops" => parse_loops(&mut parser),
         #[cfg(not(feature = "loops"))]
@@ -139,7 +156,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         }
         Some(Value(command)) => {
             bail!(
-                "unknown command {}; known are peers, results, polling, load, loops",
+                "unknown command {}; known are peers, results, polling, load, guards, loops",
                 command.display()
             )
         }
@@ -147,7 +164,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(argument) => Err(argument.unexpected().into()),
         None => {
             bail!(
-                "no command; known are peers, results, polling, load, loops (bench --help tells more)"
+                "no command; known are peers, results, polling, load, guards, loops (bench --help tells more)"
             )
         }
     }
@@ -301,6 +318,24 @@ fn parse_load(parser: &mut lexopt::Parser) -> Result<Command> {
     ensure!(load.depth > 0 && load.queues > 0, "--depth and --queues have to be more than 0");
     let socket = socket.context("--socket is missing")?;
     Ok(Command::Load(LoadOptions { socket, load, warm_up, run_time, server_pid }))
+}
+
+fn parse_guards(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = guards::Options { directory: default_directory()?, record: false };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("record") => options.record = true,
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("serve") => {
+                let row = string(parser)?;
+                let rounds = number(parser, "--serve")?;
+                return Ok(Command::ServeRow { row, rounds, file: parser.value()?.into() });
+            }
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(Command::Guards(options))
 }
 
 #[cfg(feature = "loops")]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use block::node::BlockNode;
+use block::node::{BlockNode, Geometry};
 use devices::virtio_blk::{Device, DeviceConfig, QueueHandler, QueueStats};
 use event_loop::oneshot;
 use guest_memory::{GuestMemory, MemoryView};
@@ -72,17 +72,8 @@ impl VirtioBlk {
         disk: &Arc<dyn BlockNode>,
         queues: &[QueueSetup],
     ) -> Result<VirtioBlk> {
-        let geometry = disk.geometry();
-        let device = Device::new(DeviceConfig {
-            geometry,
-            num_queues: u16::try_from(queues.len()).context("too many queues")?,
-            logical_block_size: 512,
-            writable: !geometry.read_only,
-            writethrough: false,
-            serial: "vcpu".into(),
-        })
-        .map_err(|error| anyhow!("the virtio-blk device: {error}"))?;
-        device.set_features(device.features());
+        let num_queues = u16::try_from(queues.len()).context("too many queues")?;
+        let device = device(disk.geometry(), num_queues)?;
         let device = Arc::new(device);
         let stats: Vec<_> = queues.iter().map(|_| Arc::new(QueueStats::default())).collect();
         let mut started = VirtioBlk { stats, on_loops: Vec::new() };
@@ -100,6 +91,21 @@ impl VirtioBlk {
     pub fn stats(&self) -> &[Arc<QueueStats>] {
         &self.stats
     }
+}
+
+/// A device on a disk of this geometry, all its features negotiated.
+pub(crate) fn device(geometry: Geometry, num_queues: u16) -> Result<Device> {
+    let device = Device::new(DeviceConfig {
+        geometry,
+        num_queues,
+        logical_block_size: 512,
+        writable: !geometry.read_only,
+        writethrough: false,
+        serial: "vcpu".into(),
+    })
+    .map_err(|error| anyhow!("the virtio-blk device: {error}"))?;
+    device.set_features(device.features());
+    Ok(device)
 }
 
 fn start_queues(

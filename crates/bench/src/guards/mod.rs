@@ -1,0 +1,144 @@
+//! What a request costs in instructions, counted by callgrind and compared with what was recorded.
+//!
+//! Not a time: the same on a busy machine as on an idle one, so it may fail a build. Guest and device
+//! are on one thread ([`OneThread`]), polling is off, and the file is read from the page cache, so that
+//! all reads of a round complete as they are submitted: nothing is left to chance. A row's count is the
+//! difference of two runs, the second twice as long, per request: what comes before the first request
+//! does not count. Only the loop's side does, the guest's is left out.
+
+mod recorded;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use event_loop::{LoopConfig, PollParams};
+use vcpu::machine::{direct, null_co};
+use vcpu::one_thread::OneThread;
+
+use crate::host::data_file;
+use recorded::{Counts, Verdict};
+
+/// The function that callgrind counts in, with all that it calls.
+const COUNTED: &str = "--toggle-collect=vcpu::one_thread::turn";
+/// Requests of the shorter run.
+const REQUESTS: u64 = 6400;
+/// Bytes of the file.
+const FILE: u64 = 16 << 20;
+
+/// What to count.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Where callgrind's output and the file that is read go.
+    pub(crate) directory: PathBuf,
+    /// Record the counts instead of comparing them.
+    pub(crate) record: bool,
+}
+
+struct Row {
+    name: &'static str,
+    file: bool,
+    depth: u16,
+}
+
+const ROWS: [Row; 4] = [
+    Row { name: "null depth 64", file: false, depth: 64 },
+    Row { name: "file depth 64", file: true, depth: 64 },
+    Row { name: "null depth 1", file: false, depth: 1 },
+    Row { name: "file depth 1", file: true, depth: 1 },
+];
+
+fn records() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt")
+}
+
+/// Counts all rows. Fails when one costs more than was recorded, or so much less that the record
+/// guards it no more.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let file = data_file::prepare(&options.directory, FILE)?;
+    // Into the page cache.
+    fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+    let path = records();
+    let context = || path.display().to_string();
+    let recorded = match fs::read_to_string(&path) {
+        Ok(text) => Counts::parse(&text).with_context(context)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => Counts::default(),
+        Err(error) => return Err(error).with_context(context),
+    };
+    let mut counts = Counts::default();
+    let mut wrong = 0;
+    println!("instructions in user space per 4 KiB read, without the guest's:");
+    for row in &ROWS {
+        let count = count(row, &file, &options.directory)?;
+        let before = recorded.get(row.name);
+        let verdict = Verdict::of(count, before);
+        wrong += u32::from(verdict != Verdict::Fine);
+        let before = before.map_or("-".into(), |before| format!("{before:.2}"));
+        println!("{:14} {count:9.2}, recorded {before}: {}", row.name, verdict.words());
+        counts.push(row.name, count);
+    }
+    if options.record {
+        let head = "# Instructions in user space per 4 KiB read, by `bench guards`; a row may exceed \
+                    its count by 2%.\n# To record anew: cargo run --release -p bench -- guards \
+                    --record\n";
+        fs::write(&path, format!("{head}{}", counts.format())).with_context(context)?;
+        println!("recorded in {}", path.display());
+    } else if wrong > 0 {
+        bail!(
+            "{wrong} row(s) cost other than recorded. If that is meant to be so, record it and say \
+             in the commit why: cargo run --release -p bench -- guards --record"
+        );
+    }
+    Ok(())
+}
+
+/// Instructions per request.
+fn count(row: &Row, file: &Path, directory: &Path) -> Result<f64> {
+    let rounds = REQUESTS / u64::from(row.depth);
+    let [short, long] =
+        [rounds, 2 * rounds].map(|rounds| run_under_callgrind(row, file, rounds, directory));
+    let more = long? - short?;
+    Ok(more as f64 / (rounds * u64::from(row.depth)) as f64)
+}
+
+fn run_under_callgrind(row: &Row, file: &Path, rounds: u64, directory: &Path) -> Result<u64> {
+    let output = directory.join("callgrind.out");
+    let this = std::env::current_exe().context("finding this program's own path")?;
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--tool=callgrind", COUNTED]);
+    command.arg(format!("--callgrind-out-file={}", output.display()));
+    command.arg(this).args(["guards", "--serve", row.name]).arg(rounds.to_string()).arg(file);
+    let result = command.stdin(Stdio::null()).output();
+    let result = result.context("starting valgrind (scripts/setup-tests.sh installs it)")?;
+    let words = String::from_utf8_lossy(&result.stderr);
+    ensure!(result.status.success(), "{} under valgrind: {}: {words}", row.name, result.status);
+    let text = fs::read_to_string(&output).context("callgrind's output")?;
+    let summary = text.lines().find_map(|line| line.strip_prefix("summary: "));
+    let count = summary.context("callgrind counted nothing")?.trim().parse()?;
+    ensure!(count > 0, "callgrind did not come across {COUNTED}");
+    Ok(count)
+}
+
+/// The child: serves `rounds` rounds of a row.
+pub(crate) fn serve(name: &str, rounds: u64, file: &Path) -> Result<()> {
+    let row = ROWS.iter().find(|row| row.name == name).with_context(|| format!("no row {name}"))?;
+    let mut disk = if row.file { direct(file)? } else { null_co(1 << 30) };
+    disk.cache.direct = false;
+    let poll = PollParams { max_ns: 0, ..PollParams::default() };
+    let event_loop = LoopConfig { poll, ..LoopConfig::default() };
+    let mut guest = OneThread::new(event_loop, &disk, row.depth)?;
+    guest.read(rounds)?;
+    // One to take the requests and one to answer what was read: else they did not go as one batch.
+    let expected = rounds * if row.file { 2 } else { 1 };
+    let stats = guest.event_loop().stats();
+    let (iterations, enters) = (stats.iterations.get(), stats.enters.get());
+    ensure!(
+        iterations == expected && enters <= iterations,
+        "{iterations} iterations and {enters} enters, not {expected}: {} has to be on a file system \
+         that reads its page cache without waiting (ext4, XFS, btrfs), and in it; see --dir",
+        file.display()
+    );
+    Ok(())
+}
