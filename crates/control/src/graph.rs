@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
 
 use crate::error::OptionError;
-use crate::export::{Addr, VhostUserBlkExport};
+use crate::export::{Addr, ExportKind, ExportOptions};
 use crate::storage_daemon::{Action, Step};
 
 /// Checks that names are defined once and before they are used, and that what is writable can be.
@@ -91,18 +91,20 @@ impl Graph {
         })
     }
 
-    fn export(&mut self, export: &VhostUserBlkExport) -> Result<(), OptionError> {
+    fn export(&mut self, export: &ExportOptions) -> Result<(), OptionError> {
         let id = &export.id;
         if self.exports.contains(id) {
             return Err(OptionError::new(format!("Block export id '{id}' is already in use")));
         }
-        let access = self.find(&export.node_name, "")?;
-        if export.writable && access.read_only {
-            return Err(OptionError::new("Cannot export read-only node as writable"));
-        }
-        if export.writable && access.below_read_only {
-            return Err(OptionError::new("Block node is read-only")
-                .hint(format!("'{}' lies on a node that is read-only.", export.node_name)));
+        for node in export.nodes() {
+            let access = self.find(node, "")?;
+            if export.writable && access.read_only {
+                return Err(OptionError::new("Cannot export read-only node as writable"));
+            }
+            if export.writable && access.below_read_only {
+                return Err(OptionError::new("Block node is read-only")
+                    .hint(format!("'{node}' lies on a node that is read-only.")));
+            }
         }
         if let Some(unknown) = export.iothreads.iter().find(|id| !self.iothreads.contains(*id)) {
             return Err(OptionError::new(format!("iothread \"{unknown}\" not found"))
@@ -112,7 +114,8 @@ impl Graph {
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
-        let socket = match &export.addr {
+        let ExportKind::VhostUserBlk(vhost_user) = &export.kind;
+        let socket = match &vhost_user.addr {
             Addr::Unix { path } => Socket::Path(path.clone()),
             Addr::Fd { fd } => Socket::Fd(*fd),
         };

@@ -104,15 +104,15 @@ pub(crate) fn object(kind: Option<&str>) -> String {
 /// `--export help`, `--export <type>,help`.
 pub(crate) fn export(kind: Option<&str>) -> String {
     let mut text = Text::default();
-    match export::TYPES.iter().find(|(name, _)| Some(*name) == kind) {
-        Some((name, _)) => {
-            text.line(&format!("{name} options:"));
-            text.rows(&export::rows(name));
+    match export::TYPES.iter().find(|known| Some(known.name) == kind) {
+        Some(kind) => {
+            text.line(&format!("{} options:", kind.name));
+            text.rows(&export::rows(kind));
         }
         None => {
             text.line("List of export types:");
-            for (name, help) in export::TYPES {
-                text.entry(name, help);
+            for kind in export::TYPES {
+                text.entry(kind.name, kind.help);
             }
         }
     }
@@ -164,9 +164,9 @@ impl Text {
     }
 
     fn exports(&mut self) {
-        for (name, help) in export::TYPES {
-            self.heading(&format!("--export {name}: {help}"));
-            self.rows(&export::rows(name));
+        for kind in export::TYPES {
+            self.heading(&format!("--export {}: {}", kind.name, kind.help));
+            self.rows(&export::rows(kind));
         }
     }
 

@@ -38,7 +38,7 @@ mod value;
 
 pub use cli::{Command, parse_args, program_name};
 pub use error::{OptionError, UsageError};
-pub use export::{Addr, MAX_QUEUES, VhostUserBlkExport};
+pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, VhostUserOptions};
 pub use graph::check as check_graph;
 pub use object::IothreadOptions;
 pub use probe::ProbeOptions;

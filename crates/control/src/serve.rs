@@ -8,7 +8,9 @@ use block::options::{
 };
 
 use crate::error::OptionError;
-use crate::export::{Addr, MAX_QUEUES, VhostUserBlkExport, check_socket_path};
+use crate::export::{
+    Addr, ExportKind, ExportOptions, MAX_QUEUES, VhostUserOptions, check_socket_path,
+};
 use crate::object::IothreadOptions;
 use crate::storage_daemon::{Action, Step};
 use crate::table::{self, Choice, Field, Kind, Need};
@@ -123,16 +125,18 @@ impl ServeOptions {
                 ImageKind::BlockDevice => Driver::HostDevice(file),
             },
         };
-        let export = VhostUserBlkExport {
+        let export = ExportOptions {
             id: EXPORT.to_owned(),
             node_name: NODE.to_owned(),
-            addr: Addr::Unix { path: self.socket.clone() },
             writable: !self.read_only,
             writethrough: matches!(self.cache, CacheMode::Writethrough | CacheMode::Directsync),
-            num_queues: self.queues,
-            logical_block_size: self.block_size,
             iothreads: iothreads.clone(),
             fixed_iothread: false,
+            kind: ExportKind::VhostUserBlk(VhostUserOptions {
+                addr: Addr::Unix { path: self.socket.clone() },
+                num_queues: self.queues,
+                logical_block_size: self.block_size,
+            }),
         };
         let objects = iothreads.into_iter().map(|id| {
             let poll_max_ns = self.poll_max_ns;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use block::options::BlockdevOptions;
 
 use crate::error::OptionError;
-use crate::export::VhostUserBlkExport;
+use crate::export::ExportOptions;
 use crate::help;
 use crate::object::IothreadOptions;
 use crate::table::{self, Context, Field, Kind, Need};
@@ -43,8 +43,8 @@ pub enum Action {
     Object(IothreadOptions),
     /// `--blockdev`.
     Blockdev(BlockdevOptions),
-    /// `--export vhost-user-blk`.
-    Export(VhostUserBlkExport),
+    /// `--export`.
+    Export(ExportOptions),
 }
 
 /// The command line while it is read.

@@ -49,9 +49,10 @@ fn left_out_options_count_as_their_defaults() {
         let minimal = format!("{name},id=io0");
         assert!(defaults_count("--object", &minimal, &object::rows(name)) >= 7);
     }
-    for (name, _) in export::TYPES {
+    for kind in export::TYPES {
+        let name = kind.name;
         let minimal = format!("{name},id=e,node-name=other,addr.type=unix,addr.path=s");
-        assert!(defaults_count("--export", &minimal, &export::rows(name)) >= 6);
+        assert!(defaults_count("--export", &minimal, &export::rows(kind)) >= 6);
     }
 }
 
@@ -88,7 +89,7 @@ fn every_row_is_in_the_help() {
         rows.chain([driver.name.to_owned()])
     });
     let objects = object::TYPES.iter().flat_map(|(name, _)| object::rows(name));
-    let exports = export::TYPES.iter().flat_map(|(name, _)| export::rows(name));
+    let exports = export::TYPES.iter().flat_map(export::rows);
     let rows = drivers.chain(objects.chain(exports).map(|row| row.name));
     let options = names(storage_daemon::OPTIONS).into_iter().map(|name| format!("--{name}"));
     for name in rows.chain(options) {
@@ -119,11 +120,14 @@ fn help_inside_an_option_names_every_row() {
     for row in object::rows("iothread") {
         assert!(names_it(&printed("--object", "iothread,help"), &row.name));
     }
-    for row in export::rows("vhost-user-blk") {
-        assert!(names_it(&printed("--export", "vhost-user-blk,help"), &row.name));
+    for kind in export::TYPES {
+        let text = printed("--export", &format!("{},help", kind.name));
+        for row in export::rows(kind) {
+            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
+        }
+        assert!(names_it(&printed("--export", "?"), kind.name));
     }
     assert!(names_it(&printed("--object", "help"), "iothread"));
-    assert!(names_it(&printed("--export", "?"), "vhost-user-blk"));
 }
 
 #[test]
@@ -144,8 +148,8 @@ fn no_name_is_in_a_table_twice() {
     for (name, _) in object::TYPES {
         tables.push(object::rows(name).into_iter().map(|row| row.name).collect());
     }
-    for (name, _) in export::TYPES {
-        tables.push(export::rows(name).into_iter().map(|row| row.name).collect());
+    for kind in export::TYPES {
+        tables.push(export::rows(kind).into_iter().map(|row| row.name).collect());
     }
     for mut table in tables {
         table.sort();

@@ -7,8 +7,8 @@ use block::options::{
     NullOptions, RawOptions,
 };
 use control::{
-    Action, Addr, CacheMode, Command, ImageKind, IothreadOptions, Step, StorageDaemonOptions,
-    VhostUserBlkExport, parse_args,
+    Action, Addr, CacheMode, Command, ExportKind, ExportOptions, ImageKind, IothreadOptions, Step,
+    StorageDaemonOptions, VhostUserOptions, parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -108,16 +108,18 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
         step("--blockdev null-co,node-name=n", Action::Blockdev(null_node("n"))),
         step(
             &format!("--export {export}"),
-            Action::Export(VhostUserBlkExport {
+            Action::Export(ExportOptions {
                 id: "e".to_owned(),
                 node_name: "n".to_owned(),
-                addr: Addr::Fd { fd: 7 },
                 writable: true,
                 writethrough: true,
-                num_queues: 4,
-                logical_block_size: 4096,
                 iothreads: vec!["io0".to_owned(), "io1".to_owned()],
                 fixed_iothread: false,
+                kind: ExportKind::VhostUserBlk(VhostUserOptions {
+                    addr: Addr::Fd { fd: 7 },
+                    num_queues: 4,
+                    logical_block_size: 4096,
+                }),
             }),
         ),
     ];
@@ -303,16 +305,18 @@ fn serve_is_steps_too() {
             }),
             ..null_node("disk0")
         }),
-        Action::Export(VhostUserBlkExport {
+        Action::Export(ExportOptions {
             id: "export0".to_owned(),
             node_name: "disk0".to_owned(),
-            addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
             writable: true,
             writethrough: true,
-            num_queues: 4,
-            logical_block_size: 4096,
             iothreads: vec!["io0".to_owned(), "io1".to_owned()],
             fixed_iothread: false,
+            kind: ExportKind::VhostUserBlk(VhostUserOptions {
+                addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
+                num_queues: 4,
+                logical_block_size: 4096,
+            }),
         }),
     ];
     assert_eq!(actions, expected);

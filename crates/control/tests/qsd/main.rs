@@ -194,7 +194,10 @@ fn what_qsd_takes_is_taken() {
             panic!("{export}: {command:?}");
         };
         match options.steps.last().map(|step| &step.action) {
-            Some(control::Action::Export(export)) => assert_eq!(export.logical_block_size, size),
+            Some(control::Action::Export(export)) => {
+                let control::ExportKind::VhostUserBlk(options) = &export.kind;
+                assert_eq!(options.logical_block_size, size);
+            }
             other => panic!("{export}: {other:?}"),
         }
     }

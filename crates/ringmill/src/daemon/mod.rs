@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use block::NodeRegistry;
-use control::{Action, Addr, Step};
+use control::{Action, Addr, ExportKind, ExportOptions, Step};
 use event_loop::{EventLoop, LoopConfig};
 use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserBlkExport};
 
@@ -141,9 +141,10 @@ impl Daemon {
         }
     }
 
-    fn add_export(&mut self, options: &control::VhostUserBlkExport) -> Result<(), DaemonError> {
+    fn add_export(&mut self, options: &ExportOptions) -> Result<(), DaemonError> {
         let node = self.nodes.get(&options.node_name).map_err(DaemonError::new)?;
-        let listen = match &options.addr {
+        let ExportKind::VhostUserBlk(vhost_user) = &options.kind;
+        let listen = match &vhost_user.addr {
             Addr::Unix { path } => Listen::Path(path.clone()),
             Addr::Fd { fd } => Listen::inherited(*fd).map_err(DaemonError::new)?,
         };
@@ -152,10 +153,10 @@ impl Daemon {
             listen,
             node,
             io_threads: self.threads.handles(&options.iothreads)?,
-            num_queues: options.num_queues,
+            num_queues: vhost_user.num_queues,
             writable: options.writable,
             writethrough: options.writethrough,
-            logical_block_size: options.logical_block_size,
+            logical_block_size: vhost_user.logical_block_size,
             serial: options.id.clone(),
         };
         let start = VhostUserBlkExport::start(self.control.clone(), config);

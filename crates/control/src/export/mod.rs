@@ -1,0 +1,224 @@
+//! `--export`: nodes offered over a protocol.
+
+mod vhost_user;
+
+pub(crate) use vhost_user::check_socket_path;
+pub use vhost_user::{Addr, MAX_QUEUES, VhostUserOptions};
+
+use crate::error::OptionError;
+use crate::scalar::{IDENTIFIER_HINT, is_identifier};
+use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::value::{Dialect, Object, Value};
+
+/// One `--export`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// `id`: its name.
+    pub id: String,
+    /// `node-name` of the block node.
+    pub node_name: String,
+    /// `writable`: whether the other side may write.
+    pub writable: bool,
+    /// `writethrough`: flush after every write, before it is answered.
+    pub writethrough: bool,
+    /// `iothread`: the threads that serve it, in turn. Empty: the daemon chooses.
+    pub iothreads: Vec<String>,
+    /// `fixed-iothread`: the node must run in that thread. Always true in effect, since queues
+    /// never move here.
+    pub fixed_iothread: bool,
+    /// `type`, and what exports of that type have.
+    pub kind: ExportKind,
+}
+
+/// The protocol of an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExportKind {
+    /// `vhost-user-blk`: a virtio-blk device of another process.
+    VhostUserBlk(VhostUserOptions),
+}
+
+impl ExportOptions {
+    /// The nodes that it offers.
+    pub fn nodes(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.node_name)
+    }
+}
+
+/// One `--export` while it is read.
+#[derive(Default)]
+pub(crate) struct Draft {
+    id: String,
+    node_name: String,
+    writable: bool,
+    writethrough: bool,
+    iothreads: Vec<String>,
+    fixed_iothread: bool,
+    vhost_user: VhostUserOptions,
+}
+
+/// An export type.
+pub(crate) struct Type {
+    pub(crate) name: &'static str,
+    pub(crate) help: &'static str,
+    /// What it has beside [`COMMON`].
+    fields: &'static [Field<Draft>],
+    /// The rest of what was read.
+    kind: fn(&mut Draft) -> Result<ExportKind, OptionError>,
+}
+
+/// The export types there are.
+pub(crate) static TYPES: &[Type] = &[Type {
+    name: "vhost-user-blk",
+    help: "a virtio-blk device for a virtual machine",
+    fields: vhost_user::BLK,
+    kind: |draft| Ok(ExportKind::VhostUserBlk(std::mem::take(&mut draft.vhost_user))),
+}];
+
+/// What all exports have.
+static COMMON: &[Field<Draft>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |export, id| {
+                if !is_identifier(&id) {
+                    return Err(OptionError::new("Invalid block export id").hint(IDENTIFIER_HINT));
+                }
+                export.id = id;
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "name of the export",
+    },
+    Field {
+        name: "fixed-iothread",
+        kind: Kind::Bool(|export, on| {
+            export.fixed_iothread = on;
+            Ok(())
+        }),
+        need: Need::Default("off"),
+        help: "refuse to move the node to another thread; queues never move, so this only \
+               rules out a list in iothread",
+    },
+    Field {
+        name: "iothread",
+        kind: Kind::Nested {
+            meta: "<id>",
+            rows: || {
+                vec![Row {
+                    name: "<n>".to_owned(),
+                    value: "<id>".to_owned(),
+                    need: Need::Optional("one thread"),
+                    help: "I/O thread number <n>, from 0; queues are dealt out to them in turn",
+                }]
+            },
+            read: iothreads,
+        },
+        need: Need::Optional("a thread of the daemon's choice"),
+        help: "I/O thread that serves the export",
+    },
+    Field {
+        name: "writable",
+        kind: Kind::Bool(|export, on| {
+            export.writable = on;
+            Ok(())
+        }),
+        need: Need::Default("off"),
+        help: "let the guest write",
+    },
+    Field {
+        name: "writethrough",
+        kind: Kind::Bool(|export, on| {
+            export.writethrough = on;
+            Ok(())
+        }),
+        need: Need::Default("off"),
+        help: "flush after every write, before the write is answered",
+    },
+    Field {
+        name: "allow-inactive",
+        kind: Kind::Bool(|_, on| match on {
+            true => Err(OptionError::new("Export type does not support inactive exports")),
+            false => Ok(()),
+        }),
+        need: Need::Default("off"),
+        help: "run on an inactive node; only off",
+    },
+];
+
+/// The one node of an export.
+const NODE_NAME: Field<Draft> = Field {
+    name: "node-name",
+    kind: Kind::Text {
+        meta: "<node-name>",
+        set: |export, name| {
+            export.node_name = name;
+            Ok(())
+        },
+    },
+    need: Need::Required,
+    help: "block node to export",
+};
+
+/// `iothread=io0`, or a list.
+fn iothreads(export: &mut Draft, value: Value, at: &Context) -> table::Set {
+    let name = at.whole();
+    export.iothreads = match value {
+        Value::Text(id) => vec![id],
+        Value::List(ids) if ids.is_empty() => {
+            return Err(OptionError::new(format!("Parameter '{name}' must not be empty")));
+        }
+        Value::List(ids) => ids
+            .into_iter()
+            .enumerate()
+            .map(|(n, id)| table::text(id, &format!("{name}.{n}"), at))
+            .collect::<Result<_, _>>()?,
+        Value::Object(_) if at.dialect == Dialect::Keyval => {
+            return Err(OptionError::new(format!("Parameters '{name}.*' are unexpected"))
+                .hint(format!("A list is written {name}.0=<id>,{name}.1=<id>,…")));
+        }
+        _ => return Err(table::wrong_type(name, "string or list of strings")),
+    };
+    Ok(())
+}
+
+/// The rows of an export type's table.
+pub(crate) fn rows(kind: &Type) -> Vec<Row> {
+    COMMON.iter().chain(kind.fields).flat_map(Field::rows).collect()
+}
+
+/// Reads one `--export`.
+pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, OptionError> {
+    let names = || TYPES.iter().map(|kind| kind.name);
+    let name = match table::take(&mut object, "type") {
+        Some(name) => table::text(name, "type", at)?,
+        None => {
+            let names: Vec<&str> = names().collect();
+            let hint = format!("Known export types: {}", names.join(", "));
+            return Err(table::missing("type").hint(hint));
+        }
+    };
+    let Some(kind) = TYPES.iter().find(|kind| kind.name == name) else {
+        return Err(table::not_accepted("type", at, &name, names()));
+    };
+    let mut draft = Draft::default();
+    table::read(COMMON, &mut draft, &mut object, at)?;
+    table::read(kind.fields, &mut draft, &mut object, at)?;
+    let known = COMMON.iter().chain(kind.fields).map(|field| field.name);
+    let known = ["type"].into_iter().chain(known);
+    table::refuse_rest(&object, at, &format!("export type '{name}'"), known)?;
+    if draft.fixed_iothread && draft.iothreads.len() > 1 {
+        return Err(OptionError::new("fixed-iothread is incompatible with multiple iothreads"));
+    }
+    let kind = (kind.kind)(&mut draft)?;
+    Ok(ExportOptions {
+        id: draft.id,
+        node_name: draft.node_name,
+        writable: draft.writable,
+        writethrough: draft.writethrough,
+        iothreads: draft.iothreads,
+        fixed_iothread: draft.fixed_iothread,
+        kind,
+    })
+}

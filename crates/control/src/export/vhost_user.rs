@@ -1,0 +1,202 @@
+//! Exports over vhost-user: a device of another process, usually a virtual machine monitor.
+
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+use super::{Draft, NODE_NAME};
+use crate::error::OptionError;
+use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::value::Value;
+
+/// What all exports over vhost-user have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VhostUserOptions {
+    /// `addr`: where the front end connects.
+    pub addr: Addr,
+    /// `num-queues`: request virtqueues, 1 to [`MAX_QUEUES`].
+    pub num_queues: u16,
+    /// `logical-block-size` in bytes: a power of two from 512 to 2 MiB.
+    pub logical_block_size: u32,
+}
+
+impl Default for VhostUserOptions {
+    fn default() -> Self {
+        let addr = Addr::Unix { path: PathBuf::new() };
+        VhostUserOptions { addr, num_queues: 1, logical_block_size: 512 }
+    }
+}
+
+/// The most queues of an export: vhost-user messages that pass a queue's eventfd name the queue in
+/// 8 bits.
+pub const MAX_QUEUES: u16 = 256;
+
+/// `addr`: a Unix domain socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Addr {
+    /// `addr.type=unix`: a socket is created at `addr.path`, to listen on.
+    Unix {
+        /// The path, 1 to 107 bytes.
+        path: PathBuf,
+    },
+    /// `addr.type=fd`: a listening socket that was inherited.
+    Fd {
+        /// Its descriptor, not negative.
+        fd: RawFd,
+    },
+}
+
+/// Options of `vhost-user-blk`.
+pub(super) static BLK: &[Field<Draft>] = &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES];
+
+const ADDR: Field<Draft> = Field {
+    name: "addr",
+    kind: Kind::Nested { meta: "", rows: addr_rows, read: addr },
+    need: Need::Required,
+    help: "",
+};
+
+const LOGICAL_BLOCK_SIZE: Field<Draft> = Field {
+    name: "logical-block-size",
+    kind: Kind::Bytes(|export, bytes| {
+        // 0 stands for the default, as in QSD.
+        let bytes = if bytes == 0 { 512 } else { bytes };
+        match u32::try_from(bytes) {
+            Ok(size @ 512..=2_097_152) if size.is_power_of_two() => {
+                export.vhost_user.logical_block_size = size;
+                Ok(())
+            }
+            _ => Err(OptionError::new(
+                "parameter logical-block-size must be a power of 2 between 512 and 2097152",
+            )),
+        }
+    }),
+    need: Need::Default("512"),
+    help: "unit in which the guest addresses the disk, a power of 2 from 512 to 2M",
+};
+
+const NUM_QUEUES: Field<Draft> = Field {
+    name: "num-queues",
+    kind: Kind::Int {
+        range: i64::MIN..=i64::MAX,
+        set: |export, queues| match u16::try_from(queues) {
+            Ok(0) => Err(OptionError::new("num-queues must be greater than 0")),
+            Ok(queues) if queues <= MAX_QUEUES => {
+                export.vhost_user.num_queues = queues;
+                Ok(())
+            }
+            Ok(_) => Err(OptionError::new(format!("num-queues must be at most {MAX_QUEUES}"))
+                .hint("The vhost-user protocol names a queue in 8 bits.")),
+            Err(_) => Err(OptionError::new("Parameter 'num-queues' expects uint16_t")),
+        },
+    },
+    need: Need::Default("1"),
+    help: "request queues the guest may use, 1 to 256",
+};
+
+/// Whether a socket can be bound to `path`.
+pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    if bytes.is_empty() || bytes.contains(&0) {
+        return Err(OptionError::new(format!("Parameter '{name}' expects a path")));
+    }
+    if bytes.len() > 107 {
+        return Err(OptionError::new(format!("UNIX socket path '{}' is too long", path.display()))
+            .hint("Path must be less than 108 bytes"));
+    }
+    Ok(())
+}
+
+/// `addr.*` while it is read.
+#[derive(Default)]
+struct AddrDraft {
+    path: PathBuf,
+    fd: RawFd,
+}
+
+static UNIX: &[Field<AddrDraft>] = &[
+    Field {
+        name: "path",
+        kind: Kind::Path(|addr, path| {
+            check_socket_path("addr.path", &path)?;
+            addr.path = path;
+            Ok(())
+        }),
+        need: Need::Required,
+        help: "path of the socket to create and listen on (type unix)",
+    },
+    Field {
+        name: "abstract",
+        kind: Kind::Bool(|_, on| match on {
+            true => Err(OptionError::not_yet("Parameter 'addr.abstract' with value 'on'")),
+            false => Ok(()),
+        }),
+        need: Need::Default("off"),
+        help: "abstract socket name (type unix); only off so far",
+    },
+    Field {
+        name: "tight",
+        // Only of abstract sockets.
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("on"),
+        help: "how abstract names are padded (type unix); without effect on paths",
+    },
+];
+
+static FD: &[Field<AddrDraft>] = &[Field {
+    name: "str",
+    kind: Kind::Text {
+        meta: "<fd>",
+        set: |addr, text| {
+            let fd: RawFd = text
+                .parse()
+                .map_err(|_| OptionError::new(format!("Unable to parse FD number {text}")))?;
+            if fd < 0 {
+                return Err(OptionError::new(format!("File descriptor '{fd}' is not a socket")));
+            }
+            addr.fd = fd;
+            Ok(())
+        },
+    },
+    need: Need::Required,
+    help: "number of an inherited listening socket (type fd)",
+}];
+
+fn addr_rows() -> Vec<Row> {
+    let own = Row {
+        name: "type".to_owned(),
+        value: "unix|fd".to_owned(),
+        need: Need::Required,
+        help: "kind of address the front end connects to",
+    };
+    let below = UNIX.iter().chain(FD).flat_map(Field::rows);
+    std::iter::once(own).chain(below).collect()
+}
+
+fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {
+    let Value::Object(mut object) = value else {
+        return Err(table::wrong_type(at.whole(), "object"));
+    };
+    let kind = match table::take(&mut object, "type") {
+        Some(kind) => table::text(kind, &at.full("type"), at)?,
+        None => return Err(table::missing(&at.full("type")).hint("Known values: unix, fd")),
+    };
+    let mut draft = AddrDraft::default();
+    let fields = match kind.as_str() {
+        "unix" => UNIX,
+        "fd" => FD,
+        "inet" | "vsock" => {
+            return Err(OptionError::new(
+                "Only socket address types 'unix' and 'fd' are supported",
+            ));
+        }
+        _ => return Err(table::not_accepted("type", at, &kind, ["unix", "fd"].into_iter())),
+    };
+    table::read(fields, &mut draft, &mut object, at)?;
+    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
+    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
+    export.vhost_user.addr = match kind.as_str() {
+        "fd" => Addr::Fd { fd: draft.fd },
+        _ => Addr::Unix { path: draft.path },
+    };
+    Ok(())
+}
