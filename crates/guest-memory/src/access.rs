@@ -13,6 +13,28 @@ struct Unaligned(u64);
 
 const WORD: usize = size_of::<Unaligned>();
 
+/// Fetches the cache line at `host` into this CPU's caches, where the architecture has an instruction
+/// for it: shared with other CPUs, or, `for_writing`, taken from them. A hint: the address need not
+/// be mapped.
+#[inline]
+pub fn prefetch(host: *const u8, for_writing: bool) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch touches no memory that a program could see, and faults on no address
+        // (Intel SDM, PREFETCHh, PREFETCHW; CPUs without PREFETCHW run it as a no-op).
+        unsafe {
+            if for_writing {
+                _mm_prefetch::<_MM_HINT_ET0>(host.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(host.cast());
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (host, for_writing);
+}
+
 /// Copies from guest memory.
 ///
 /// # Safety

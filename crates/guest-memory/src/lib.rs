@@ -2,8 +2,8 @@
 //!
 //! The control plane maps each region it gets ([`Region::map`]) and keeps the set in a
 //! [`GuestMemory`], immutable and shared by `Arc`; adding or removing a region makes a new set.
-//! Each I/O thread looks at the set through a [`MemoryView`] of its own, which caches the region of
-//! the last hit, so that translating an address is a subtraction and a comparison. A mapping lives
+//! Each I/O thread looks at the set through a [`MemoryView`] of its own, which remembers the
+//! regions it last hit, so that translating an address is a subtraction and a comparison. A mapping lives
 //! until its last user drops: a set, a view, a ring, an operation in flight
 //! ([`IoBufs`](event_loop::IoBufs) own their view).
 //!
@@ -24,6 +24,7 @@ mod region;
 pub mod test_util;
 mod view;
 
+pub use access::prefetch;
 pub use error::{AccessError, Error};
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};

@@ -13,17 +13,23 @@ use crate::access;
 use crate::error::AccessError;
 use crate::memory::GuestMemory;
 
-/// One thread's view of a [`GuestMemory`], kept in an `Rc`: translation that remembers where it
-/// last hit, copies, and segments for the kernel. Addresses are guest-physical, lengths bytes.
+/// One thread's view of a [`GuestMemory`], kept in an `Rc`: translation that remembers the
+/// regions it last hit, copies, and segments for the kernel. Addresses are guest-physical, lengths bytes.
 ///
 /// Ranges may run from one region into the next where both touch. An error leaves a copy or a list
 /// half done.
 pub struct MemoryView {
     memory: Arc<GuestMemory>,
-    last: Cell<Hit>,
+    hits: [Cell<Hit>; HITS],
+    /// The hit to be replaced next.
+    oldest: Cell<usize>,
 }
 
-/// The region of the last hit, copied out so that the next hit follows no pointer.
+/// Regions remembered: a guest has memory below and above 4 GiB, and a client of libblkio one region
+/// for its rings and headers and others for its data. Each request touches two of them in turn.
+const HITS: usize = 4;
+
+/// A region of an earlier hit, copied out so that the next hit follows no pointer.
 #[derive(Clone, Copy)]
 struct Hit {
     guest_addr: u64,
@@ -35,7 +41,8 @@ impl MemoryView {
     /// A view of `memory`.
     pub fn new(memory: Arc<GuestMemory>) -> Rc<Self> {
         let nowhere = Hit { guest_addr: 0, size: 0, host: std::ptr::null_mut() };
-        Rc::new(MemoryView { memory, last: Cell::new(nowhere) })
+        let hits = std::array::from_fn(|_| Cell::new(nowhere));
+        Rc::new(MemoryView { memory, hits, oldest: Cell::new(0) })
     }
 
     /// The memory looked at.
@@ -54,6 +61,7 @@ impl MemoryView {
     /// # Panics
     ///
     /// When `bufs` holds segments of another owner.
+    #[inline]
     pub fn push_iovecs(
         self: &Rc<Self>,
         addr: u64,
@@ -163,14 +171,29 @@ impl MemoryView {
         Ok(())
     }
 
-    /// Where the range is mapped, if it lies in the region of the last hit: for accesses of a fixed
+    /// Fetches the cache line at `addr` into the cache, if it lies in a region of an earlier hit: to
+    /// be read, or, `for_writing`, to be written as well. The CPU goes on meanwhile; an address that
+    /// is not memory does nothing.
+    #[inline]
+    pub fn prefetch(&self, addr: u64, for_writing: bool) {
+        if let Some(host) = self.one_piece(addr, 1) {
+            access::prefetch(host, for_writing);
+        }
+    }
+
+    /// Where `addr` lies, if in a region of an earlier hit.
+    #[inline]
+    fn hit(&self, addr: u64) -> Option<Hit> {
+        self.hits.iter().map(Cell::get).find(|hit| addr.wrapping_sub(hit.guest_addr) < hit.size)
+    }
+
+    /// Where the range is mapped, if it lies in the region of an earlier hit: for accesses of a fixed
     /// size, which then are a few instructions.
     #[inline]
     fn one_piece(&self, addr: u64, len: usize) -> Option<*mut u8> {
-        let hit = self.last.get();
-        let offset = addr.wrapping_sub(hit.guest_addr);
-        (offset < hit.size && len as u64 <= hit.size - offset)
-            .then(|| hit.host.wrapping_add(offset as usize))
+        let hit = self.hit(addr)?;
+        let offset = addr - hit.guest_addr;
+        (len as u64 <= hit.size - offset).then(|| hit.host.wrapping_add(offset as usize))
     }
 
     /// Calls `f` with each piece of the range, in order: a host address and how many bytes are
@@ -183,12 +206,11 @@ impl MemoryView {
         mut f: impl FnMut(*mut u8, usize),
     ) -> Result<(), AccessError> {
         while len > 0 {
-            let mut hit = self.last.get();
-            let mut offset = addr.wrapping_sub(hit.guest_addr);
-            if offset >= hit.size {
-                hit = self.miss(addr, len)?;
-                offset = addr - hit.guest_addr;
-            }
+            let hit = match self.hit(addr) {
+                Some(hit) => hit,
+                None => self.miss(addr, len)?,
+            };
+            let offset = addr - hit.guest_addr;
             let there = usize::try_from(hit.size - offset).unwrap_or(usize::MAX);
             let n = len.min(there);
             f(hit.host.wrapping_add(offset as usize), n);
@@ -210,7 +232,9 @@ impl MemoryView {
             size: region.size(),
             host: region.host().as_ptr(),
         };
-        self.last.set(hit);
+        let oldest = self.oldest.get();
+        self.hits[oldest].set(hit);
+        self.oldest.set((oldest + 1) % HITS);
         Ok(hit)
     }
 }

@@ -30,6 +30,7 @@ impl AvailHalf {
         }
     }
 
+    #[inline]
     pub(crate) fn next(&self) -> u16 {
         self.next.get()
     }
@@ -37,6 +38,12 @@ impl AvailHalf {
     #[inline]
     pub(crate) fn has_work(&self, rings: &Rings) -> bool {
         rings.avail_idx() != self.next.get()
+    }
+
+    /// Entries before this one are known to be filled.
+    #[inline]
+    pub(crate) fn seen(&self) -> u16 {
+        self.seen.get()
     }
 
     /// The head of the next chain, if there is one.

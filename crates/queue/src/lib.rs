@@ -15,6 +15,7 @@ mod chain;
 #[cfg(feature = "driver")]
 pub mod driver;
 mod error;
+mod lookahead;
 mod queue;
 mod ring;
 mod segments;

@@ -8,6 +8,7 @@ use guest_memory::MemoryView;
 use crate::avail::AvailHalf;
 use crate::chain::Chain;
 use crate::error::QueueError;
+use crate::lookahead::Lookahead;
 use crate::ring::Rings;
 use crate::used::UsedHalf;
 
@@ -58,6 +59,7 @@ pub struct Queue {
     state: RefCell<Mapped>,
     avail: AvailHalf,
     used: UsedHalf,
+    lookahead: Lookahead,
     in_flight: Cell<u16>,
     broken: Cell<bool>,
 }
@@ -96,6 +98,7 @@ impl Queue {
             state: RefCell::new(mapped),
             avail,
             used,
+            lookahead: Lookahead::default(),
             in_flight: Cell::new(0),
             broken: Cell::new(false),
         })
@@ -165,6 +168,7 @@ impl Queue {
     fn try_pop(&self, chain: &mut Chain) -> Result<bool, QueueError> {
         let mapped = self.state.borrow();
         let Some(head) = self.avail.pop(&mapped.rings)? else { return Ok(false) };
+        self.lookahead.prefetch(&self.avail, &mapped.rings, &mapped.memory);
         let in_flight = self.in_flight.get();
         if in_flight >= self.config.size {
             return Err(QueueError::TooManyInFlight);
@@ -183,8 +187,16 @@ impl Queue {
         self.used.add(&self.state.borrow().rings, head, written);
     }
 
-    /// Shows the driver all chains given back since the last time; `true` when it wants a signal
-    /// for them. Once per batch.
+    /// Shows the driver all chains given back so far, without asking whether it wants a signal: for
+    /// long batches, so that a driver that is awake works on the first chains while the device works
+    /// on the last. [`publish`](Self::publish) still has to follow.
+    #[inline]
+    pub fn show(&self) {
+        self.used.show(&self.state.borrow().rings);
+    }
+
+    /// Shows the driver all chains given back so far; `true` when it wants a signal for those since
+    /// the last time. Once per batch.
     #[inline]
     #[must_use = "the driver waits for the signal"]
     pub fn publish(&self) -> bool {

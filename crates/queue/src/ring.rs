@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use guest_memory::{GuestMemory, RingArea};
+use guest_memory::{GuestMemory, RingArea, prefetch};
 use virtio_bindings::virtio_ring::{
     VRING_AVAIL_ALIGN_SIZE, VRING_DESC_ALIGN_SIZE, VRING_USED_ALIGN_SIZE,
 };
@@ -192,6 +192,12 @@ impl Rings {
         let [low, high] = self.desc_words(index);
         let word = |w: &AtomicU64| u64::from_le(w.load(Ordering::Relaxed));
         Descriptor::from_words(word(low), word(high))
+    }
+
+    /// Has the CPU fetch descriptor `index`, modulo the size.
+    #[inline]
+    pub(crate) fn prefetch_descriptor(&self, index: u16) {
+        prefetch(self.desc_words(index)[0].as_ptr().cast(), false);
     }
 
     /// The available index; what the driver wrote before it is visible afterwards.

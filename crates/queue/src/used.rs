@@ -14,9 +14,10 @@ pub(crate) struct UsedHalf {
     next: Cell<u16>,
     /// The used index that the driver sees.
     published: Cell<u16>,
-    /// The used index when the driver was last considered for a signal; `None` before the first
-    /// time, when it gets one in any case.
-    considered: Cell<Option<u16>>,
+    /// The used index when the driver was last considered for a signal.
+    considered: Cell<u16>,
+    /// It never was: it gets a signal in any case.
+    first: Cell<bool>,
     event_idx: bool,
 }
 
@@ -25,7 +26,8 @@ impl UsedHalf {
         UsedHalf {
             next: Cell::new(next),
             published: Cell::new(next),
-            considered: Cell::new(None),
+            considered: Cell::new(next),
+            first: Cell::new(true),
             event_idx,
         }
     }
@@ -41,23 +43,30 @@ impl UsedHalf {
         self.next.set(next.wrapping_add(1));
     }
 
+    /// Shows what was added.
+    #[inline]
+    pub(crate) fn show(&self, rings: &Rings) {
+        let new = self.next.get();
+        if new != self.published.replace(new) {
+            rings.set_used_idx(new);
+        }
+    }
+
     #[inline]
     pub(crate) fn publish(&self, rings: &Rings) -> bool {
+        self.show(rings);
         let new = self.next.get();
-        if new == self.published.replace(new) {
+        let old = self.considered.replace(new);
+        if new == old {
             return false;
         }
-        rings.set_used_idx(new);
         // The driver says where it wants a signal, then looks at the used index; we write the
         // index, then look where. With a full fence on both sides at least one sees the other.
         fence(Ordering::SeqCst);
         if !self.event_idx {
             return u32::from(rings.avail_flags()) & VRING_AVAIL_F_NO_INTERRUPT == 0;
         }
-        match self.considered.replace(Some(new)) {
-            Some(old) => event_passed(rings.used_event(), new, old),
-            None => true,
-        }
+        self.first.replace(false) || event_passed(rings.used_event(), new, old)
     }
 }
 

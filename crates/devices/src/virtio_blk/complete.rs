@@ -48,6 +48,9 @@ impl QueueHandler {
                 self.break_queue(&format_args!("a request's status byte: {error}"));
             }
         }
+        if self.batch.is_long() {
+            self.queue.show();
+        }
         self.finish_later();
     }
 

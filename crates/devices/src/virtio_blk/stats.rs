@@ -40,57 +40,75 @@ pub(crate) enum Kind {
     Other,
 }
 
+/// Answers after which the driver is shown them, in a batch that goes on.
+const SHOWN_AT_ONCE: u32 = 8;
+
 /// The counters of the batch under way.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    numbers: Cell<Numbers>,
+    numbers: Numbers,
+    /// Requests since the driver was last shown what is answered.
+    unseen: Cell<u32>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Numbers {
-    requests: [u32; 5],
-    errors: u32,
-    bytes_read: u64,
-    bytes_written: u64,
-    latency_ns: u64,
+    /// By [`Kind`].
+    requests: [Cell<u32>; 5],
+    errors: Cell<u32>,
+    bytes_read: Cell<u64>,
+    bytes_written: Cell<u64>,
+    latency_ns: Cell<u64>,
+    any: Cell<bool>,
 }
 
 impl Batch {
     pub(crate) fn add(&self, kind: Kind, ok: bool, bytes: u32, latency_ns: u64) {
-        let mut n = self.numbers.get();
-        n.latency_ns += latency_ns;
+        let n = &self.numbers;
+        n.any.set(true);
+        n.latency_ns.update(|sum| sum + latency_ns);
         if ok {
-            n.requests[kind as usize] += 1;
+            n.requests[kind as usize].update(|sum| sum + 1);
             match kind {
-                Kind::Read => n.bytes_read += u64::from(bytes),
-                Kind::Write => n.bytes_written += u64::from(bytes),
+                Kind::Read => n.bytes_read.update(|sum| sum + u64::from(bytes)),
+                Kind::Write => n.bytes_written.update(|sum| sum + u64::from(bytes)),
                 Kind::Flush | Kind::Ranges | Kind::Other => {}
             }
         } else {
-            n.errors += 1;
+            n.errors.update(|sum| sum + 1);
         }
-        self.numbers.set(n);
+    }
+
+    /// Counts an answer; whether the driver should be shown what there is, though the batch is not
+    /// over.
+    pub(crate) fn is_long(&self) -> bool {
+        let unseen = self.unseen.get() + 1;
+        let long = unseen >= SHOWN_AT_ONCE;
+        self.unseen.set(if long { 0 } else { unseen });
+        long
     }
 
     /// Whether nothing was answered since the last publishing.
     pub(crate) fn is_empty(&self) -> bool {
-        let n = self.numbers.get();
-        n.errors == 0 && n.requests == [0; 5]
+        !self.numbers.any.get()
     }
 
     /// Adds the batch to the counters.
     pub(crate) fn publish(&self, stats: &QueueStats, signalled: bool) {
-        let n = self.numbers.take();
-        let [reads, writes, flushes, ranges, _] = n.requests;
+        self.unseen.set(0);
+        let n = &self.numbers;
+        n.any.set(false);
+        let [reads, writes, flushes, ranges, other] = &n.requests;
+        other.set(0);
         let pairs = [
-            (&stats.reads, reads.into()),
-            (&stats.writes, writes.into()),
-            (&stats.flushes, flushes.into()),
-            (&stats.ranges, ranges.into()),
-            (&stats.errors, n.errors.into()),
-            (&stats.bytes_read, n.bytes_read),
-            (&stats.bytes_written, n.bytes_written),
-            (&stats.latency_ns, n.latency_ns),
+            (&stats.reads, reads.take().into()),
+            (&stats.writes, writes.take().into()),
+            (&stats.flushes, flushes.take().into()),
+            (&stats.ranges, ranges.take().into()),
+            (&stats.errors, n.errors.take().into()),
+            (&stats.bytes_read, n.bytes_read.take()),
+            (&stats.bytes_written, n.bytes_written.take()),
+            (&stats.latency_ns, n.latency_ns.take()),
             (&stats.batches, 1),
             (&stats.signals, signalled.into()),
         ];
