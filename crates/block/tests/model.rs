@@ -78,47 +78,13 @@ impl Model {
     }
 }
 
-/// Submits each batch at once. The requests of a batch share no sector, but they share blocks.
+/// Submits each batch at once: in a section, as a guest's are, and with memory of one owner, so that
+/// requests that continue each other are merged. The requests of a batch share no sector, but they
+/// share blocks.
 fn run(rig: &mut Rig, model: &mut Model, batches: &[Vec<Ask>], any_byte: bool) {
+    let event_loop = rig.event_loop.clone();
     for batch in batches {
-        let mut at = 0;
-        let mut waiting = Vec::new();
-        for (nth, ask) in batch.iter().enumerate() {
-            let room = model.bytes.len() / SECTOR - at;
-            let first = at + ask.gap.min(room);
-            let sectors = ask.sectors.min(model.bytes.len() / SECTOR - first);
-            at = first + sectors;
-            let (mut from, mut to) = (first * SECTOR, at * SECTOR);
-            if any_byte && sectors >= 2 {
-                (from, to) = (from + ask.cut.0, to - ask.cut.1);
-            }
-            let (offset, len) = (from as u64, (to - from) as u64);
-            let data: Vec<u8> = (from..to).map(|i| (i as u8) ^ ask.fill ^ (i >> 8) as u8).collect();
-            let range = &mut model.bytes[from..to];
-            let tag = match ask.kind {
-                Kind::Read => rig.submit(Op::Read, offset, len, memory(to - from, ask.lead)),
-                Kind::Write { fua } => {
-                    range.iter_mut().zip(&data).for_each(|(m, d)| *m = Some(*d));
-                    rig.submit(Op::Write { fua }, offset, len, filled(&data, ask.lead))
-                }
-                Kind::WrittenZeroes => {
-                    range.fill(Some(0));
-                    let memory = memory(to - from, ask.lead);
-                    rig.submit(Op::Write { fua: false }, offset, len, memory)
-                }
-                Kind::Zeroes { may_unmap, fua } => {
-                    range.fill(Some(0));
-                    let op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
-                    rig.submit(op, offset, len, IoBufs::new())
-                }
-                Kind::Discard => {
-                    range.fill(model.discard_zeroes.then_some(0));
-                    rig.submit(Op::Discard, offset, len, IoBufs::new())
-                }
-                Kind::Flush => rig.submit(Op::Flush, 0, 0, IoBufs::new()),
-            };
-            waiting.push((nth, tag, from));
-        }
+        let waiting = event_loop.section(|| submit(rig, model, batch, any_byte));
         for (nth, tag, from) in waiting {
             let (result, bufs) = rig.wait(tag);
             assert_eq!(result, Ok(()), "{:?} at {from}", batch[nth]);
@@ -127,6 +93,55 @@ fn run(rig: &mut Rig, model: &mut Model, batches: &[Vec<Ask>], any_byte: bool) {
             }
         }
     }
+}
+
+/// Submits a batch: each request's place in it, tag and first byte.
+fn submit(
+    rig: &mut Rig,
+    model: &mut Model,
+    batch: &[Ask],
+    any_byte: bool,
+) -> Vec<(usize, u32, usize)> {
+    let mut arena = Arena::new(batch.len() * (600 * SECTOR + 2 * 4096));
+    let mut at = 0;
+    let mut waiting = Vec::new();
+    for (nth, ask) in batch.iter().enumerate() {
+        let room = model.bytes.len() / SECTOR - at;
+        let first = at + ask.gap.min(room);
+        let sectors = ask.sectors.min(model.bytes.len() / SECTOR - first);
+        at = first + sectors;
+        let (mut from, mut to) = (first * SECTOR, at * SECTOR);
+        if any_byte && sectors >= 2 {
+            (from, to) = (from + ask.cut.0, to - ask.cut.1);
+        }
+        let (offset, len) = (from as u64, (to - from) as u64);
+        let data: Vec<u8> = (from..to).map(|i| (i as u8) ^ ask.fill ^ (i >> 8) as u8).collect();
+        let range = &mut model.bytes[from..to];
+        let tag = match ask.kind {
+            Kind::Read => rig.submit(Op::Read, offset, len, arena.take(to - from, ask.lead)),
+            Kind::Write { fua } => {
+                range.iter_mut().zip(&data).for_each(|(m, d)| *m = Some(*d));
+                rig.submit(Op::Write { fua }, offset, len, arena.filled(&data, ask.lead))
+            }
+            Kind::WrittenZeroes => {
+                range.fill(Some(0));
+                let memory = arena.take(to - from, ask.lead);
+                rig.submit(Op::Write { fua: false }, offset, len, memory)
+            }
+            Kind::Zeroes { may_unmap, fua } => {
+                range.fill(Some(0));
+                let op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
+                rig.submit(op, offset, len, IoBufs::new())
+            }
+            Kind::Discard => {
+                range.fill(model.discard_zeroes.then_some(0));
+                rig.submit(Op::Discard, offset, len, IoBufs::new())
+            }
+            Kind::Flush => rig.submit(Op::Flush, 0, 0, IoBufs::new()),
+        };
+        waiting.push((nth, tag, from));
+    }
+    waiting
 }
 
 fn for_random_batches(cases: u32, check: impl Fn(Vec<Vec<Ask>>)) {

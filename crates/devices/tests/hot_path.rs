@@ -80,6 +80,28 @@ fn a_batch_of_64_is_one_signal() {
     assert_eq!(rig.signals(), 1);
 }
 
+/// A driver that is awake need not wait for the end of a long batch.
+#[test]
+fn a_long_batch_is_shown_in_parts_and_signalled_once() {
+    let mut rig = Rig::new(&null_options(), 256, 0);
+    drive(&mut rig, 1, 1);
+    rig.signals();
+    rig.handler.set_enabled(false);
+    for _ in 0..20 {
+        rig.add(IN, 0, &[], 4096);
+    }
+    rig.publish();
+    let event_loop = rig.event_loop.clone();
+    event_loop.section(|| {
+        rig.handler.set_enabled(true);
+        // All 20 are answered; the batch ends with the section.
+        let shown = std::iter::from_fn(|| rig.driver.reap()).count();
+        assert_eq!((shown, rig.signals()), (16, 0));
+    });
+    assert_eq!(std::iter::from_fn(|| rig.driver.reap()).count(), 4);
+    assert_eq!(rig.signals(), 1);
+}
+
 #[test]
 fn a_lock_is_counted() {
     let before = locks_taken();

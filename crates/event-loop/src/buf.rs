@@ -190,6 +190,28 @@ impl IoBufs {
         self.len
     }
 
+    /// Whether all segments of both lists have one owner.
+    #[inline]
+    pub fn has_owner_of(&self, other: &IoBufs) -> bool {
+        match (&self.owner, &other.owner) {
+            (Some(a), Some(b)) => std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b)),
+            _ => false,
+        }
+    }
+
+    /// Appends all segments of `other`; both then share its memory. `false`, and nothing is appended,
+    /// when this list has segments of another owner.
+    pub fn append_shared(&mut self, other: &IoBufs) -> bool {
+        if self.iov.is_empty() {
+            self.owner.clone_from(&other.owner);
+        } else if !self.has_owner_of(other) {
+            return false;
+        }
+        self.iov.extend_from_slice(&other.iov);
+        self.len += other.len;
+        true
+    }
+
     /// Copies `len` bytes of this list from `offset` on over `dst`'s from `dst_offset` on; returns
     /// how many there were in both.
     pub fn copy_to(&self, offset: usize, dst: &mut IoBufs, dst_offset: usize, len: usize) -> usize {

@@ -114,6 +114,38 @@ fn signals_by_event_idx() {
     assert!(complete(&mut pair, 1));
 }
 
+#[test]
+fn what_is_shown_early_is_seen_and_still_signalled_once() {
+    for event_idx in [false, true] {
+        let mut pair = Setup { event_idx, ..Setup::default() }.build();
+        let _ = pair.queue.publish();
+        assert!(!pair.driver.enable_signals());
+        for shown in 1..=3 {
+            for _ in 0..2 {
+                pair.offer(1);
+                pair.complete();
+            }
+            assert!(pair.driver.reap().is_none(), "not shown yet");
+            pair.queue.show();
+            assert_eq!(pair.queue.used_idx(), 2 * shown);
+            assert!(pair.driver.reap().is_some() && pair.driver.reap().is_some());
+        }
+        assert!(pair.queue.publish(), "the driver asked before, and may sleep");
+        assert!(!pair.queue.publish());
+    }
+    // A driver that has seen everything and then asks for the next needs no signal for these.
+    let mut pair = event_idx();
+    pair.offer(1);
+    pair.complete();
+    assert!(pair.queue.publish(), "the first in any case");
+    pair.offer(1);
+    pair.complete();
+    pair.queue.show();
+    while pair.driver.reap().is_some() {}
+    assert!(!pair.driver.enable_signals());
+    assert!(!pair.queue.publish());
+}
+
 /// Driver and device on two threads, each waiting until the other notifies it: a lost notification
 /// would leave both waiting.
 #[test]

@@ -92,6 +92,34 @@ pub fn bytes(bufs: &IoBufs) -> Vec<u8> {
     data
 }
 
+/// Memory of one owner, as a guest's is.
+pub struct Arena {
+    all: IoBufs,
+    used: usize,
+}
+
+impl Arena {
+    pub fn new(len: usize) -> Arena {
+        Arena { all: AlignedBuf::io_bufs(len, 4096).unwrap(), used: 0 }
+    }
+
+    /// `len` fresh bytes that begin `lead` bytes after a page does.
+    pub fn take(&mut self, len: usize, lead: usize) -> IoBufs {
+        let at = self.used.next_multiple_of(4096) + lead;
+        self.used = at + len;
+        let mut bufs = IoBufs::new();
+        assert_eq!(bufs.set_part(&self.all, at, len, 1), len);
+        bufs
+    }
+
+    /// The same, with `data` in it.
+    pub fn filled(&mut self, data: &[u8], lead: usize) -> IoBufs {
+        let mut bufs = self.take(data.len(), lead);
+        assert_eq!(bufs.copy_in(0, data), data.len());
+        bufs
+    }
+}
+
 /// What a request was answered with.
 pub type Answer = (Result<(), Errno>, IoBufs);
 

@@ -3,17 +3,20 @@
 //! Nearly every request is one operation with the request's own memory; all others are cut into the
 //! steps of [`plan`](super::plan), one after the other.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, trace};
+use event_loop::{
+    AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, trace,
+};
 use nix::errno::Errno;
 
 use super::FileNode;
 use super::bounce::{Bounce, Bounces};
 use super::describe;
+use super::merge::Run;
 use super::plan::{Position, Step};
 use super::serialise::Mailbox;
 use super::slots::{Slot, Slots, Stage};
@@ -29,8 +32,6 @@ const ZEROES: usize = 1 << 20;
 /// The channel as its users hold it.
 pub(crate) struct FileChannel {
     inner: Rc<Inner>,
-    /// The same, as the loop wants it.
-    target: Rc<dyn IoTarget>,
 }
 
 struct Inner {
@@ -40,6 +41,9 @@ struct Inner {
     file: LoopFile,
     tail_file: Option<LoopFile>,
     slots: RefCell<Slots>,
+    /// What is to be submitted when the section ends, or the next request does not continue it.
+    run: Cell<Option<Run>>,
+    run_queued: Cell<bool>,
     bounces: RefCell<Bounces>,
     zeroes: OnceCell<IoBufs>,
     mailbox: OnceCell<Arc<Mailbox>>,
@@ -65,12 +69,14 @@ impl FileChannel {
             file: event_loop.register_file(node.fd.clone()),
             tail_file: node.tail_fd.clone().map(|fd| event_loop.register_file(fd)),
             slots: RefCell::new(Slots::new()),
+            run: Cell::new(None),
+            run_queued: Cell::new(false),
             bounces: RefCell::default(),
             zeroes: OnceCell::new(),
             mailbox: OnceCell::new(),
             node,
         });
-        FileChannel { target: inner.clone(), inner }
+        FileChannel { inner }
     }
 }
 
@@ -95,11 +101,19 @@ impl Channel for FileChannel {
         if request.len == 0 || !node.limits.is_simple(request.offset, &request.bufs) {
             return inner.start(request);
         }
-        let len = request.len;
-        let bufs = std::mem::take(&mut request.bufs);
-        let token = inner.slots.borrow_mut().insert(request, Stage::Simple);
-        inner.trace_submit(token, op, len);
-        inner.event_loop.submit(&inner.file, op, inner.engine, bufs, &self.target, token);
+        inner.gather(op, request);
+    }
+}
+
+impl DeferredCall for Inner {
+    fn run(&self) {
+        if let Some(run) = self.run.take() {
+            self.submit_run(run);
+        }
+    }
+
+    fn queued(&self) -> &Cell<bool> {
+        &self.run_queued
     }
 }
 
@@ -110,6 +124,12 @@ impl IoTarget for Inner {
         let mut slots = self.slots.borrow_mut();
         let Some((slot, part)) = slots.get(token) else { return };
         if slot.stage == Stage::Simple {
+            if slot.merged_with.is_some() {
+                *part = bufs;
+                part.clear();
+                drop(slots);
+                return self.complete_run(token, result);
+            }
             slot.request.bufs = bufs;
             if u64::try_from(result) == Ok(slot.request.len) {
                 let slot = slots.remove(token);
@@ -158,6 +178,76 @@ impl Inner {
             range().1,
         ));
     }
+
+    // ---- simple requests -----------------------------------------------------------------------
+
+    /// Takes a request that is one operation, or a part of one.
+    #[inline]
+    fn gather(&self, op: IoOp, request: Request) {
+        let mut slots = self.slots.borrow_mut();
+        let (len, segments) = (request.len, request.bufs.iovecs().len());
+        let before = self.run.get();
+        if let Some(mut run) = before
+            && run.is_continued_by(op, &request.bufs)
+            && let Some((last, _)) = slots.get(run.last)
+            && last.request.bufs.has_owner_of(&request.bufs)
+        {
+            let token = slots.insert(request, Stage::Simple);
+            if let Some((last, _)) = slots.get(run.last) {
+                last.merged_with = Some(token);
+            }
+            run.add(token, len, segments);
+            return self.run.set(Some(run));
+        }
+        let token = slots.insert(request, Stage::Simple);
+        drop(slots);
+        self.run.set(Some(Run::new(op, token, len, segments)));
+        match before {
+            Some(before) => self.submit_run(before),
+            None => {
+                let Some(me) = self.me.upgrade() else { return };
+                self.event_loop.defer(&(me as Rc<dyn DeferredCall>));
+            }
+        }
+    }
+
+    fn submit_run(&self, run: Run) {
+        let Some(me) = self.me.upgrade() else { return };
+        let mut slots = self.slots.borrow_mut();
+        let bufs = if run.first == run.last {
+            slots.get(run.first).map(|(slot, _)| std::mem::take(&mut slot.request.bufs))
+        } else {
+            slots.merge(run.first)
+        };
+        drop(slots);
+        self.trace_submit(run.first, run.op, run.len);
+        let (target, bufs) = (me as Rc<dyn IoTarget>, bufs.unwrap_or_default());
+        self.event_loop.submit(&self.file, run.op, self.engine, bufs, &target, run.first);
+    }
+
+    /// Answers the requests of one operation. If it was not done at once, each goes on by itself.
+    fn complete_run(&self, first: u32, result: i32) {
+        let len = self.slots.borrow_mut().run_len(first);
+        let whole = u64::try_from(result) == Ok(len);
+        let mut next = Some(first);
+        while let Some(token) = next {
+            let mut slots = self.slots.borrow_mut();
+            if whole {
+                let Some(slot) = slots.remove(token) else { return };
+                next = slot.merged_with;
+                drop(slots);
+                slot.request.complete(Ok(()));
+            } else {
+                let Some((slot, _)) = slots.get(token) else { return };
+                next = slot.merged_with.take();
+                slot.stage = Stage::Turn;
+                drop(slots);
+                self.go_on(token);
+            }
+        }
+    }
+
+    // ---- all others ----------------------------------------------------------------------------
 
     /// Starts a request that is not simple.
     fn start(&self, request: Request) {

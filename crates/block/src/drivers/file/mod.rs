@@ -4,6 +4,7 @@ mod bounce;
 mod channel;
 mod describe;
 mod locks;
+mod merge;
 mod open;
 mod plan;
 mod probe;

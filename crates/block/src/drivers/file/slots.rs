@@ -15,7 +15,8 @@ const FIRST: usize = 256;
 pub(crate) enum Stage {
     /// Its turn: a range claimed, a bounce buffer; or nothing yet.
     Turn,
-    /// A read or write of all of it with its own memory.
+    /// A read or write of all of it with its own memory, alone or the first of a
+    /// [`Run`](super::merge::Run).
     Simple,
     /// A step of a read or write.
     Step(Step),
@@ -41,6 +42,8 @@ pub(crate) struct Slot {
     /// Whether the range was claimed, or need not be.
     pub(crate) claimed: bool,
     pub(crate) ticket: Option<Ticket>,
+    /// The request that continues this one, in the same operation.
+    pub(crate) merged_with: Option<u32>,
 }
 
 /// Slots by token, and the lists of steps: kept while a slot is free, for their capacity.
@@ -68,6 +71,7 @@ impl Slots {
             bounce: None,
             claimed: false,
             ticket: None,
+            merged_with: None,
         };
         match self.free.pop() {
             Some(token) => {
@@ -93,5 +97,29 @@ impl Slots {
         let slot = self.slots.get_mut(token as usize)?.0.take()?;
         self.free.push(token);
         Some(slot)
+    }
+
+    /// The memory of all requests that are one operation, in a list of the first one's slot.
+    pub(crate) fn merge(&mut self, first: u32) -> Option<IoBufs> {
+        let mut bufs = std::mem::take(&mut self.slots.get_mut(first as usize)?.1);
+        let mut next = Some(first);
+        while let Some(token) = next {
+            let (slot, _) = self.get(token)?;
+            let appended = bufs.append_shared(&slot.request.bufs);
+            debug_assert!(appended, "requests of two owners in one operation");
+            next = slot.merged_with;
+        }
+        Some(bufs)
+    }
+
+    /// Bytes of all requests that are one operation.
+    pub(crate) fn run_len(&mut self, first: u32) -> u64 {
+        let mut len = 0;
+        let mut next = Some(first);
+        while let Some((slot, _)) = next.and_then(|token| self.get(token)) {
+            len += slot.request.len;
+            next = slot.merged_with;
+        }
+        len
     }
 }
