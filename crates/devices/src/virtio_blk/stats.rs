@@ -41,7 +41,7 @@ pub(crate) enum Kind {
 }
 
 /// Answers after which the driver is shown them, in a batch that goes on.
-const SHOWN_AT_ONCE: u32 = 8;
+const SHOWN_AT_ONCE: u32 = 4;
 
 /// The counters of the batch under way.
 #[derive(Debug, Default)]
