@@ -21,7 +21,16 @@ pub fn run_without(calls: &[libc::c_long], errno: i32) -> Result<(), Box<dyn Err
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch)?;
     let filter: BpfProgram = filter.try_into()?;
     seccompiler::apply_filter(&filter)?;
+    run_program()
+}
+
+/// Becomes the program that the command line names, with the arguments after it.
+///
+/// # Errors
+///
+/// It did not become that.
+pub fn run_program() -> Result<(), Box<dyn Error>> {
     let mut command = env::args_os().skip(1);
-    let program = command.next().ok_or("usage: deny-… PROGRAM [ARGUMENT...]")?;
+    let program = command.next().ok_or("usage: THIS PROGRAM [ARGUMENT...]")?;
     Err(Command::new(program).args(command).exec().into())
 }

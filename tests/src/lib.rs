@@ -20,7 +20,7 @@ mod wait;
 pub mod wire;
 
 pub use blk_client::{BlkClient, Completion, Reply, Request, Segment, request};
-pub use deny::run_without;
+pub use deny::{run_program, run_without};
 pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use program::{release_daemon, tool};

@@ -220,6 +220,18 @@ impl Server {
         field.and_then(|field| field.trim().parse().ok()).expect("a number in /proc")
     }
 
+    /// How many times its threads have run, those included that the kernel has for it.
+    pub fn context_switches(&self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon is there");
+        let status = |task: PathBuf| fs::read_to_string(task.join("status")).unwrap_or_default();
+        let switches = |status: String| {
+            let fields = status.lines().filter(|line| line.contains("ctxt_switches:"));
+            let number = |field: &str| field.split_whitespace().nth(1)?.parse::<u64>().ok();
+            fields.filter_map(number).sum::<u64>()
+        };
+        tasks.map(|task| switches(status(task.expect("a thread").path()))).sum()
+    }
+
     /// How many mappings it has of memory that front ends share with it.
     pub fn guest_mappings(&self) -> usize {
         self.proc("maps").lines().filter(|line| line.contains("/memfd:")).count()

@@ -52,4 +52,8 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.errno.as_ref().map(|errno| errno as _)
+    }
+}

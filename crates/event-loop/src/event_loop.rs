@@ -47,7 +47,9 @@ pub struct LoopConfig {
     /// memory and the loop a call to fetch them: from `entries` to 65536. 0: eight times `entries`,
     /// at least 1024.
     pub completions: u32,
-    /// The threads for what would block.
+    /// The threads for what would block. Its maximum is also the most that the kernel may have for
+    /// what blocks in the ring: of those for files and of those for all else, on the CPUs of the
+    /// loop's thread. The kernel's own limit, four per CPU for files, stays where it is lower.
     pub thread_pool: ThreadPoolConfig,
     /// Adaptive polling.
     pub poll: PollParams,
@@ -136,7 +138,8 @@ impl EventLoop {
     /// which is no error: see [`EventLoop::ring`].
     pub fn new(config: LoopConfig) -> Result<Self, SetupError> {
         let entries = config.entries.clamp(1, MAX_ENTRIES);
-        let (ring, chosen) = setup::set_up(config.ring, entries, config.completions)?;
+        let workers = config.thread_pool.max.clamp(1, ThreadPoolConfig::MOST) as u32;
+        let (ring, chosen) = setup::set_up(config.ring, entries, config.completions, workers)?;
         log::info!("{}: {chosen}", config.name);
         Self::with_ring(config, ring, chosen, Box::new(MonotonicClock::new()))
     }

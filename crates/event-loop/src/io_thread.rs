@@ -102,7 +102,15 @@ impl fmt::Display for SpawnError {
     }
 }
 
-impl std::error::Error for SpawnError {}
+impl std::error::Error for SpawnError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SpawnError::Thread(error) | SpawnError::Affinity(error) => Some(error),
+            SpawnError::Scheduling { error, .. } => Some(error),
+            SpawnError::Loop(error) => Some(error),
+        }
+    }
+}
 
 impl IoThread {
     /// Starts a thread and waits until its loop stands.

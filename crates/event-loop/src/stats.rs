@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What a loop has done since it was created. Each number only grows, but for the window.
 ///
 /// Written by the loop's thread alone (but for `wakes`), with plain stores; a reader may see one a
-/// little older than another.
+/// little older than another. They have cache lines of their own: two, as processors fetch them in pairs.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct LoopStats {
     /// Iterations.
     pub iterations: Counter,

@@ -298,3 +298,91 @@ fn e4_a_pool_whose_threads_cannot_be_started_is_an_error() {
         assert!(error.ends_with("for thread 1 of the 3 of the pool"), "{error}");
     });
 }
+
+/// The CPUs of each of the kernel's threads behind the rings of `thread`.
+fn kernel_threads(thread: nix::unistd::Pid) -> Vec<String> {
+    let name = format!("iou-wrk-{thread}");
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.ok()?.path().join("status")).ok()
+    };
+    let cpus = |status: String| {
+        let field = |name| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        (field("Name:")? == name).then(|| field("Cpus_allowed_list:").unwrap().to_owned())
+    };
+    tasks.filter_map(status).filter_map(cpus).collect()
+}
+
+/// Each of a burst of fsyncs wants a kernel thread of its own. They stay for some seconds.
+#[test]
+fn e4_the_kernels_threads_are_bounded_and_stay_on_the_loops_cpus() {
+    let _alone = lock(&ALONE);
+    const LIMIT: usize = 2;
+    const BURST: u32 = 64;
+    let this = nix::unistd::Pid::from_raw(0);
+    let allowed = nix::sched::sched_getaffinity(this).unwrap();
+    let cpu = (0..nix::sched::CpuSet::count()).find(|&cpu| allowed.is_set(cpu).unwrap()).unwrap();
+    for ring in [RingFlags::BEST, RingFlags::PLAIN].map(RingChoice::Exactly) {
+        let thread_pool = ThreadPoolConfig { min: 0, max: LIMIT };
+        let event_loop = LoopConfig { thread_pool, ..config(ring) };
+        let thread =
+            IoThread::spawn(IoThreadConfig { event_loop, cpus: vec![cpu], scheduling: None });
+        let thread = thread.unwrap();
+        let (done, all) = std::sync::mpsc::channel();
+        let fsyncs = move |event_loop: &EventLoop| {
+            let file = event_loop.register_file(tempfile(b"content"));
+            for _ in 0..BURST {
+                let fsync = IoOp::Fsync { data_only: false };
+                let fsync =
+                    event_loop.operate(&file, fsync, Engine::Uring, event_loop::IoBufs::new());
+                let done = done.clone();
+                event_loop.spawn(async move {
+                    let (result, _) = fsync.await;
+                    done.send((result, nix::unistd::gettid())).unwrap();
+                });
+            }
+        };
+        thread.handle().spawn(fsyncs).unwrap();
+        let mut tid = None;
+        for _ in 0..BURST {
+            let (result, thread) = all.recv_timeout(LOST).unwrap();
+            assert_eq!(result, 0);
+            tid = Some(thread);
+        }
+        let found = kernel_threads(tid.unwrap());
+        assert!((1..=LIMIT).contains(&found.len()), "{found:?}");
+        assert!(found.iter().all(|cpus| *cpus == cpu.to_string()), "{found:?}");
+        thread.stop().unwrap();
+    }
+}
+
+/// As many as the table has places are registered; the others go by their descriptors.
+#[test]
+fn more_files_than_a_ring_can_register_are_all_served() {
+    let _alone = lock(&ALONE);
+    const MORE_THAN_THERE_IS_ROOM: usize = 1100;
+    let event_loop = EventLoop::new(config(RingChoice::Exactly(RingFlags::BEST))).unwrap();
+    let fds = [b"one", b"two"].map(|content| tempfile(content));
+    let files: Vec<_> = (0..MORE_THAN_THERE_IS_ROOM)
+        .map(|index| event_loop.register_file(fds[index % 2].clone()))
+        .collect();
+    let is_fixed = |file: &event_loop::LoopFile| format!("{file:?}").contains("fixed");
+    let fixed = files.iter().filter(|file| is_fixed(file)).count();
+    assert!((1..files.len()).contains(&fixed), "{fixed} are registered");
+    let read = |file: &event_loop::LoopFile| {
+        let bufs = AlignedBuf::io_bufs(3, 1).unwrap();
+        let read = event_loop.operate(file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
+        let (n, bufs) = event_loop.block_on(read).unwrap();
+        let mut out = [0; 3];
+        bufs.copy_out(0, &mut out);
+        assert_eq!(n, 3);
+        out
+    };
+    for (index, file) in files.iter().enumerate() {
+        assert_eq!(&read(file), [b"one", b"two"][index % 2], "file {index} of {fixed}");
+    }
+    // A place that is given back is taken again.
+    drop(files);
+    let file = event_loop.register_file(fds[0].clone());
+    assert!(is_fixed(&file) && &read(&file) == b"one");
+}

@@ -12,7 +12,7 @@ use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::NullOptions;
 use crate::request::{Op, Request};
 
-/// Requests under way that a channel has room for from the start.
+/// Requests under way that a channel has room for from the start; what is not used is not touched.
 const FIRST: usize = 256;
 
 /// From where a request is answered.
@@ -82,8 +82,8 @@ struct Waiting {
 impl Waiting {
     fn new() -> Self {
         Waiting {
-            slots: std::iter::repeat_with(|| None).take(FIRST).collect(),
-            free: (0..FIRST as u32).rev().collect(),
+            slots: Vec::with_capacity(FIRST),
+            free: Vec::with_capacity(FIRST),
         }
     }
 

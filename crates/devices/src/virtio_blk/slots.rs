@@ -1,4 +1,5 @@
-//! A queue's requests in flight: preallocated, as many as the queue has entries.
+//! A queue's requests in flight: preallocated, as many as the queue has entries. Places that were
+//! never used have never been written to, and so take no memory of the machine's.
 
 use std::rc::Rc;
 
@@ -38,17 +39,23 @@ impl SlotTable {
     pub(crate) fn new(size: u16) -> Self {
         let size = usize::from(size);
         SlotTable {
-            slots: (0..size).map(|_| None).collect(),
-            free: (0..size as u32).rev().collect(),
+            slots: Vec::with_capacity(size),
+            free: Vec::with_capacity(size),
             spare_bufs: Vec::with_capacity(size),
         }
     }
 
     /// Takes a place. The queue pops no more chains than there are places.
     pub(crate) fn insert(&mut self, slot: Slot) -> Option<u32> {
-        let tag = self.free.pop()?;
-        self.slots[tag as usize] = Some(slot);
-        Some(tag)
+        if let Some(tag) = self.free.pop() {
+            self.slots[tag as usize] = Some(slot);
+            return Some(tag);
+        }
+        if self.slots.len() == self.slots.capacity() {
+            return None;
+        }
+        self.slots.push(Some(slot));
+        Some(self.slots.len() as u32 - 1)
     }
 
     /// Accounts for one answer under `tag`; returns the request when it was the last one.

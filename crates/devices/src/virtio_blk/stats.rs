@@ -4,8 +4,10 @@ use std::cell::Cell;
 
 use event_loop::Counter;
 
-/// What a queue has done since the export was created. Only its thread writes.
+/// What a queue has done since the export was created. Only its thread writes; the counters of two
+/// queues share no cache line, nor two that are fetched as a pair.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct QueueStats {
     /// Requests answered with OK: reads.
     pub reads: Counter,
@@ -115,6 +117,29 @@ impl Batch {
         for (counter, n) in pairs {
             if n > 0 {
                 counter.add(n);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn queues_of_two_threads_write_to_no_common_cache_line() {
+        const LINES: usize = 128;
+        let stats: Vec<Arc<QueueStats>> = (0..8).map(|_| Arc::default()).collect();
+        let first_line = |stats: &Arc<QueueStats>| (&raw const **stats).addr() / LINES;
+        let last_line = |stats| first_line(stats) + (size_of::<QueueStats>() - 1) / LINES;
+        for (n, one) in stats.iter().enumerate() {
+            assert!((&raw const **one).addr().is_multiple_of(LINES));
+            // The counts of the `Arc` as well: they lie before the value.
+            let counts = |stats| first_line(stats) - 1;
+            for other in &stats[n + 1..] {
+                assert!(last_line(one) < counts(other) || last_line(other) < counts(one));
             }
         }
     }

@@ -12,6 +12,7 @@ pub mod setup;
 pub mod sim;
 mod socket;
 pub(crate) mod uring;
+mod workers;
 
 use std::io;
 use std::os::fd::RawFd;

@@ -51,7 +51,7 @@ mod tests {
     use crate::ring::{Ring, Wait};
 
     fn ring(restricted: bool) -> UringRing {
-        UringRing::new(RingFlags { restricted, ..RingFlags::BEST }, 4, 0).unwrap()
+        UringRing::new(RingFlags { restricted, ..RingFlags::BEST }, 4, 0, 1).unwrap()
     }
 
     fn result(ring: &mut UringRing, entry: io_uring::squeue::Entry) -> i32 {

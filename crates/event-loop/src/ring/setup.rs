@@ -197,13 +197,14 @@ impl From<Refused> for SetupError {
 }
 
 /// Creates the ring: must be called on the thread that will use it. 0 `completions`: as many as befit
-/// the entries.
+/// the entries. `workers`: most threads of either kind that the kernel has for what blocks.
 pub(crate) fn set_up(
     choice: RingChoice,
     entries: u32,
     completions: u32,
+    workers: u32,
 ) -> Result<(Box<dyn Ring>, Chosen), SetupError> {
-    climb_down(choice, |flags| Ok(Box::new(UringRing::new(flags, entries, completions)?)))
+    climb_down(choice, |flags| Ok(Box::new(UringRing::new(flags, entries, completions, workers)?)))
 }
 
 /// The ladder itself, over any way to create a ring.

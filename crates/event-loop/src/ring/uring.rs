@@ -9,7 +9,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::ring::restrict::restrict;
 use crate::ring::setup::{Refused, RingFlags, TaskRun};
-use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
+use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, workers};
 
 /// Places in the table of registered files. Sparse: an unused place costs 8 bytes in the kernel.
 const FILE_TABLE: u32 = 1024;
@@ -38,8 +38,13 @@ const MIN_COMPLETIONS: u32 = 1024;
 impl UringRing {
     /// Creates a ring with room for `entries` queued operations and as many `completions`, or, for
     /// 0, for eight times `entries`: what is in flight may far exceed what is queued between two
-    /// calls.
-    pub(crate) fn new(flags: RingFlags, entries: u32, completions: u32) -> Result<Self, Refused> {
+    /// calls. The kernel gets no more than `workers` threads of each kind for what blocks.
+    pub(crate) fn new(
+        flags: RingFlags,
+        entries: u32,
+        completions: u32,
+        workers: u32,
+    ) -> Result<Self, Refused> {
         let completions = match completions {
             0 => entries.saturating_mul(8).max(MIN_COMPLETIONS),
             n => n.max(entries),
@@ -83,6 +88,7 @@ impl UringRing {
             Ok(()) => (0..FILE_TABLE).rev().collect(),
             Err(_) => Vec::new(),
         };
+        workers::limit(&ring, workers);
         if flags.restricted {
             restrict(&ring).map_err(Refused::Restrictions)?;
         }
@@ -304,7 +310,7 @@ mod tests {
         for (entries, completions, has) in
             [(4, 0, 1024), (256, 0, 2048), (4, 16, 16), (64, 1, 64), (5, 100_000, 65536)]
         {
-            let ring = UringRing::new(RingFlags::PLAIN, entries, completions).unwrap();
+            let ring = UringRing::new(RingFlags::PLAIN, entries, completions, 1).unwrap();
             assert_eq!(ring.ring.params().cq_entries(), has, "{entries}, {completions}");
         }
     }

@@ -1,5 +1,6 @@
 //! The daemon: what a command line asks for, made, run and taken down again.
 
+mod open_files;
 mod signals;
 mod status;
 mod threads;
@@ -31,6 +32,14 @@ impl fmt::Display for DaemonError {
 impl DaemonError {
     pub(crate) fn new(error: impl fmt::Display) -> Self {
         DaemonError(error.to_string())
+    }
+
+    /// Of something that takes descriptors: with advice where there are too few.
+    fn with_advice(error: impl std::error::Error + 'static) -> Self {
+        match open_files::advice(&error) {
+            Some(advice) => DaemonError(format!("{error}\n{advice}")),
+            None => DaemonError::new(error),
+        }
     }
 }
 
@@ -64,6 +73,7 @@ pub(crate) fn run(
 ) -> Result<(), DaemonError> {
     let blocked = signals::block()
         .map_err(|errno| DaemonError(format!("sigprocmask failed: {}", errno.desc())))?;
+    open_files::raise_limit();
     let config = LoopConfig { name: "control".into(), ..LoopConfig::default() };
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
     let mut stop = StopSignals::new(&control, &blocked)
@@ -134,7 +144,7 @@ impl Daemon {
                 let opened = self.nodes.open(options);
                 opened.map(drop).map_err(|error| match error.hint() {
                     Some(hint) => DaemonError(format!("{error}\n{hint}")),
-                    None => DaemonError::new(error),
+                    None => DaemonError::with_advice(error),
                 })
             }
             Action::Export(export) => self.add_export(export),
@@ -164,7 +174,7 @@ impl Daemon {
             .control
             .block_on(start)
             .map_err(|error| DaemonError(format!("the control loop failed: {error}")))?
-            .map_err(DaemonError::new)?;
+            .map_err(DaemonError::with_advice)?;
         self.exports.push(export);
         Ok(())
     }

@@ -102,6 +102,6 @@ fn start(options: &IothreadOptions) -> Result<IoThread, DaemonError> {
         cpus: options.cpu_affinity.clone(),
         ..IoThreadConfig::default()
     };
-    let thread = IoThread::spawn(config).map_err(DaemonError::new)?;
+    let thread = IoThread::spawn(config).map_err(DaemonError::with_advice)?;
     Ok(thread)
 }

@@ -47,7 +47,8 @@ impl fmt::Display for Limits {
         };
         row(f, "guest memory", &registered)?;
         let nofile = self.nofile.map_or("unknown".to_owned(), |(soft, hard)| {
-            let queues = soft / FDS_PER_QUEUE;
+            // The daemon raises the soft limit to the hard one.
+            let queues = hard / FDS_PER_QUEUE;
             format!("{} (hard limit {}): about {} queues", count(soft), count(hard), count(queues))
         });
         row(f, "RLIMIT_NOFILE", &nofile)
@@ -96,7 +97,7 @@ mod tests {
         let text = limits.to_string();
         assert!(text.contains("8 MiB (hard limit unlimited)"), "{text}");
         assert!(text.contains("up to 8 MiB can be registered"), "{text}");
-        assert!(text.contains("1024 (hard limit 4096): about 512 queues"), "{text}");
+        assert!(text.contains("1024 (hard limit 4096): about 2048 queues"), "{text}");
         let text = Limits { may_lock_memory: true, ..limits }.to_string();
         assert!(text.contains("of any size can be registered"), "{text}");
     }

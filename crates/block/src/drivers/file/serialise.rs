@@ -24,7 +24,10 @@ pub(crate) struct Serialise {
     state: Mutex<State>,
 }
 
+/// On cache lines of its own, with the lock around it: beside it in the node lies what every request of
+/// every thread reads.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 struct State {
     next: u64,
     /// Those granted, and behind them, in order, those waiting.

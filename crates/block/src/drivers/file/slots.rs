@@ -7,7 +7,8 @@ use super::serialise::Ticket;
 use super::zeroes::Method;
 use crate::request::Request;
 
-/// Slots a channel starts with: enough for several queues; more are added when they are needed.
+/// Slots a channel has room for from the start: enough for several queues. Until they are used their
+/// memory is not touched, so that hundreds of exports that do little take little.
 const FIRST: usize = 256;
 
 /// What a request waits for.
@@ -55,8 +56,8 @@ pub(crate) struct Slots {
 impl Slots {
     pub(crate) fn new() -> Self {
         Slots {
-            slots: std::iter::repeat_with(|| (None, IoBufs::new())).take(FIRST).collect(),
-            free: (0..FIRST as u32).rev().collect(),
+            slots: Vec::with_capacity(FIRST),
+            free: Vec::with_capacity(FIRST),
         }
     }
 
