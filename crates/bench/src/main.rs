@@ -13,6 +13,7 @@ mod plot;
 mod polling;
 mod report;
 mod results;
+mod scale;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,13 @@ fn run() -> Result<()> {
                 peers::build_ringmill()?;
             }
             peers::run(&options)?;
+        }
+        Command::Scale(options) => {
+            let wanted = options.contenders.iter().any(|name| name == "ringmill");
+            if wanted && options.places.ringmill.is_none() {
+                peers::build_ringmill()?;
+            }
+            scale::run(&options)?;
         }
         Command::Results(options) => results::run(&options)?,
         Command::Polling(options) => {

@@ -14,7 +14,7 @@ use crate::load::{Load, Threads, Wait};
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
-use crate::{guards, peers, polling};
+use crate::{guards, peers, polling, scale};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -37,6 +37,15 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --client-cpu N        CPU of the client (the first)
   --server-cpu N        CPU of the servers (the second)
   --markdown FILE       also write the report into FILE, between its marks
+
+bench scale [OPTIONS]   many exports in one daemon: what each takes, and what idle ones cost
+  --quick               a short run with few exports, to see that all of it works
+  --exports N,...       numbers of exports (1,10,100,500; with --quick 1,20)
+  --rounds N            rounds per figure (3; with --quick 1)
+  --runtime SECONDS     measured time per round and figure (2; with --quick 0.3)
+  --contenders NAME,... servers (qsd,ringmill)
+  --plots DIR           also draw plots, into this directory
+  --qsd, --qsd-chroot, --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
 
 bench results [OPTIONS]   the published results, each mechanism off and on
   --quick               a short run, to see that all of it works
@@ -93,6 +102,8 @@ pub(crate) enum Command {
     Help,
     /// Compare servers.
     Peers(Box<peers::Options>),
+    /// Many exports.
+    Scale(Box<scale::Options>),
     /// Reproduce the published results.
     Results(results::options::Options),
     /// Compare polling policies.
@@ -144,6 +155,7 @@ pub(crate) struct LoadOptions {
 pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match parser.next()? {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
+        Some(Value(command)) if command == "scale" => parse_scale(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
@@ -156,7 +168,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         }
         Some(Value(command)) => {
             bail!(
-                "unknown command {}; known are peers, results, polling, load, guards, loops",
+                "unknown command {}; known are peers, scale, results, polling, load, guards, loops",
                 command.display()
             )
         }
@@ -164,7 +176,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(argument) => Err(argument.unexpected().into()),
         None => {
             bail!(
-                "no command; known are peers, results, polling, load, guards, loops (bench --help tells more)"
+                "no command; known are peers, scale, results, polling, load, guards, loops (bench --help tells more)"
             )
         }
     }
@@ -203,6 +215,49 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
         }
     }
     Ok(Command::Peers(Box::new(options)))
+}
+
+fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = scale::Options {
+        quick: false,
+        exports: Vec::new(),
+        contenders: vec!["qsd".into(), "ringmill".into()],
+        places: Places::default(),
+        rounds: None,
+        run_time: None,
+        directory: default_directory()?,
+        client_cpu: None,
+        server_cpu: None,
+        plots: None,
+        markdown: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("quick") => options.quick = true,
+            Long("exports") => {
+                let numbers = list(&string(parser)?);
+                let numbers = numbers.iter().map(|number| number.parse());
+                options.exports = numbers.collect::<Result<_, _>>().context("--exports")?;
+            }
+            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
+            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
+            Long("contenders") => options.contenders = list(&string(parser)?),
+            Long("qsd") => options.places.qsd = Some(parser.value()?.into()),
+            Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
+            Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("client-cpu") => options.client_cpu = Some(number(parser, "--client-cpu")?),
+            Long("server-cpu") => options.server_cpu = Some(number(parser, "--server-cpu")?),
+            Long("plots") => options.plots = Some(parser.value()?.into()),
+            Long("markdown") => options.markdown = Some(parser.value()?.into()),
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    if options.exports.is_empty() {
+        options.exports = if options.quick { vec![1, 20] } else { vec![1, 10, 100, 500] };
+    }
+    Ok(Command::Scale(Box::new(options)))
 }
 
 fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
@@ -431,6 +486,7 @@ mod tests {
             ("frobnicate", "frobnicate"),
             ("peers --frobnicate", "--frobnicate"),
             ("peers --rounds x", "--rounds=x"),
+            ("scale --exports 1,x", "--exports"),
             ("results --only f2,f9", "f9"),
             ("peers --runtime -1", "--runtime=-1"),
             ("load", "--socket"),

@@ -2,6 +2,7 @@
 
 pub(crate) mod affinity;
 pub(crate) mod data_file;
+pub(crate) mod footprint;
 pub(crate) mod machine;
 pub(crate) mod process;
 pub(crate) mod ram_disk;

@@ -116,14 +116,28 @@ impl Client {
         Ok(Self { queues, capacity, load: load.clone() })
     }
 
+    /// One client with the queues of several that have the same load.
+    pub(crate) fn join(clients: impl IntoIterator<Item = Client>) -> Option<Self> {
+        clients.into_iter().reduce(|mut all, client| {
+            all.queues.extend(client.queues);
+            all.capacity = all.capacity.min(client.capacity);
+            all
+        })
+    }
+
     /// Starts sending.
     pub(crate) fn start(self) -> Result<Running> {
         let load = self.load;
         let queues = self.queues.len();
         let origin = Instant::now();
         let blocks = self.capacity / load.block_size as u64;
+        // Hundreds of histograms are to fit into caches and memory.
+        let digits = if queues > 16 { 2 } else { 3 };
+        let latencies = Histogram::new_with_bounds(1, 60_000_000_000, digits)
+            .context("making a latency histogram")?;
         let lanes = self.queues.into_iter().enumerate().map(|(i, queue)| Lane {
             queue,
+            latencies: latencies.clone(),
             offsets: Offsets::new(
                 load.order,
                 blocks,
@@ -160,7 +174,7 @@ impl Client {
     }
 }
 
-type WorkerThread = JoinHandle<Result<Histogram<u64>>>;
+type WorkerThread = JoinHandle<Result<Vec<Histogram<u64>>>>;
 
 /// A load under way. Dropping it gives up on what is in flight.
 pub(crate) struct Running {
@@ -194,20 +208,27 @@ impl Running {
 
     /// Waits for what is in flight and ends the load: the latencies measured (ns), and how many
     /// requests were served in all.
-    pub(crate) fn finish(mut self) -> Result<(Histogram<u64>, u64)> {
+    pub(crate) fn finish(self) -> Result<(Histogram<u64>, u64)> {
+        let (queues, completed) = self.finish_queues()?;
+        let mut queues = queues.into_iter();
+        let mut all = queues.next().context("the load has no queues")?;
+        for latencies in queues {
+            all.add(latencies).context("adding up latencies")?;
+        }
+        Ok((all, completed))
+    }
+
+    /// The same, with the latencies of each queue.
+    pub(crate) fn finish_queues(mut self) -> Result<(Vec<Histogram<u64>>, u64)> {
         for (shared, _) in &self.workers {
             shared.stop.store(true, Ordering::Relaxed);
         }
-        let mut all: Option<Histogram<u64>> = None;
+        let mut queues = Vec::new();
         for (_, thread) in &mut self.workers {
             let Some(thread) = thread.take() else { continue };
-            let latencies = thread.join().map_err(|_| anyhow!("a client thread panicked"))??;
-            match &mut all {
-                None => all = Some(latencies),
-                Some(all) => all.add(&latencies).context("adding up latencies")?,
-            }
+            queues.extend(thread.join().map_err(|_| anyhow!("a client thread panicked"))??);
         }
-        Ok((all.context("the load has no queues")?, self.completed()))
+        Ok((queues, self.completed()))
     }
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct Lane {
     pub(crate) free: Vec<u16>,
     /// When the request in each slot started, nanoseconds from the origin.
     pub(crate) started: Vec<u64>,
+    /// How long requests took while that was measured, nanoseconds.
+    pub(crate) latencies: Histogram<u64>,
 }
 
 impl Lane {
@@ -86,12 +88,10 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Runs until stopped; returns the latencies measured, in nanoseconds.
-    pub(crate) fn run(mut self) -> Result<Histogram<u64>> {
+    /// Runs until stopped; returns the latencies measured on each lane, in nanoseconds.
+    pub(crate) fn run(mut self) -> Result<Vec<Histogram<u64>>> {
         // The default slack of 50 us would be added to every timed sleep.
         nix::sys::prctl::set_timerslack(1).context("PR_SET_TIMERSLACK")?;
-        let mut latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)
-            .context("making the latency histogram")?;
         let mut stopped_at = None;
         while !self.shared.abandon.load(Ordering::Relaxed) {
             if self.shared.stop.load(Ordering::Relaxed) {
@@ -107,11 +107,11 @@ impl Worker {
             } else {
                 self.submit()?;
             }
-            if !self.reap(&mut latencies)? {
+            if !self.reap()? {
                 self.wait(stopped_at.is_some())?;
             }
         }
-        Ok(latencies)
+        Ok(self.lanes.into_iter().map(|lane| lane.latencies).collect())
     }
 
     fn now(&self) -> u64 {
@@ -137,7 +137,7 @@ impl Worker {
     }
 
     /// Takes all completions; returns whether there were any.
-    fn reap(&mut self, latencies: &mut Histogram<u64>) -> Result<bool> {
+    fn reap(&mut self) -> Result<bool> {
         let mut reaped = 0;
         // One clock reading per batch: all of it was complete by now.
         let mut now = 0;
@@ -154,8 +154,8 @@ impl Worker {
                 }
                 reaped += 1;
                 if measuring {
-                    latencies
-                        .saturating_record(now.saturating_sub(lane.started[usize::from(slot)]));
+                    let latency = now.saturating_sub(lane.started[usize::from(slot)]);
+                    lane.latencies.saturating_record(latency);
                 }
                 lane.free.push(slot);
             }

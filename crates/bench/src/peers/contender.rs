@@ -13,6 +13,8 @@ pub(crate) enum Node {
     Null,
     /// A file, past the page cache, through io_uring.
     File(PathBuf),
+    /// A file for each export, by the same name with the export's number at the end.
+    Files(PathBuf),
 }
 
 /// Whether the server may busy-poll.
@@ -35,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) polling: Polling,
     /// Queues per export.
     pub(crate) queues: usize,
+    /// I/O threads, which share the queues of each export. More than one only ringmill has.
+    pub(crate) io_threads: usize,
     /// One vhost-user-blk export on each socket.
     pub(crate) sockets: Vec<PathBuf>,
 }
@@ -96,25 +100,43 @@ fn storage_daemon_options(setup: &Setup) -> Vec<String> {
         Polling::Off => ",poll-max-ns=0".into(),
         Polling::Policy(policy) => format!(",poll-policy={policy}"),
     };
-    let mut options = vec!["--object".into(), format!("iothread,id=io0{polling}")];
+    let mut options: Vec<String> = (0..setup.io_threads)
+        .flat_map(|i| ["--object".into(), format!("iothread,id=io{i}{polling}")])
+        .collect();
+    let io_threads = match setup.io_threads {
+        1 => "iothread=io0".into(),
+        several => {
+            (0..several).map(|i| format!("iothread.{i}=io{i}")).collect::<Vec<_>>().join(",")
+        }
+    };
     for (i, socket) in setup.sockets.iter().enumerate() {
         let node = match &setup.node {
             Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
-            Node::File(path) => {
-                format!("driver=file,filename={},cache.direct=on,aio=io_uring", quoted(path))
-            }
+            Node::File(path) => file(path),
+            Node::Files(path) => file(&numbered(path, i)),
         };
         options.push("--blockdev".into());
         options.push(format!("{node},node-name=disk{i}"));
         options.push("--export".into());
         options.push(format!(
             "type=vhost-user-blk,id=export{i},node-name=disk{i},writable=on,num-queues={},\
-             iothread=io0,addr.type=unix,addr.path={}",
+             {io_threads},addr.type=unix,addr.path={}",
             setup.queues,
             quoted(socket)
         ));
     }
     options
+}
+
+fn file(path: &Path) -> String {
+    format!("driver=file,filename={},cache.direct=on,aio=io_uring", quoted(path))
+}
+
+/// Export `i`'s file of [`Node::Files`].
+pub(crate) fn numbered(path: &Path, i: usize) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(i.to_string());
+    path.into()
 }
 
 /// A path as an option value: a comma is doubled.
@@ -213,6 +235,7 @@ mod tests {
             node: Node::File("/tmp/a,b.dat".into()),
             polling: Polling::Off,
             queues: 4,
+            io_threads: 1,
             sockets: vec!["/tmp/s.sock".into()],
         };
         assert_eq!(

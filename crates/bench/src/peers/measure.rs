@@ -75,7 +75,7 @@ impl Bench {
         };
         let sockets =
             (0..exports).map(|i| self.sockets.0.join(format!("export{i}.sock"))).collect();
-        Setup { node, polling, queues, sockets }
+        Setup { node, polling, queues, io_threads: 1, sockets }
     }
 
     /// Throughput, latency and CPU time under a load.

@@ -6,7 +6,7 @@ pub(crate) mod measure;
 mod report;
 mod result;
 pub(crate) mod rows;
-mod server;
+pub(crate) mod server;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let rows = chosen_rows(options)?;
     let contenders = find_contenders(options)?;
     let directory = measure::make_directory(&options.directory)?;
-    let [client_cpu, server_cpu] = cpus(options)?;
+    let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let mut conditions = machine::describe(&directory);
     let size = if quick { 64 << 20 } else { 1 << 30 };
     let needs_file = rows.iter().any(|row| row.disk == Disk::File);
@@ -196,7 +196,7 @@ fn find_contenders(options: &Options) -> Result<Vec<Contender>> {
 }
 
 /// The CPUs of client and server: apart where there are two, unbound where there is one.
-fn cpus(options: &Options) -> Result<[Option<usize>; 2]> {
+pub(crate) fn cpus(client: Option<usize>, server: Option<usize>) -> Result<[Option<usize>; 2]> {
     let allowed = affinity::allowed()?;
     let pick = |wanted: Option<usize>, nth: usize| match wanted {
         Some(cpu) if !allowed.contains(&cpu) => bail!("CPU {cpu} is not one of {allowed:?}"),
@@ -204,7 +204,7 @@ fn cpus(options: &Options) -> Result<[Option<usize>; 2]> {
         None if allowed.len() < 2 => Ok(None),
         None => Ok(allowed.get(nth).copied()),
     };
-    Ok([pick(options.client_cpu, 0)?, pick(options.server_cpu, 1)?])
+    Ok([pick(client, 0)?, pick(server, 1)?])
 }
 
 fn describe_method(bench: &Bench, rounds: usize, size: u64) -> String {

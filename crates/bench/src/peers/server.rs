@@ -56,8 +56,8 @@ impl Server {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Connects a client to export number `export`, as soon as the server takes it.
-    pub(crate) fn connect(&mut self, export: usize, load: &Load) -> Result<Client> {
+    /// Waits until export number `export` has its socket, and gives that.
+    pub(crate) fn listening(&mut self, export: usize) -> Result<PathBuf> {
         let socket = self.sockets.get(export).context("there is no such export")?.clone();
         let start = Instant::now();
         // Servers have no common way to say that they listen.
@@ -70,8 +70,15 @@ impl Server {
                     self.words()
                 );
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(1));
         }
+        Ok(socket)
+    }
+
+    /// Connects a client to export number `export`, as soon as the server takes it.
+    pub(crate) fn connect(&mut self, export: usize, load: &Load) -> Result<Client> {
+        let start = Instant::now();
+        let socket = self.listening(export)?;
         loop {
             // Between bind and listen, connections are refused.
             let refused = match Client::connect(&socket, load) {
