@@ -176,6 +176,34 @@ fn leaving_polling_mode_tells_the_source_and_looks_once_more() {
     queue.race.take();
 }
 
+/// Hundreds of queues that are used now and then are not all looked at for the sake of one that is busy.
+#[test]
+fn in_a_crowd_a_source_leaves_the_set_soon() {
+    let (sim, event_loop, _watchdog) = rig();
+    let busy = queue(&event_loop);
+    let others: Vec<_> = (0..100).map(|_| queue(&event_loop)).collect();
+    let polled = || others.iter().filter(|other| other.polled.get()).count();
+    warm_up(&sim, &event_loop, &busy);
+    others.iter().for_each(|other| other.add());
+    request(&sim, &event_loop, &busy, 3_000);
+    warm_up(&sim, &event_loop, &busy);
+    assert_eq!(polled(), others.len(), "they have only just had an event");
+    let until = sim.now_ns() + 11_000_000;
+    while sim.now_ns() < until {
+        request(&sim, &event_loop, &busy, 3_000);
+    }
+    assert!(busy.polled.get());
+    assert_eq!(polled(), 0);
+    // They are served as before, and a few of them may stay.
+    let few = &others[..10];
+    few.iter().for_each(|other| other.add());
+    for _ in 0..1_000 {
+        request(&sim, &event_loop, &busy, 3_000);
+    }
+    assert_eq!(few.iter().map(|other| other.served.get()).sum::<u32>(), 20);
+    assert_eq!(polled(), few.len());
+}
+
 #[test]
 fn a_source_leaves_the_set_after_seven_seconds_without_an_event() {
     let (sim, event_loop, _watchdog) = rig();

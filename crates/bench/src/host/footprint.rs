@@ -28,9 +28,8 @@ impl Footprint {
         for pid in tree(root) {
             let status = fs::read_to_string(format!("/proc/{pid}/status"))
                 .with_context(|| format!("reading what process {pid} takes"))?;
-            let kib = |name| {
-                field(&status, name).with_context(|| format!("no {name} of process {pid}"))
-            };
+            let kib =
+                |name| field(&status, name).with_context(|| format!("no {name} of process {pid}"));
             all.anonymous += kib("RssAnon:")?;
             all.page_tables += kib("VmPTE:")?;
             let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))

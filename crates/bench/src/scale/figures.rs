@@ -17,28 +17,32 @@ pub(crate) struct Rounds {
     pub(crate) one_busy: [Vec<Busy>; DEPTHS.len()],
     /// All busy.
     pub(crate) all_busy: Vec<Busy>,
+    /// What could not be measured, and why: nothing after that was.
+    pub(crate) failed: Option<String>,
 }
 
 /// The depths at which one export is busy.
 pub(crate) const DEPTHS: [usize; 2] = [1, 64];
 
-/// A load of two queues, with its name.
-pub(crate) type TwoQueues = (&'static str, fn() -> Load);
+/// A load for so many I/O threads, with its name.
+pub(crate) type ThreadLoad = (&'static str, fn(usize) -> Load);
 
-/// The loads that one and two I/O threads are measured under.
-pub(crate) const SECOND_THREAD: [TwoQueues; 3] = [
-    ("depth 2x64, unpaced", || Load { depth: 64, ..two_queues() }),
-    ("400000/s by 16", || paced(400_000.0)),
-    ("200000/s by 16", || paced(200_000.0)),
+/// The loads that one and two I/O threads are measured under: the same for both, spread over two
+/// queues; and a queue, with a load of its own, for each thread.
+pub(crate) const SECOND_THREAD: [ThreadLoad; 4] = [
+    ("the same two queues, depth 64", |_| unpaced(2)),
+    ("the same two queues, 400000/s by 16", |_| paced(2, 400_000)),
+    ("a queue each, depth 64", unpaced),
+    ("a queue each, 200000/s by 16", |threads| paced(threads, threads as u32 * 200_000)),
 ];
 
-fn two_queues() -> Load {
-    Load { queues: 2, ..rows::load() }
+fn unpaced(queues: usize) -> Load {
+    Load { queues, depth: 64, ..rows::load() }
 }
 
-fn paced(per_second: f64) -> Load {
-    let arrivals = Arrivals::Paced(Pace { per_second, burst: 16 });
-    Load { arrivals, depth: 64, ..two_queues() }
+fn paced(queues: usize, per_second: u32) -> Load {
+    let arrivals = Arrivals::Paced(Pace { per_second: per_second.into(), burst: 16 });
+    Load { arrivals, ..unpaced(queues) }
 }
 
 /// All figures.
@@ -48,8 +52,6 @@ pub(crate) struct Figures {
     by_exports: BTreeMap<usize, BTreeMap<String, Rounds>>,
     /// By [`SECOND_THREAD`]: with one I/O thread, and with two.
     pub(crate) threads: [[Vec<Busy>; 2]; SECOND_THREAD.len()],
-    /// What could not be measured.
-    pub(crate) failures: usize,
 }
 
 impl Figures {
@@ -61,6 +63,13 @@ impl Figures {
     /// The numbers of exports.
     pub(crate) fn exports(&self) -> Vec<usize> {
         self.by_exports.keys().copied().collect()
+    }
+
+    /// Where a server failed, and how.
+    pub(crate) fn failures(&self, server: &str) -> impl Iterator<Item = (usize, &str)> {
+        self.by_exports.iter().filter_map(move |(&exports, servers)| {
+            Some((exports, servers.get(server)?.failed.as_deref()?))
+        })
     }
 
     /// The rounds of a server.

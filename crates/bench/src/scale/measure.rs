@@ -20,6 +20,8 @@ use crate::peers::server::Server;
 const BEFORE_IDLE: u32 = 16;
 /// Requests in flight on each export when all are busy.
 const DEPTH_OF_ALL: usize = 4;
+/// How long the first requests of all exports may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of each export's file.
 const FILE_SIZE: u64 = 256 << 10;
 
@@ -94,8 +96,14 @@ impl Bench {
         let Some(clients) = connect(server, from..to, &load)? else { return Ok(None) };
         let running = clients.start()?;
         let wanted = u64::from(burst) * (to - from) as u64;
+        let begun = Instant::now();
         while running.completed() < wanted {
             wait(server, &running, Duration::from_millis(5))?;
+            ensure!(
+                begun.elapsed() < PATIENCE,
+                "only {} of the {wanted} first requests were served within {PATIENCE:?}",
+                running.completed()
+            );
         }
         Ok(Some(running))
     }
@@ -157,7 +165,7 @@ impl Bench {
         Ok(busy)
     }
 
-    /// Two queues on one or two I/O threads, polling off.
+    /// One export on one or two I/O threads, polling off.
     pub(crate) fn threads(
         &self,
         contender: &Contender,

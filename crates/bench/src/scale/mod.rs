@@ -16,7 +16,7 @@ use crate::peers::contender::{self, Contender, Places};
 use crate::peers::cpus;
 use crate::peers::measure::{SocketDirectory, make_directory};
 use crate::report::write_section;
-use figures::{DEPTHS, Figures, SECOND_THREAD};
+use figures::{DEPTHS, Figures, Rounds, SECOND_THREAD};
 use measure::{Bench, Files};
 
 /// What to measure, and where.
@@ -49,7 +49,7 @@ pub(crate) struct Options {
 /// Descriptors that a client of one queue takes on our side, generously.
 const FILES_PER_CLIENT: u64 = 16;
 
-/// Measures and reports. Fails when something could not be measured, not on any figure.
+/// Measures and reports. Fails when ringmill could not be measured, not on any figure.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let quick = options.quick;
     let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 });
@@ -88,14 +88,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(file) = &options.markdown {
         write_section(file, "bench scale", &report.markdown())?;
     }
-    if figures.failures > 0 {
-        bail!(
-            "{} measurements failed; the servers' output is in {}",
-            figures.failures,
+    // A peer that fails is a line of the report.
+    match figures.failures("ringmill").next() {
+        Some((exports, why)) => bail!(
+            "ringmill with {exports} exports: {why}; its output is in {}",
             bench.directory.display()
-        );
+        ),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// All rounds, the servers taking turns, in flipped order each round.
@@ -113,20 +113,12 @@ fn measure(
                 let name = &contender.name;
                 eprintln!("[{round}/{rounds}] {exports} exports, {name}");
                 let at = figures.at(exports, name);
-                let mut failures = Vec::new();
-                let mut keep = |what: &str, result: Result<()>| {
-                    if let Err(error) = result {
-                        failures.push(format!("{exports} exports, {name}, {what}: {error:#}"));
-                    }
-                };
-                keep("idle", bench.idle(contender, exports).map(|idle| at.idle.push(idle)));
-                for (depth, into) in DEPTHS.into_iter().zip(&mut at.one_busy) {
-                    let busy = bench.one_busy(contender, exports, depth);
-                    keep("one busy", busy.map(|busy| into.push(busy)));
+                if at.failed.is_none()
+                    && let Err(error) = measure_round(bench, contender, exports, at)
+                {
+                    eprintln!("{error:#}");
+                    at.failed = Some(format!("{error:#}"));
                 }
-                keep("all busy", bench.all_busy(contender, exports).map(|b| at.all_busy.push(b)));
-                failures.iter().for_each(|failure| eprintln!("{failure}"));
-                figures.failures += failures.len();
             }
         }
         // What only ringmill has.
@@ -134,13 +126,28 @@ fn measure(
             eprintln!("[{round}/{rounds}] one and two I/O threads");
             for ((_, load), rounds) in SECOND_THREAD.iter().zip(&mut figures.threads) {
                 for io_threads in if round % 2 == 1 { [1, 2] } else { [2, 1] } {
-                    rounds[io_threads - 1].push(bench.threads(contender, io_threads, &load())?);
+                    let load = load(io_threads);
+                    rounds[io_threads - 1].push(bench.threads(contender, io_threads, &load)?);
                 }
             }
         }
         order.reverse();
     }
     Ok(figures)
+}
+
+fn measure_round(
+    bench: &Bench,
+    contender: &Contender,
+    exports: usize,
+    rounds: &mut Rounds,
+) -> Result<()> {
+    rounds.idle.push(bench.idle(contender, exports).context("with nothing to do")?);
+    for (depth, into) in DEPTHS.into_iter().zip(&mut rounds.one_busy) {
+        into.push(bench.one_busy(contender, exports, depth).context("with one busy")?);
+    }
+    rounds.all_busy.push(bench.all_busy(contender, exports).context("with all busy")?);
+    Ok(())
 }
 
 /// Every client takes descriptors of this process. The servers inherit the limit, so that it is none

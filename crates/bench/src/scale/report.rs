@@ -42,6 +42,11 @@ impl Report {
             "Method: {rounds} round(s) of {:?} each; {bound}{debug}",
             bench.run_time
         ));
+        for contender in contenders {
+            for (exports, why) in figures.failures(&contender.name) {
+                conditions.push(format!("{} FAILED with {exports} exports: {why}", contender.name));
+            }
+        }
         let servers: Vec<&str> = contenders.iter().map(|c| c.name.as_str()).collect();
         let mut tables = vec![idle_table(figures, &servers), busy_table(figures, &servers)];
         if servers.contains(&"ringmill") {
@@ -156,7 +161,7 @@ fn busy_table(figures: &Figures, servers: &[&str]) -> Table {
 
 fn threads_table(figures: &Figures) -> Table {
     let mut table =
-        Table::new(&["two queues", "I/O threads", "IOPS", "CPU us/req", "x one thread", "p50 us"]);
+        Table::new(&["one export", "I/O threads", "IOPS", "CPU us/req", "x one thread", "p50 us"]);
     for ((name, _), rounds) in SECOND_THREAD.iter().zip(&figures.threads) {
         for (threads, busy) in rounds.iter().enumerate() {
             table.row([
