@@ -222,7 +222,8 @@ impl Server {
 
     /// How many times its threads have run, those included that the kernel has for it.
     pub fn context_switches(&self) -> u64 {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon is there");
+        let tasks =
+            fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon is there");
         let status = |task: PathBuf| fs::read_to_string(task.join("status")).unwrap_or_default();
         let switches = |status: String| {
             let fields = status.lines().filter(|line| line.contains("ctxt_switches:"));

@@ -121,9 +121,8 @@ fn too_low_a_hard_limit_is_an_error_that_says_what_to_do() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     // More than the program's hard limit.
-    let (status, log) = command(&scratch, &image, 700)
-        .wrapped_by(env!("CARGO_BIN_EXE_limit-open-files"))
-        .run();
+    let (status, log) =
+        command(&scratch, &image, 700).wrapped_by(env!("CARGO_BIN_EXE_limit-open-files")).run();
     assert_eq!(status.code(), Some(1), "{log}");
     for part in ["Too many open files", "1000 files open", "LimitNOFILE="] {
         assert!(log.contains(part), "{part}: {log}");

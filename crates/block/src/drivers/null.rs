@@ -81,10 +81,7 @@ struct Waiting {
 
 impl Waiting {
     fn new() -> Self {
-        Waiting {
-            slots: Vec::with_capacity(FIRST),
-            free: Vec::with_capacity(FIRST),
-        }
+        Waiting { slots: Vec::with_capacity(FIRST), free: Vec::with_capacity(FIRST) }
     }
 
     fn insert(&mut self, request: Request) -> u32 {

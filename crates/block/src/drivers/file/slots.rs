@@ -55,10 +55,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new() -> Self {
-        Slots {
-            slots: Vec::with_capacity(FIRST),
-            free: Vec::with_capacity(FIRST),
-        }
+        Slots { slots: Vec::with_capacity(FIRST), free: Vec::with_capacity(FIRST) }
     }
 
     /// Puts a request in; the token is its own until it is taken out.
