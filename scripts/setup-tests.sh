@@ -83,7 +83,7 @@ done
 
 # Modules are loaded in the order of their numbers.
 n=10
-for module in qemu_fw_cfg virtio_pci virtio_blk; do
+for module in qemu_fw_cfg virtio_pci virtio_blk virtio_scsi sd_mod; do
     modprobe -d "$guest/kernel" -S "$version" --show-depends "$module" | awk '$1 == "insmod" { print $2 }'
 done | awk '!seen[$0]++' | while read -r path; do
     cp "$path" "$root/lib/modules/$n-$(basename "$path")"

@@ -1,4 +1,4 @@
-//! A Linux guest under QEMU, without KVM, whose disks are vhost-user-blk exports.
+//! A Linux guest under QEMU, without KVM, whose disks are vhost-user-blk and vhost-user-scsi exports.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +26,8 @@ pub struct Guest {
     queues: u32,
     device_options: String,
     chardev_options: String,
-    disks: Vec<PathBuf>,
+    /// Sockets, and QEMU's device for each.
+    disks: Vec<(PathBuf, &'static str)>,
     attachment: Option<String>,
     reboots: bool,
     accel: &'static str,
@@ -70,7 +71,13 @@ impl Guest {
 
     /// Gives it a disk: `/dev/vda` for the first one.
     pub fn disk(mut self, socket: PathBuf) -> Self {
-        self.disks.push(socket);
+        self.disks.push((socket, "vhost-user-blk-pci"));
+        self
+    }
+
+    /// Gives it a SCSI controller, of which each logical unit is a disk: `/dev/sda` for the first one.
+    pub fn scsi(mut self, socket: PathBuf) -> Self {
+        self.disks.push((socket, "vhost-user-scsi-pci,param_change=on"));
         self
     }
 
@@ -88,7 +95,7 @@ impl Guest {
         self
     }
 
-    /// Gives each disk more options of QEMU's device `vhost-user-blk-pci`.
+    /// Gives each disk more options of its device of QEMU's, `vhost-user-blk-pci` or `vhost-user-scsi-pci`.
     pub fn device_options(mut self, options: &str) -> Self {
         self.device_options = format!(",{options}");
         self
@@ -199,12 +206,13 @@ impl Guest {
         // vhost-user needs memory that the daemon can map: not private to QEMU.
         add("object", format!("memory-backend-memfd,id=ram,size={memory}M,share=on"));
         add("machine", "memory-backend=ram".into());
-        for (index, socket) in self.disks.iter().enumerate() {
+        for (index, (socket, device)) in self.disks.iter().enumerate() {
             let (path, queues) = (socket.display(), self.queues);
             let options = &self.chardev_options;
             add("chardev", format!("socket,id=chardev{index},path={path}{options}"));
-            let device = format!("vhost-user-blk-pci,id=disk{index},chardev=chardev{index}");
-            add("device", format!("{device},num-queues={queues}{}", self.device_options));
+            let device = format!("{device},id=disk{index},chardev=chardev{index}");
+            let queue_option = if device.contains("scsi") { "num_queues" } else { "num-queues" };
+            add("device", format!("{device},{queue_option}={queues}{}", self.device_options));
         }
         arguments
     }

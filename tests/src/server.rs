@@ -88,6 +88,20 @@ impl<'a> ServerCommand<'a> {
         ))
     }
 
+    /// Adds `--export` for `nodes` over vhost-user-scsi as LUN 0 and on, on the socket that
+    /// [`Server::socket`] gives for `id`, with more `options`. Writable unless `options` speaks of that.
+    pub fn export_scsi(self, id: &str, nodes: &[&str], options: &str) -> Self {
+        let socket = socket(self.scratch.dir(), id);
+        let writable = if options.contains("writable=") { "" } else { ",writable=on" };
+        let luns: String =
+            (0..).zip(nodes).map(|(lun, node)| format!(",luns.{lun}={node}")).collect();
+        self.arg("--export").arg(format!(
+            "type=vhost-user-scsi,id={id}{luns},addr.type=unix,addr.path={}{writable}{}",
+            socket.display(),
+            more(options)
+        ))
+    }
+
     /// Has the daemon started by `program`, which is given the daemon's command line.
     pub fn wrapped_by(mut self, program: impl Into<PathBuf>) -> Self {
         self.wrapper = Some(program.into());

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
 
 use crate::error::OptionError;
-use crate::export::{Addr, ExportKind, ExportOptions};
+use crate::export::{Addr, ExportOptions};
 use crate::storage_daemon::{Action, Step};
 
 /// Checks that names are defined once and before they are used, and that what is writable can be.
@@ -114,8 +114,7 @@ impl Graph {
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
-        let ExportKind::VhostUserBlk(vhost_user) = &export.kind;
-        let socket = match &vhost_user.addr {
+        let socket = match &export.vhost_user().addr {
             Addr::Unix { path } => Socket::Path(path.clone()),
             Addr::Fd { fd } => Socket::Fd(*fd),
         };

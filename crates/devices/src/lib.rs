@@ -2,4 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod ahci;
+pub mod virtio;
 pub mod virtio_blk;
+pub mod virtio_scsi;

@@ -19,6 +19,7 @@ mod inbox;
 mod io_thread;
 mod iteration;
 mod linux_aio;
+pub mod mailbox;
 pub mod oneshot;
 mod op;
 pub mod polling;

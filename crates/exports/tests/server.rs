@@ -15,7 +15,7 @@ use common::{
 };
 use event_loop::EventLoop;
 use exports::vhost_user::wire::{MAX_FDS, MAX_PAYLOAD, Request};
-use exports::vhost_user::{ExportError, Listen, VhostUserBlkExport};
+use exports::vhost_user::{ExportError, Listen, VhostUserExport};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr};
 
 /// A front end is served as if nothing had happened.
@@ -26,7 +26,7 @@ fn serves(daemon: &Daemon) {
 }
 
 /// Another export of the same daemon.
-fn neighbour(daemon: &Daemon) -> (VhostUserBlkExport, Dir) {
+fn neighbour(daemon: &Daemon) -> (VhostUserExport, Dir) {
     let dir = Dir::new();
     let export = daemon.start(daemon.config(Listen::Path(dir.socket()), 1)).unwrap();
     (export, dir)

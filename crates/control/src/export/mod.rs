@@ -35,12 +35,33 @@ pub struct ExportOptions {
 pub enum ExportKind {
     /// `vhost-user-blk`: a virtio-blk device of another process.
     VhostUserBlk(VhostUserOptions),
+    /// `vhost-user-scsi`: logical units of a virtio-scsi device of another process. `node-name` is
+    /// LUN 0's.
+    VhostUserScsi {
+        /// What it has in common with the other.
+        options: VhostUserOptions,
+        /// `luns.1` and on: the nodes of the other logical units.
+        more_luns: Vec<String>,
+    },
 }
 
 impl ExportOptions {
     /// The nodes that it offers.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
-        std::iter::once(&self.node_name)
+        let more_luns = match &self.kind {
+            ExportKind::VhostUserBlk(_) => [].as_slice(),
+            ExportKind::VhostUserScsi { more_luns, .. } => more_luns,
+        };
+        std::iter::once(&self.node_name).chain(more_luns)
+    }
+
+    /// What it has as an export over vhost-user.
+    pub fn vhost_user(&self) -> &VhostUserOptions {
+        match &self.kind {
+            ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
+                options
+            }
+        }
     }
 }
 
@@ -54,6 +75,7 @@ pub(crate) struct Draft {
     iothreads: Vec<String>,
     fixed_iothread: bool,
     vhost_user: VhostUserOptions,
+    luns: Vec<String>,
 }
 
 /// An export type.
@@ -67,12 +89,20 @@ pub(crate) struct Type {
 }
 
 /// The export types there are.
-pub(crate) static TYPES: &[Type] = &[Type {
-    name: "vhost-user-blk",
-    help: "a virtio-blk device for a virtual machine",
-    fields: vhost_user::BLK,
-    kind: |draft| Ok(ExportKind::VhostUserBlk(std::mem::take(&mut draft.vhost_user))),
-}];
+pub(crate) static TYPES: &[Type] = &[
+    Type {
+        name: "vhost-user-blk",
+        help: "a virtio-blk device for a virtual machine",
+        fields: vhost_user::BLK,
+        kind: |draft| Ok(ExportKind::VhostUserBlk(std::mem::take(&mut draft.vhost_user))),
+    },
+    Type {
+        name: "vhost-user-scsi",
+        help: "a virtio-scsi device for a virtual machine",
+        fields: vhost_user::SCSI,
+        kind: vhost_user::scsi,
+    },
+];
 
 /// What all exports have.
 static COMMON: &[Field<Draft>] = &[
@@ -163,24 +193,31 @@ const NODE_NAME: Field<Draft> = Field {
 
 /// `iothread=io0`, or a list.
 fn iothreads(export: &mut Draft, value: Value, at: &Context) -> table::Set {
-    let name = at.whole();
     export.iothreads = match value {
         Value::Text(id) => vec![id],
+        value => names(value, at, "string or list of strings")?,
+    };
+    Ok(())
+}
+
+/// A list of names, not empty. `expected`: what else could be there, for errors.
+fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, OptionError> {
+    let name = at.whole();
+    match value {
         Value::List(ids) if ids.is_empty() => {
-            return Err(OptionError::new(format!("Parameter '{name}' must not be empty")));
+            Err(OptionError::new(format!("Parameter '{name}' must not be empty")))
         }
         Value::List(ids) => ids
             .into_iter()
             .enumerate()
             .map(|(n, id)| table::text(id, &format!("{name}.{n}"), at))
-            .collect::<Result<_, _>>()?,
+            .collect(),
         Value::Object(_) if at.dialect == Dialect::Keyval => {
-            return Err(OptionError::new(format!("Parameters '{name}.*' are unexpected"))
-                .hint(format!("A list is written {name}.0=<id>,{name}.1=<id>,…")));
+            Err(OptionError::new(format!("Parameters '{name}.*' are unexpected"))
+                .hint(format!("A list is written {name}.0=<id>,{name}.1=<id>,…")))
         }
-        _ => return Err(table::wrong_type(name, "string or list of strings")),
-    };
-    Ok(())
+        _ => Err(table::wrong_type(name, expected)),
+    }
 }
 
 /// The rows of an export type's table.

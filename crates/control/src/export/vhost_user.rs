@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
-use super::{Draft, NODE_NAME};
+use super::{Draft, ExportKind, NODE_NAME};
 use crate::error::OptionError;
 use crate::table::{self, Context, Field, Kind, Need, Row};
 use crate::value::Value;
@@ -47,6 +47,63 @@ pub enum Addr {
 
 /// Options of `vhost-user-blk`.
 pub(super) static BLK: &[Field<Draft>] = &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES];
+
+/// Options of `vhost-user-scsi`.
+pub(super) static SCSI: &[Field<Draft>] = &[
+    Field { need: Need::Optional("the nodes in luns"), ..NODE_NAME },
+    Field {
+        name: "luns",
+        kind: Kind::Nested {
+            meta: "",
+            rows: || {
+                vec![Row {
+                    name: "<n>".to_owned(),
+                    value: "<node-name>".to_owned(),
+                    need: Need::Optional("node-name is LUN 0, the only one"),
+                    help: "block node of logical unit <n>, from 0; instead of node-name",
+                }]
+            },
+            read: |export, value, at| {
+                export.luns = super::names(value, at, "list of strings")?;
+                Ok(())
+            },
+        },
+        need: Need::Optional("node-name is LUN 0, the only one"),
+        help: "",
+    },
+    ADDR,
+    LOGICAL_BLOCK_SIZE,
+    NUM_QUEUES,
+];
+
+/// The most logical units of a target.
+const MAX_LUNS: usize = 256;
+/// The most request queues of `vhost-user-scsi`, which has two queues more.
+const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
+
+/// The rest of `vhost-user-scsi`.
+pub(super) fn scsi(draft: &mut Draft) -> Result<ExportKind, OptionError> {
+    let mut luns = std::mem::take(&mut draft.luns).into_iter();
+    match (draft.node_name.is_empty(), luns.next()) {
+        (true, Some(first)) => draft.node_name = first,
+        (true, None) => return Err(table::missing("node-name").hint(LUNS_HINT)),
+        (false, Some(_)) => {
+            return Err(OptionError::new("node-name and luns exclude each other").hint(LUNS_HINT));
+        }
+        (false, None) => {}
+    }
+    if luns.len() >= MAX_LUNS {
+        return Err(OptionError::new(format!("luns must be at most {MAX_LUNS}")));
+    }
+    let options = std::mem::take(&mut draft.vhost_user);
+    if options.num_queues > MAX_SCSI_QUEUES {
+        return Err(OptionError::new(format!("num-queues must be at most {MAX_SCSI_QUEUES}"))
+            .hint("The vhost-user protocol names a queue in 8 bits, and two carry no requests."));
+    }
+    Ok(ExportKind::VhostUserScsi { options, more_luns: luns.collect() })
+}
+
+const LUNS_HINT: &str = "One disk is node-name=<node>; several are luns.0=<node>,luns.1=<node>,…";
 
 const ADDR: Field<Draft> = Field {
     name: "addr",

@@ -74,7 +74,10 @@ fn differences_from_qsd() {
     let drivers = "Known values of 'driver': file, host_device, raw, null-co, null-aio";
     assert_eq!(error.hint.as_deref(), Some(drivers));
     let error = refused(&["--export", "nbd,id=e,node-name=n"]);
-    assert_eq!(error.hint.as_deref(), Some("Known values of 'type': vhost-user-blk"));
+    assert_eq!(
+        error.hint.as_deref(),
+        Some("Known values of 'type': vhost-user-blk, vhost-user-scsi")
+    );
     let error = refused(&["--object", "throttle-group,id=t"]);
     assert_eq!(error.hint.as_deref(), Some("Known values of 'qom-type': iothread"));
     for (options, what) in [
@@ -195,8 +198,7 @@ fn what_qsd_takes_is_taken() {
         };
         match options.steps.last().map(|step| &step.action) {
             Some(control::Action::Export(export)) => {
-                let control::ExportKind::VhostUserBlk(options) = &export.kind;
-                assert_eq!(options.logical_block_size, size);
+                assert_eq!(export.vhost_user().logical_block_size, size);
             }
             other => panic!("{export}: {other:?}"),
         }

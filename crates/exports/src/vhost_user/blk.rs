@@ -2,24 +2,23 @@
 
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
-use block::request::{Completion, Op, Request};
+use devices::virtio::Virtqueue;
 use devices::virtio_blk::{self, DeviceConfig, QueueHandler, QueueStats};
-use event_loop::{EventLoop, IoBufs, LoopHandle};
-use guest_memory::MemoryView;
-use nix::errno::Errno;
-use queue::{Queue, QueueError};
+use event_loop::{EventLoop, LoopHandle};
+use queue::Queue;
 
-use super::device::{Device, DeviceOnLoop, FlushDone, RunningQueue};
+use super::device::{Device, DeviceOnLoop, FlushDone};
 use super::error::ExportError;
-use super::eventfd::EventFd;
+use super::export::{VhostUserExport, queue_stats};
+use super::flush::flush;
 use super::listener::Listen;
-use super::server::{MAX_QUEUES, Server};
+use super::server::MAX_QUEUES;
 
 /// What `--export type=vhost-user-blk` says.
 pub struct VhostUserBlkConfig {
@@ -43,30 +42,19 @@ pub struct VhostUserBlkConfig {
     pub serial: String,
 }
 
-/// A block node offered over a vhost-user socket. Dropping it stops it without waiting.
-pub struct VhostUserBlkExport {
-    id: String,
-    server: Server,
-    io_threads: Vec<LoopHandle>,
-    stats: Arc<[Arc<QueueStats>]>,
-}
-
-impl VhostUserBlkExport {
-    /// Offers a node. When this returns front ends can connect.
+impl VhostUserExport {
+    /// Offers a node as a virtio-blk device. When this returns front ends can connect.
     ///
     /// # Errors
     ///
     /// When the configuration is out of range, the socket cannot be listened on, or the node cannot
     /// be used from one of the I/O threads.
-    pub async fn start(
+    pub async fn blk(
         control_loop: EventLoop,
         config: VhostUserBlkConfig,
     ) -> Result<Self, ExportError> {
         let VhostUserBlkConfig { id, listen, node, io_threads, num_queues, .. } = config;
-        if !(1..=MAX_QUEUES).contains(&num_queues) {
-            let allowed = format!("num-queues must be from 1 to {MAX_QUEUES}, not {num_queues}");
-            return Err(ExportError::Config(allowed));
-        }
+        let stats = queue_stats(num_queues, MAX_QUEUES)?;
         let device = virtio_blk::Device::new(DeviceConfig {
             geometry: node.geometry(),
             num_queues,
@@ -76,40 +64,8 @@ impl VhostUserBlkExport {
             serial: config.serial,
         })
         .map_err(|error| ExportError::Config(error.to_string()))?;
-        let stats: Arc<[_]> = (0..num_queues).map(|_| Arc::new(QueueStats::default())).collect();
-        let blk =
-            Arc::new(Blk { device: Arc::new(device), num_queues, node, stats: stats.clone() });
-        let server = Server::start(control_loop, id.clone(), listen, blk, &io_threads).await?;
-        Ok(VhostUserBlkExport { id, server, io_threads, stats })
-    }
-
-    /// `id`.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// Whether a front end is connected.
-    pub fn is_connected(&self) -> bool {
-        self.server.is_connected()
-    }
-
-    /// What each queue has done since the export was started, by its index.
-    pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
-        &self.stats
-    }
-
-    /// The threads that serve it: their statistics have the poll windows.
-    pub fn io_threads(&self) -> &[LoopHandle] {
-        &self.io_threads
-    }
-
-    /// Takes no more requests, finishes those in flight, flushes the node, removes the socket.
-    ///
-    /// # Errors
-    ///
-    /// When the flush failed, or a loop has stopped before.
-    pub async fn stop(self) -> Result<(), ExportError> {
-        self.server.stop().await
+        let blk = Blk { device: Arc::new(device), num_queues, node, stats: stats.clone() };
+        VhostUserExport::start(control_loop, id, listen, io_threads, Arc::new(blk), stats).await
     }
 }
 
@@ -164,60 +120,23 @@ impl DeviceOnLoop for BlkOnLoop {
         &self,
         index: u16,
         queue: Queue,
-        kick: Option<EventFd>,
-        call: Option<EventFd>,
-    ) -> Rc<dyn RunningQueue> {
+        kick: Option<Arc<OwnedFd>>,
+        call: Option<Arc<OwnedFd>>,
+    ) -> Rc<dyn Virtqueue> {
         let stats = self.blk.stats.get(usize::from(index)).cloned().unwrap_or_default();
-        Rc::new(BlkQueue(QueueHandler::start(
+        QueueHandler::start(
             &self.event_loop,
             self.blk.device.clone(),
             self.channel.clone(),
             queue,
-            kick.map(|kick| kick.fd().clone()),
-            call.map(|call| call.fd().clone()),
+            kick,
+            call,
             stats,
-        )))
+        )
     }
 
     fn flush(&self, done: FlushDone) {
-        /// Passes the answer on.
-        struct Flushed(RefCell<Option<FlushDone>>);
-        impl Completion for Flushed {
-            fn complete(&self, _tag: u32, result: Result<(), Errno>, _bufs: IoBufs) {
-                let done = self.0.borrow_mut().take();
-                if let Some(done) = done {
-                    done(result);
-                }
-            }
-        }
-        if self.blk.node.geometry().read_only {
-            return done(Ok(()));
-        }
-        let to: Rc<dyn Completion> = Rc::new(Flushed(RefCell::new(Some(done))));
-        self.channel.submit(Request::new(Op::Flush, 0, 0, IoBufs::new(), &to, 0));
-    }
-}
-
-struct BlkQueue(Rc<QueueHandler>);
-
-impl RunningQueue for BlkQueue {
-    fn set_enabled(&self, enabled: bool) {
-        self.0.set_enabled(enabled);
-    }
-
-    fn set_call(&self, call: Option<EventFd>) {
-        self.0.set_call(call.map(|call| call.fd().clone()));
-    }
-
-    fn set_err(&self, err: Option<EventFd>) {
-        self.0.set_err(err.map(|err| err.fd().clone()));
-    }
-
-    fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
-        self.0.replace_memory(memory)
-    }
-
-    fn stop(&self, done: Box<dyn FnOnce(u16)>) {
-        self.0.stop(done);
+        let writable = !self.blk.node.geometry().read_only;
+        flush(writable.then_some(&self.channel).into_iter(), done);
     }
 }

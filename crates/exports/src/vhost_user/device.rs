@@ -2,20 +2,19 @@
 //! devices, and the device models.
 //!
 //! A device is seen from two sides, as everything here: [`Device`] by the control plane, shared
-//! between threads; [`DeviceOnLoop`] and [`RunningQueue`] by the I/O thread that they live on.
+//! between threads; [`DeviceOnLoop`] and [`Virtqueue`] by the I/O thread that they live on.
 
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use devices::virtio::Virtqueue;
 use event_loop::EventLoop;
-use guest_memory::MemoryView;
 use nix::errno::Errno;
-use queue::{Queue, QueueError};
-
-use super::eventfd::EventFd;
+use queue::Queue;
 
 /// A virtio device, as the control plane knows it.
 pub trait Device: Send + Sync {
@@ -55,40 +54,17 @@ pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
 /// A device on one loop.
 pub trait DeviceOnLoop {
     /// Starts a queue, disabled: it takes nothing before it is
-    /// [enabled](RunningQueue::set_enabled).
+    /// [enabled](Virtqueue::set_enabled).
     ///
     /// `kick` fires when the driver has put buffers in; without it the queue is to be polled.
     fn start_queue(
         &self,
         index: u16,
         queue: Queue,
-        kick: Option<EventFd>,
-        call: Option<EventFd>,
-    ) -> Rc<dyn RunningQueue>;
+        kick: Option<Arc<OwnedFd>>,
+        call: Option<Arc<OwnedFd>>,
+    ) -> Rc<dyn Virtqueue>;
 
     /// Makes everything that was answered so far durable, then calls `done`.
     fn flush(&self, done: FlushDone);
-}
-
-/// A queue at work on its loop.
-pub trait RunningQueue {
-    /// Enables or disables it. What waits in a queue that is enabled is taken at once.
-    fn set_enabled(&self, enabled: bool);
-
-    /// Sets the way out for signals; without one the driver polls.
-    fn set_call(&self, call: Option<EventFd>);
-
-    /// Sets where a broken queue is reported.
-    fn set_err(&self, err: Option<EventFd>);
-
-    /// Goes on in new memory. What is in flight finishes in the old, and keeps it mapped.
-    ///
-    /// # Errors
-    ///
-    /// The rings are not in the new memory; the queue then is broken.
-    fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError>;
-
-    /// Takes no more buffers, finishes those in flight, then calls `done` with the next available
-    /// index, maybe before this returns. The caller keeps the queue until then.
-    fn stop(&self, done: Box<dyn FnOnce(u16)>);
 }

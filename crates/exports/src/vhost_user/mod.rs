@@ -3,8 +3,8 @@
 //!
 //! From the socket inwards: [`wire`] makes typed messages of bytes, [`session`] knows what was
 //! agreed on and says what is to be done, `backend` and `worker` do it on the I/O threads, `server`
-//! ties them to sockets. What the device is, is behind [`device::Device`]; [`VhostUserBlkExport`]
-//! puts virtio-blk there.
+//! ties them to sockets. What the device is, is behind [`device::Device`]; `blk` and
+//! `scsi` put virtio-blk and virtio-scsi there, and make a [`VhostUserExport`] of them.
 //!
 //! The server is a task on the control loop, not a thread per connection: a front end that sends
 //! half a message is waited for as long as it likes, at the cost of a buffer.
@@ -15,16 +15,20 @@ mod connection;
 pub mod device;
 mod error;
 mod eventfd;
+mod export;
 mod fd_passing;
+mod flush;
 mod listener;
-mod mailbox;
+mod scsi;
 mod server;
 pub mod session;
 pub mod wire;
 mod worker;
 
-pub use blk::{VhostUserBlkConfig, VhostUserBlkExport};
+pub use blk::VhostUserBlkConfig;
 pub use error::{ExportError, SessionError};
 pub use eventfd::{EventFd, NotEventfd};
+pub use export::VhostUserExport;
 pub use listener::Listen;
+pub use scsi::{MAX_REQUEST_QUEUES, VhostUserScsiConfig};
 pub use server::{MAX_QUEUES, Server};

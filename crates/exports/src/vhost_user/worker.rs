@@ -8,17 +8,18 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{EventLoop, LoopGone, LoopHandle, oneshot};
+use devices::virtio::Virtqueue;
+use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
 use queue::{Queue, QueueError};
 
-use super::device::{Device, DeviceOnLoop, RunningQueue};
+use super::device::{Device, DeviceOnLoop};
 use super::eventfd::EventFd;
-use super::mailbox;
 use super::session::RingSetup;
 
 type Job = Box<dyn FnOnce(&Worker) + Send>;
@@ -42,7 +43,7 @@ pub(crate) struct Worker {
 
 /// A ring that runs here.
 struct Ring {
-    queue: Rc<dyn RunningQueue>,
+    queue: Rc<dyn Virtqueue>,
     enabled: Cell<bool>,
 }
 
@@ -120,8 +121,8 @@ impl Worker {
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
         let queue = Queue::new(MemoryView::new(memory), setup.config)?;
         let has_kick = setup.kick.is_some();
-        let queue = on_loop.start_queue(index, queue, setup.kick, setup.call);
-        queue.set_err(setup.err);
+        let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), fd_of(&setup.call));
+        queue.set_err(fd_of(&setup.err));
         let ring = Rc::new(Ring { queue, enabled: Cell::new(false) });
         if !has_kick {
             self.event_loop.spawn(look_now_and_then(self.event_loop.clone(), Rc::downgrade(&ring)));
@@ -161,7 +162,7 @@ impl Worker {
     /// Sets the call eventfd of a ring that runs, then signals it.
     pub(crate) fn set_call(&self, index: u16, call: Option<EventFd>) {
         if let Some(ring) = self.ring(index) {
-            ring.queue.set_call(call.clone());
+            ring.queue.set_call(fd_of(&call));
         }
         if let Some(call) = call {
             call.signal();
@@ -171,7 +172,7 @@ impl Worker {
     /// Sets the err eventfd of a ring that runs.
     pub(crate) fn set_err(&self, index: u16, err: Option<EventFd>) {
         if let Some(ring) = self.ring(index) {
-            ring.queue.set_err(err);
+            ring.queue.set_err(fd_of(&err));
         }
     }
 
@@ -194,6 +195,10 @@ impl Worker {
     fn ring(&self, index: u16) -> Option<Rc<Ring>> {
         self.rings.borrow().get(&index).cloned()
     }
+}
+
+fn fd_of(eventfd: &Option<EventFd>) -> Option<Arc<OwnedFd>> {
+    eventfd.as_ref().map(|eventfd| eventfd.fd().clone())
 }
 
 /// Polls a ring whose driver does not kick, until it is stopped.

@@ -16,7 +16,7 @@ use block::node::{BlockNode, Channel, Geometry};
 use block::request::{Op, Request as BlockRequest};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
 use exports::vhost_user::wire::{HEADER_LEN, Request};
-use exports::vhost_user::{ExportError, Listen, VhostUserBlkConfig, VhostUserBlkExport};
+use exports::vhost_user::{ExportError, Listen, VhostUserBlkConfig, VhostUserExport};
 use guest_memory::test_util::{USER_BASE, memfd_region};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
@@ -191,7 +191,7 @@ where
 
 /// A daemon: a control thread, I/O threads, an export.
 pub(crate) struct Daemon {
-    export: Option<VhostUserBlkExport>,
+    export: Option<VhostUserExport>,
     pub(crate) disk: Arc<RamDisk>,
     pub(crate) control: IoThread,
     pub(crate) io_threads: Vec<IoThread>,
@@ -235,14 +235,11 @@ impl Daemon {
         }
     }
 
-    pub(crate) fn start(
-        &self,
-        config: VhostUserBlkConfig,
-    ) -> Result<VhostUserBlkExport, ExportError> {
-        run_on(&self.control, move |event_loop| VhostUserBlkExport::start(event_loop, config))
+    pub(crate) fn start(&self, config: VhostUserBlkConfig) -> Result<VhostUserExport, ExportError> {
+        run_on(&self.control, move |event_loop| VhostUserExport::blk(event_loop, config))
     }
 
-    pub(crate) fn export(&self) -> &VhostUserBlkExport {
+    pub(crate) fn export(&self) -> &VhostUserExport {
         self.export.as_ref().unwrap()
     }
 

@@ -13,7 +13,7 @@ use std::task::Poll;
 use block::NodeRegistry;
 use control::{Action, Addr, ExportKind, ExportOptions, Step};
 use event_loop::{EventLoop, LoopConfig};
-use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserBlkExport};
+use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
 
 use signals::StopSignals;
 pub(crate) use status::Status;
@@ -45,7 +45,7 @@ impl DaemonError {
 
 /// Exports, the nodes they offer and the threads that serve them; dropped in this order.
 pub(crate) struct Daemon {
-    exports: Vec<VhostUserBlkExport>,
+    exports: Vec<VhostUserExport>,
     nodes: NodeRegistry,
     threads: IoThreads,
     control: EventLoop,
@@ -152,27 +152,47 @@ impl Daemon {
     }
 
     fn add_export(&mut self, options: &ExportOptions) -> Result<(), DaemonError> {
-        let node = self.nodes.get(&options.node_name).map_err(DaemonError::new)?;
-        let ExportKind::VhostUserBlk(vhost_user) = &options.kind;
+        let vhost_user = options.vhost_user();
         let listen = match &vhost_user.addr {
             Addr::Unix { path } => Listen::Path(path.clone()),
             Addr::Fd { fd } => Listen::inherited(*fd).map_err(DaemonError::new)?,
         };
-        let config = VhostUserBlkConfig {
-            id: options.id.clone(),
-            listen,
-            node,
-            io_threads: self.threads.handles(&options.iothreads)?,
-            num_queues: vhost_user.num_queues,
-            writable: options.writable,
-            writethrough: options.writethrough,
-            logical_block_size: vhost_user.logical_block_size,
-            serial: options.id.clone(),
+        let node = |name: &String| self.nodes.get(name).map_err(DaemonError::new);
+        let (id, control) = (options.id.clone(), self.control.clone());
+        let io_threads = self.threads.handles(&options.iothreads)?;
+        let (num_queues, logical_block_size) =
+            (vhost_user.num_queues, vhost_user.logical_block_size);
+        let (writable, writethrough) = (options.writable, options.writethrough);
+        let started = match &options.kind {
+            ExportKind::VhostUserBlk(_) => {
+                let config = VhostUserBlkConfig {
+                    serial: id.clone(),
+                    id,
+                    listen,
+                    node: node(&options.node_name)?,
+                    io_threads,
+                    num_queues,
+                    writable,
+                    writethrough,
+                    logical_block_size,
+                };
+                self.control.block_on(VhostUserExport::blk(control, config))
+            }
+            ExportKind::VhostUserScsi { .. } => {
+                let config = VhostUserScsiConfig {
+                    id,
+                    listen,
+                    nodes: options.nodes().map(node).collect::<Result<_, _>>()?,
+                    io_threads,
+                    num_queues,
+                    writable,
+                    writethrough,
+                    logical_block_size,
+                };
+                self.control.block_on(VhostUserExport::scsi(control, config))
+            }
         };
-        let start = VhostUserBlkExport::start(self.control.clone(), config);
-        let export = self
-            .control
-            .block_on(start)
+        let export = started
             .map_err(|error| DaemonError(format!("the control loop failed: {error}")))?
             .map_err(DaemonError::with_advice)?;
         self.exports.push(export);
@@ -213,7 +233,7 @@ impl Daemon {
 }
 
 /// Whether all could be flushed.
-async fn stop_all(exports: Vec<VhostUserBlkExport>) -> bool {
+async fn stop_all(exports: Vec<VhostUserExport>) -> bool {
     let mut clean = true;
     for export in exports {
         let id = export.id().to_owned();

@@ -1,13 +1,12 @@
-//! Jobs for a task on another loop, in order: what [`event_loop::oneshot`] is to one value.
-
-#![forbid(unsafe_code)]
+//! Jobs for a task on another loop, in order: what [`oneshot`](crate::oneshot) is to one value.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use event_loop::{LoopGone, sync::lock};
+use crate::handle::LoopGone;
+use crate::sync::lock;
 
 struct State<T> {
     queue: VecDeque<T>,
@@ -16,13 +15,13 @@ struct State<T> {
 }
 
 /// The end that sends, from any thread. Dropping it ends the receiver.
-pub(crate) struct Sender<T>(Arc<Mutex<State<T>>>);
+pub struct Sender<T>(Arc<Mutex<State<T>>>);
 
 /// The end that receives, in a task.
-pub(crate) struct Receiver<T>(Arc<Mutex<State<T>>>);
+pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
 /// A pair of ends.
-pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
+pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = State { queue: VecDeque::new(), waker: None, open: true };
     let state = Arc::new(Mutex::new(state));
     (Sender(state.clone()), Receiver(state))
@@ -34,7 +33,7 @@ impl<T> Sender<T> {
     /// # Errors
     ///
     /// The receiver is gone, with its loop.
-    pub(crate) fn send(&self, value: T) -> Result<(), LoopGone> {
+    pub fn send(&self, value: T) -> Result<(), LoopGone> {
         let waker = {
             let mut state = lock(&self.0);
             if !state.open {
@@ -65,7 +64,7 @@ impl<T> Drop for Sender<T> {
 
 impl<T> Receiver<T> {
     /// Waits for the next value; `None`: the sender is gone, and all was received.
-    pub(crate) async fn receive(&mut self) -> Option<T> {
+    pub async fn receive(&mut self) -> Option<T> {
         poll_fn(|cx| {
             let mut state = lock(&self.0);
             if let Some(value) = state.queue.pop_front() {

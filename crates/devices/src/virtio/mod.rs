@@ -1,0 +1,36 @@
+//! What virtio devices have in common: a queue at work on its I/O thread.
+
+mod runner;
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use guest_memory::MemoryView;
+use queue::QueueError;
+
+pub(crate) use runner::{Broken, Runner, Service};
+
+/// A started queue of any device, as whoever has started it sees it. Lives on its I/O thread.
+pub trait Virtqueue {
+    /// Enables or disables the queue (SET_VRING_ENABLE). What waits in an enabled queue is taken at
+    /// once: its kick may have come earlier.
+    fn set_enabled(&self, enabled: bool);
+
+    /// Sets the way out for signals (SET_VRING_CALL); without one the driver polls.
+    fn set_call(&self, call: Option<Arc<OwnedFd>>);
+
+    /// Sets where a broken queue is reported (SET_VRING_ERR).
+    fn set_err(&self, err: Option<Arc<OwnedFd>>);
+
+    /// Goes on in new memory (SET_MEM_TABLE while running). Requests in flight finish in the old.
+    ///
+    /// # Errors
+    ///
+    /// The rings are not in the new memory; the queue then is broken.
+    fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError>;
+
+    /// Takes no more requests, finishes those in flight, then calls `done` with the next available
+    /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
+    fn stop(&self, done: Box<dyn FnOnce(u16)>);
+}

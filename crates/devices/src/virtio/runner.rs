@@ -1,0 +1,340 @@
+//! A queue at work: when it is looked at, when the driver is told, how it is stopped. What is done
+//! with a chain is the device's [`Service`].
+
+use std::cell::{Cell, RefCell, RefMut};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger};
+use guest_memory::{AccessError, MemoryView};
+use queue::{Chain, Queue, QueueError, SegmentsError};
+
+use super::Virtqueue;
+
+/// What a device does on one of its queues.
+pub(crate) trait Service: Sized + 'static {
+    /// What the queue is called in the log.
+    const NAME: &'static str;
+
+    /// Takes a chain. It goes back by [`Runner::add_used`], now or later.
+    ///
+    /// # Errors
+    ///
+    /// The chain leaves no room for an answer, or is not memory. It goes back unanswered, and the
+    /// queue breaks.
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken>;
+
+    /// Whether chains are taken as soon as they are there. A queue that gives chains back only when
+    /// the device has something to say leaves them in the ring until then.
+    fn wants_chains(&self) -> bool {
+        true
+    }
+
+    /// The end of a section: a batch was shown to the driver, who was signalled or not, or (`None`)
+    /// there was nothing to show.
+    fn batch_ended(_runner: &Runner<Self>, _signalled: Option<bool>) {}
+}
+
+/// A started queue. Lives on its I/O thread.
+///
+/// It takes requests when the guest kicks, or when the loop, polling, sees new ones, and answers
+/// them in any order. A guest that breaks the rules of the queue breaks this queue only.
+pub(crate) struct Runner<S> {
+    pub(crate) event_loop: EventLoop,
+    pub(crate) queue: Queue,
+    pub(crate) service: S,
+    me: Weak<Runner<S>>,
+    /// The chain being taken apart, kept for its capacity.
+    chain: RefCell<Chain>,
+    /// The way out for signals; without one the driver polls.
+    call: RefCell<Option<Arc<OwnedFd>>>,
+    /// Where a broken queue is reported.
+    err: RefCell<Option<Arc<OwnedFd>>>,
+    kick: Cell<Option<HandlerId>>,
+    enabled: Cell<bool>,
+    /// The loop polls: the driver need not kick.
+    polled: Cell<bool>,
+    /// The driver is to be asked for a kick.
+    wants_kick: Cell<bool>,
+    /// Chains were given back that the driver does not see yet.
+    unpublished: Cell<bool>,
+    /// The answer to `stop`, once nothing is in flight.
+    stopping: Cell<Option<StopCall>>,
+    stopped: Cell<bool>,
+    queued: Cell<bool>,
+}
+
+/// Gets the next available index (GET_VRING_BASE).
+type StopCall = Box<dyn FnOnce(u16)>;
+
+impl<S: Service> Runner<S> {
+    /// Starts a queue on this loop, disabled: it takes nothing before it is
+    /// [enabled](Virtqueue::set_enabled).
+    ///
+    /// `kick` fires when the driver has put requests in; without one the queue is looked at only
+    /// while the loop polls, or turns for other reasons.
+    pub(crate) fn start(
+        event_loop: &EventLoop,
+        queue: Queue,
+        kick: Option<Arc<OwnedFd>>,
+        call: Option<Arc<OwnedFd>>,
+        service: S,
+    ) -> Rc<Self> {
+        let runner = Rc::new_cyclic(|me| Runner {
+            event_loop: event_loop.clone(),
+            queue,
+            service,
+            me: me.clone(),
+            chain: RefCell::new(Chain::new()),
+            call: RefCell::new(call),
+            err: RefCell::new(None),
+            kick: Cell::new(None),
+            enabled: Cell::new(false),
+            polled: Cell::new(false),
+            wants_kick: Cell::new(false),
+            unpublished: Cell::new(false),
+            stopping: Cell::new(None),
+            stopped: Cell::new(false),
+            queued: Cell::new(false),
+        });
+        if let Some(kick) = kick {
+            let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
+            let id = event_loop.add_handler(kick, events.into(), Trigger::Edge, runner.clone());
+            runner.kick.set(Some(id));
+        }
+        runner
+    }
+
+    /// Itself, for those that it gives a way back to.
+    pub(crate) fn me(&self) -> Option<Rc<Self>> {
+        self.me.upgrade()
+    }
+
+    /// Takes requests until there are none: a bounded number, for the sake of other sources (contract
+    /// E11), but all that were there before.
+    pub(crate) fn take_turn(&self) {
+        // A broken queue was reported when it broke, not with each kick from then on.
+        if !self.enabled.get() || self.queue.is_broken() {
+            return;
+        }
+        let Some(me) = self.me.upgrade() else { return };
+        if !self.polled.get() {
+            self.queue.suppress_kicks();
+        }
+        for _ in 0..self.queue.size() {
+            if !self.service.wants_chains() {
+                break;
+            }
+            // What comes in meanwhile is taken too: it costs less now than with a submission, and a
+            // kick, of its own.
+            match me.take_one() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(reason) => return self.break_queue(&reason),
+            }
+        }
+        // The turn is over: unless the loop looks by itself, the driver has to kick. It is told at
+        // the end of the section, after the signal: what it puts in until then, woken or not, is
+        // found without a kick.
+        if !self.polled.get() {
+            self.wants_kick.set(true);
+            self.finish_later();
+        }
+    }
+
+    /// Takes one request. `false`: there is none.
+    fn take_one(self: &Rc<Self>) -> Result<bool, Broken> {
+        let mut chain = self.chain.borrow_mut();
+        if !self.queue.pop(&mut chain).map_err(Broken::Queue)? {
+            return Ok(false);
+        }
+        let head = chain.head();
+        S::take(self, chain).inspect_err(|_| self.add_used(head, 0))?;
+        Ok(true)
+    }
+
+    /// Gives the chain `head` back, of which `written` bytes were written. The driver sees it at the
+    /// end of the section.
+    pub(crate) fn add_used(&self, head: u16, written: u32) {
+        self.queue.add_used(head, written);
+        self.unpublished.set(true);
+        self.finish_later();
+    }
+
+    /// Whether there is something that the driver does not see yet.
+    pub(crate) fn is_unpublished(&self) -> bool {
+        self.unpublished.get()
+    }
+
+    /// Has what ends a batch done once, at the end of the section (contract E10): the first who asks
+    /// defers it, the others find it done.
+    pub(crate) fn finish_later(&self) {
+        if !self.queued.get()
+            && let Some(me) = self.me.upgrade()
+        {
+            self.event_loop.defer(&(me as Rc<dyn DeferredCall>));
+        }
+    }
+
+    /// The end of the section: tells the driver to kick, and looks once more.
+    fn enable_kicks(&self) {
+        if self.wants_kick.replace(false)
+            && self.enabled.get()
+            && !self.polled.get()
+            && self.queue.enable_kicks()
+            && self.service.wants_chains()
+            && let Some(kick) = self.kick.get()
+        {
+            self.event_loop.call_again(kick);
+        }
+    }
+
+    /// Ends a stop once everything is answered and published.
+    fn finish_stop(&self) {
+        if self.queue.in_flight() == 0
+            && !self.unpublished.get()
+            && let Some(done) = self.stopping.take()
+        {
+            self.stopped.set(true);
+            done(self.queue.next_avail());
+        }
+    }
+
+    /// The driver broke the rules: this queue takes no more, and says so once.
+    pub(crate) fn break_queue(&self, reason: &dyn fmt::Display) {
+        log::warn!("{} stops, its driver broke the rules: {reason}", S::NAME);
+        self.queue.mark_broken();
+        write_eventfd(self.err.borrow().as_deref());
+    }
+}
+
+impl<S: Service> Virtqueue for Runner<S> {
+    fn set_enabled(&self, enabled: bool) {
+        self.enabled.set(enabled);
+        if enabled {
+            self.event_loop.section(|| self.take_turn());
+        }
+    }
+
+    fn set_call(&self, call: Option<Arc<OwnedFd>>) {
+        *self.call.borrow_mut() = call;
+    }
+
+    fn set_err(&self, err: Option<Arc<OwnedFd>>) {
+        *self.err.borrow_mut() = err;
+    }
+
+    fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
+        self.queue.replace_memory(memory)
+    }
+
+    fn stop(&self, done: Box<dyn FnOnce(u16)>) {
+        if self.stopped.get() {
+            return done(self.queue.next_avail());
+        }
+        let earlier = self.stopping.take();
+        self.stopping.set(Some(Box::new(move |base| {
+            if let Some(earlier) = earlier {
+                earlier(base);
+            }
+            done(base);
+        })));
+        if let Some(kick) = self.kick.take() {
+            self.event_loop.remove_handler(kick);
+        }
+        self.enabled.set(false);
+        if !self.queued.get() {
+            self.finish_stop();
+        }
+    }
+}
+
+impl<S: Service> DeferredCall for Runner<S> {
+    fn run(&self) {
+        let mut signalled = None;
+        if self.unpublished.replace(false) {
+            let wanted = self.queue.publish();
+            if wanted {
+                write_eventfd(self.call.borrow().as_deref());
+            }
+            signalled = Some(wanted);
+        }
+        S::batch_ended(self, signalled);
+        self.enable_kicks();
+        self.finish_stop();
+    }
+
+    fn queued(&self) -> &Cell<bool> {
+        &self.queued
+    }
+}
+
+impl<S: Service> Handler for Runner<S> {
+    fn ready(&self, _events: u32) -> Progress {
+        self.take_turn();
+        Progress::Done
+    }
+
+    fn can_poll(&self) -> bool {
+        true
+    }
+
+    fn poll(&self) -> bool {
+        self.enabled.get() && self.service.wants_chains() && self.queue.has_work()
+    }
+
+    fn poll_begin(&self) {
+        self.polled.set(true);
+        self.queue.suppress_kicks();
+    }
+
+    fn poll_end(&self) {
+        self.polled.set(false);
+        // The loop asks `poll` next, so what raced is found.
+        let _ = self.queue.enable_kicks();
+    }
+}
+
+impl<S> fmt::Debug for Runner<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runner")
+            .field("queue", &self.queue)
+            .field("enabled", &self.enabled)
+            .field("in_flight", &self.queue.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and
+/// a front end that is gone needs no signal.
+fn write_eventfd(fd: Option<&OwnedFd>) {
+    if let Some(fd) = fd {
+        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
+    }
+}
+
+/// Why a queue stops.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// Its rings or descriptors are wrong.
+    Queue(QueueError),
+    /// A request is too short in a part that is named here, or that part is not in memory.
+    Part(&'static str, SegmentsError),
+    /// A buffer is not in memory.
+    Buffer(AccessError),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Queue(error) => match std::error::Error::source(error) {
+                Some(source) => write!(f, "{error}: {source}"),
+                None => error.fmt(f),
+            },
+            Broken::Part(part, error) => write!(f, "{part}: {error}"),
+            Broken::Buffer(error) => write!(f, "a request's buffer: {error}"),
+        }
+    }
+}

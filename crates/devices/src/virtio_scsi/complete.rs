@@ -1,0 +1,57 @@
+//! The way back of a command: its response.
+
+use block::request::Completion;
+use event_loop::IoBufs;
+use nix::errno::Errno;
+
+use super::requests::{Requests, response_bytes};
+use super::slots::{Progress, Slot};
+use super::wire::{RESPONSE_SIZE, Response};
+use crate::virtio::Runner;
+
+impl Completion for Runner<Requests> {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let this = &self.service;
+        let progress = this.slots.borrow_mut().answer(tag, result, bufs);
+        match progress {
+            Progress::Waits => {}
+            // Not from within: a node that answers at once would be called from its own answer, as
+            // many times as there are parts.
+            Progress::Repeats(bufs) => {
+                this.repeats.borrow_mut().push((tag, bufs));
+                self.finish_later();
+            }
+            Progress::Done(slot) => self.respond(slot),
+        }
+    }
+}
+
+impl Runner<Requests> {
+    /// Gives a command back to the driver; it sees it at the end of the section.
+    fn respond(&self, slot: Slot) {
+        let this = &self.service;
+        let sense = if slot.ended.is_some() { None } else { slot.sense };
+        let ok = slot.ended.is_none() && sense.is_none();
+        let used = if ok { slot.used } else { 0 };
+        let response = slot.ended.unwrap_or(Response::Ok);
+        let bytes = response_bytes(response, sense, slot.buffer - used);
+        let latency = self.event_loop.now_ns().saturating_sub(slot.started_ns);
+        this.batch.add(slot.kind, ok, used, latency);
+        let mut rest = bytes.0.as_slice();
+        let mut result = Ok(());
+        for place in &slot.response {
+            let (now, later) = rest.split_at(rest.len().min(place.len as usize));
+            result = result.and(slot.memory.write_bytes(place.addr, now));
+            rest = later;
+        }
+        this.slots.borrow_mut().keep_response(slot.response);
+        let written = if slot.is_read { used } else { 0 };
+        match result {
+            Ok(()) => self.add_used(slot.head, RESPONSE_SIZE as u32 + written),
+            Err(error) => {
+                self.add_used(slot.head, 0);
+                self.break_queue(&format_args!("a request's response: {error}"));
+            }
+        }
+    }
+}

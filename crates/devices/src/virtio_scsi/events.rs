@@ -1,0 +1,43 @@
+//! The event queue: buffers wait in the ring until there is something to tell.
+
+use std::cell::RefMut;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use queue::{Chain, SegmentsError};
+
+use super::device::Device;
+use super::wire::{EVENT_SIZE, VIRTIO_SCSI_T_PARAM_CHANGE, event};
+use crate::virtio::{Broken, Runner, Service};
+
+/// CAPACITY DATA HAS CHANGED: the additional sense code, and its qualifier above it (5.6.6.3).
+const CAPACITY_CHANGED: u32 = 0x2a | 0x09 << 8;
+
+/// What the event queue does. An event that finds no buffer waits for one, so none is missed.
+pub(crate) struct Events {
+    pub(crate) device: Arc<Device>,
+}
+
+impl Service for Events {
+    const NAME: &'static str = "virtio-scsi event queue";
+
+    fn wants_chains(&self) -> bool {
+        self.device.has_event()
+    }
+
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+        let buffer = chain.writable();
+        if (buffer.len() as usize) < EVENT_SIZE {
+            let short = SegmentsError::Short { wanted: EVENT_SIZE as u32, len: buffer.len() };
+            return Err(Broken::Part("an event's buffer", short));
+        }
+        let bytes = match runner.service.device.take_event() {
+            Some(lun) => event(VIRTIO_SCSI_T_PARAM_CHANGE, lun, CAPACITY_CHANGED),
+            // Taken by nobody else; VIRTIO_SCSI_T_NO_EVENT.
+            None => [0; EVENT_SIZE],
+        };
+        buffer.write(&runner.queue.memory(), &bytes).map_err(Broken::Buffer)?;
+        runner.add_used(chain.head(), EVENT_SIZE as u32);
+        Ok(())
+    }
+}

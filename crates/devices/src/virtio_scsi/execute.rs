@@ -1,0 +1,211 @@
+//! What a command means for its logical unit: an answer at once, or work for the block layer.
+
+use block::request::Op;
+use guest_memory::{AccessError, MemoryView};
+use queue::Segments;
+
+use super::answers::{allocation, answer, answer_for_nobody};
+use super::cdb::{Command, parse};
+use super::device::Device;
+use super::lun::Lun;
+use super::mode;
+use super::sense::Sense;
+use super::unmap::{MAX_LIST, Ranges};
+use super::wire::{Address, Request, Response};
+
+/// Most bytes of a mode parameter list.
+const MAX_MODE_LIST: usize = 512;
+
+/// What is to be done.
+pub(crate) enum Work<'a> {
+    /// Nothing more: so many bytes of the data buffer were used.
+    Answered(u32),
+    /// A read or write of these segments.
+    Transfer { lun: u16, op: Op, offset: u64, data: Segments<'a> },
+    /// Something without data: the command has used so many bytes of its buffer.
+    Plain { lun: u16, op: Op, offset: u64, len: u64, used: u32 },
+    /// Several discards, at least one.
+    Unmap { lun: u16, ranges: Box<Ranges>, used: u32 },
+    /// The same block again and again, over `len` bytes. The block may be zeroes, of which
+    /// `may_unmap` says whether their space may be given back.
+    WriteSame { lun: u16, offset: u64, len: u64, block: Segments<'a>, may_unmap: bool, fua: bool },
+}
+
+/// Why nothing is to be done.
+pub(crate) enum Refused {
+    /// CHECK CONDITION.
+    Sense(Sense),
+    /// It does not come to a command.
+    Response(Response),
+    /// The data buffer is not memory.
+    Access(AccessError),
+}
+
+impl From<Sense> for Refused {
+    fn from(sense: Sense) -> Self {
+        Refused::Sense(sense)
+    }
+}
+
+impl From<AccessError> for Refused {
+    fn from(error: AccessError) -> Self {
+        Refused::Access(error)
+    }
+}
+
+/// A command's data buffers.
+#[derive(Clone, Copy)]
+pub(crate) struct Data<'a> {
+    pub(crate) out: Segments<'a>,
+    pub(crate) inward: Segments<'a>,
+}
+
+impl Data<'_> {
+    /// Bytes of both; only one has some.
+    pub(crate) fn len(self) -> u32 {
+        self.out.len().saturating_add(self.inward.len())
+    }
+}
+
+/// The first `len` bytes of a buffer, which must have them.
+fn first(data: Segments<'_>, len: u64) -> Result<Segments<'_>, Refused> {
+    let part = u32::try_from(len).ok().and_then(|len| data.split_at(len));
+    part.map(|(first, _)| first).ok_or(Refused::Response(Response::Overrun))
+}
+
+/// Decides what is to be done about a request.
+pub(crate) fn execute<'a>(
+    device: &Device,
+    request: &Request,
+    data: Data<'a>,
+    memory: &MemoryView,
+) -> Result<Work<'a>, Refused> {
+    let number = match request.address {
+        Address::OtherTarget => return Err(Refused::Response(Response::BadTarget)),
+        Address::Lun(number) => number,
+    };
+    // VIRTIO_SCSI_F_INOUT is not offered.
+    if !data.out.is_empty() && !data.inward.is_empty() {
+        return Err(Refused::Response(Response::Failure));
+    }
+    let command = parse(&request.cdb)?;
+    let Some((number, lun)) = number.and_then(|number| Some((number, device.lun(number)?))) else {
+        let bytes = answer_for_nobody(device, &command)?;
+        return give(&command, &bytes, data, memory);
+    };
+    let tells_attention = !matches!(
+        command,
+        Command::Inquiry { .. } | Command::ReportLuns { .. } | Command::RequestSense { .. }
+    );
+    if tells_attention && let Some(attention) = lun.take_attention() {
+        return Err(attention.into());
+    }
+    match answer(device, lun, &command) {
+        Some(bytes) => give(&command, &bytes?, data, memory),
+        None => work(number, lun, command, data, memory),
+    }
+}
+
+/// Returns data, as far as the command allows.
+fn give<'a>(
+    command: &Command,
+    bytes: &[u8],
+    data: Data<'a>,
+    memory: &MemoryView,
+) -> Result<Work<'a>, Refused> {
+    let bytes = bytes.get(..allocation(command) as usize).unwrap_or(bytes);
+    if (data.inward.len() as usize) < bytes.len() {
+        return Err(Refused::Response(Response::Overrun));
+    }
+    data.inward.write(memory, bytes)?;
+    Ok(Work::Answered(bytes.len() as u32))
+}
+
+/// The commands that do something.
+fn work<'a>(
+    number: u16,
+    lun: &Lun,
+    command: Command,
+    data: Data<'a>,
+    memory: &MemoryView,
+) -> Result<Work<'a>, Refused> {
+    let flush = Work::Plain { lun: number, op: Op::Flush, offset: 0, len: 0, used: 0 };
+    Ok(match command {
+        Command::Read(blocks) => {
+            let (offset, len) = lun.range(blocks)?;
+            transfer(number, Op::Read, offset, first(data.inward, len)?)
+        }
+        Command::Write { blocks, fua } => {
+            lun.check_writable()?;
+            let (offset, len) = lun.range(blocks)?;
+            let op = Op::Write { fua: fua || lun.is_write_through() };
+            transfer(number, op, offset, first(data.out, len)?)
+        }
+        Command::SynchronizeCache(blocks) => {
+            lun.range(blocks)?;
+            flush
+        }
+        Command::Verify(blocks) => {
+            lun.range(blocks)?;
+            Work::Answered(0)
+        }
+        Command::StartStopUnit { flush: true } => flush,
+        Command::WriteSame { blocks, unmap, no_data } => {
+            lun.check_writable()?;
+            if blocks.count > lun.max_range() {
+                return Err(Sense::invalid_field(10).into());
+            }
+            let (offset, len) = lun.range(blocks)?;
+            let fua = lun.is_write_through();
+            let block = if no_data { 0 } else { lun.block_size.into() };
+            let block = first(data.out, block)?;
+            Work::WriteSame { lun: number, offset, len, block, may_unmap: unmap && lun.thin, fua }
+        }
+        Command::Unmap { len } => {
+            lun.check_writable()?;
+            let list = first(data.out, len.into())?;
+            let mut bytes = [0; MAX_LIST];
+            let read = list.read(memory, &mut bytes)?;
+            let ranges = Ranges::parse(lun, bytes.get(..read).unwrap_or_default())?;
+            if ranges.iter().len() == 0 {
+                Work::Answered(len.into())
+            } else {
+                Work::Unmap { lun: number, ranges: Box::new(ranges), used: len.into() }
+            }
+        }
+        Command::ModeSelect { long, len } => {
+            let list = first(data.out, len.into())?;
+            let mut bytes = [0; MAX_MODE_LIST];
+            if usize::from(len) > bytes.len() {
+                return Err(Sense::PARAMETER_LIST_LENGTH.into());
+            }
+            let read = list.read(memory, &mut bytes)?;
+            let wanted = mode::select(lun, long, bytes.get(..read).unwrap_or_default())?;
+            let had = lun.has_write_cache();
+            if let Some(on) = wanted {
+                lun.set_write_cache(on);
+            }
+            if had && wanted == Some(false) {
+                // What is in the cache has to go before it is off; from here on nothing comes in.
+                Work::Plain { lun: number, op: Op::Flush, offset: 0, len: 0, used: len.into() }
+            } else {
+                Work::Answered(len.into())
+            }
+        }
+        // What is left does nothing here, or was answered before.
+        _ => Work::Answered(0),
+    })
+}
+
+/// Nothing is transferred without an error.
+fn transfer(lun: u16, op: Op, offset: u64, data: Segments<'_>) -> Work<'_> {
+    if data.is_empty() { Work::Answered(0) } else { Work::Transfer { lun, op, offset, data } }
+}
+
+/// How many times a block fits into one write.
+pub(crate) fn repetitions(block: Segments<'_>, len: u64) -> u64 {
+    let segments = block.iter().count().max(1);
+    let most = (queue::MAX_SEGMENTS / segments).max(1) as u64;
+    let blocks = len / u64::from(block.len().max(1));
+    blocks.min(most)
+}

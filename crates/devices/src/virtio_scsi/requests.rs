@@ -1,0 +1,267 @@
+//! A request queue: from a chain to a command under way.
+
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::node::Channel;
+use block::request::{Completion, Op, Request as BlockRequest};
+use event_loop::IoBufs;
+use queue::{Chain, Segments, SegmentsError};
+
+use super::device::Device;
+use super::execute::{Data, Refused, Work, execute, repetitions};
+use super::sense::{CHECK_CONDITION, GOOD, Sense};
+use super::slots::{Repeat, Slot, SlotTable};
+use super::tasks::{Sequence, Tally, Tasks, Wait};
+use super::wire::{REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
+use crate::virtio::{Broken, Runner, Service};
+use crate::virtio_blk::QueueStats;
+use crate::virtio_blk::stats::{Batch, Kind};
+
+/// What a request queue does.
+pub(crate) struct Requests {
+    pub(crate) device: Arc<Device>,
+    /// To each logical unit's node.
+    pub(crate) channels: Rc<[Rc<dyn Channel>]>,
+    pub(crate) slots: RefCell<SlotTable>,
+    numbers: Sequence,
+    /// Who waits for the end of tasks.
+    waits: RefCell<Vec<Wait>>,
+    /// WRITE SAMEs whose next part is to be written.
+    pub(crate) repeats: RefCell<Vec<(u32, IoBufs)>>,
+    pub(crate) batch: Batch,
+    stats: Arc<QueueStats>,
+}
+
+impl Requests {
+    pub(crate) fn new(
+        device: Arc<Device>,
+        channels: Rc<[Rc<dyn Channel>]>,
+        queue_size: u16,
+        stats: Arc<QueueStats>,
+    ) -> Self {
+        Requests {
+            device,
+            channels,
+            slots: RefCell::new(SlotTable::new(queue_size)),
+            numbers: Sequence::default(),
+            waits: RefCell::default(),
+            repeats: RefCell::default(),
+            batch: Batch::default(),
+            stats,
+        }
+    }
+}
+
+/// The parts of a request's chain.
+struct Parts<'a> {
+    request: Request,
+    data: Data<'a>,
+    response: Segments<'a>,
+}
+
+impl<'a> Parts<'a> {
+    /// Takes a chain apart, whichever way the driver has cut it up (VIRTIO_F_ANY_LAYOUT).
+    fn of(chain: &'a Chain, memory: &guest_memory::MemoryView) -> Result<Self, Broken> {
+        let (bytes, out) = chain
+            .readable()
+            .split_array::<REQUEST_SIZE>(memory)
+            .map_err(|error| Broken::Part("a request", error))?;
+        let (wanted, writable) = (RESPONSE_SIZE as u32, chain.writable());
+        let short = SegmentsError::Short { wanted, len: writable.len() };
+        let (response, inward) =
+            writable.split_at(wanted).ok_or(Broken::Part("a request's response", short))?;
+        let request = Request::from_bytes(bytes);
+        Ok(Parts { request, data: Data { out, inward }, response })
+    }
+}
+
+impl Service for Requests {
+    const NAME: &'static str = "virtio-scsi request queue";
+
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+        let this = &runner.service;
+        let memory = runner.queue.memory();
+        let Parts { request, data, response } = Parts::of(&chain, &memory)?;
+        let started_ns = runner.event_loop.now_ns();
+        let answer = |answer: Response, sense: Option<Sense>, used: u32| {
+            let bytes = response_bytes(answer, sense, data.len() - used);
+            response.write(&memory, &bytes.0).map_err(Broken::Buffer)?;
+            let written = if data.inward.is_empty() { 0 } else { used };
+            this.batch.add(Kind::Other, answer == Response::Ok && sense.is_none(), 0, 0);
+            runner.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
+            Ok(())
+        };
+        let work = match execute(&this.device, &request, data, &memory) {
+            Ok(Work::Answered(used)) => return answer(Response::Ok, None, used),
+            Ok(work) => work,
+            Err(Refused::Sense(sense)) => return answer(Response::Ok, Some(sense), 0),
+            Err(Refused::Response(refusal)) => return answer(refusal, None, 0),
+            Err(Refused::Access(error)) => return Err(Broken::Buffer(error)),
+        };
+        let mut slots = this.slots.borrow_mut();
+        let mut slot = Slot {
+            head: chain.head(),
+            lun: 0,
+            id: request.id,
+            number: this.numbers.next(),
+            response: slots.take_response(response),
+            memory,
+            buffer: data.len(),
+            used: 0,
+            is_read: !data.inward.is_empty(),
+            op: Op::Flush,
+            pending: 1,
+            sense: None,
+            repeat: None,
+            ended: None,
+            kind: Kind::Other,
+            started_ns,
+        };
+        let mut bufs = slots.take_bufs();
+        let mut discards = None;
+        let (offset, len) = match work {
+            Work::Transfer { lun, op, offset, data } => {
+                let is_read = op == Op::Read;
+                let kind = if is_read { Kind::Read } else { Kind::Write };
+                data.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
+                slot = Slot { lun, op, used: data.len(), kind, ..slot };
+                (offset, u64::from(data.len()))
+            }
+            Work::Plain { lun, op, offset, len, used } => {
+                slot = Slot { lun, op, used, kind: Kind::Flush, ..slot };
+                (offset, len)
+            }
+            Work::Unmap { lun, ranges, used } => {
+                let (op, pending) = (Op::Discard, ranges.iter().len() as u32);
+                slot = Slot { lun, op, used, pending, kind: Kind::Ranges, ..slot };
+                discards = Some(ranges);
+                (0, 0)
+            }
+            Work::WriteSame { lun, offset, len, block, may_unmap, fua } => {
+                block.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
+                slot = Slot { lun, used: block.len(), kind: Kind::Ranges, ..slot };
+                if bufs.is_zero() {
+                    bufs.clear();
+                    slot.op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
+                    (offset, len)
+                } else {
+                    let times = repetitions(block, len);
+                    for _ in 1..times {
+                        block.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
+                    }
+                    let now = times * u64::from(block.len());
+                    slot.op = Op::Write { fua };
+                    slot.repeat = Repeat::from(offset + now, len - now);
+                    (offset, now)
+                }
+            }
+            Work::Answered(_) => (0, 0),
+        };
+        let (lun, op) = (slot.lun, slot.op);
+        let tag = slots.insert(slot);
+        drop(slots);
+        drop(chain);
+        let (Some(tag), Some(channel)) = (tag, this.channels.get(usize::from(lun))) else {
+            return Ok(());
+        };
+        let me: Rc<dyn Completion> = runner.clone();
+        match discards {
+            None => channel.submit(BlockRequest::new(op, offset, len, bufs, &me, tag)),
+            Some(ranges) => {
+                for (offset, len) in ranges.iter() {
+                    let bufs = IoBufs::new();
+                    channel.submit(BlockRequest::new(op, offset, len, bufs, &me, tag));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn batch_ended(runner: &Runner<Self>, signalled: Option<bool>) {
+        let this = &runner.service;
+        if let Some(signalled) = signalled
+            && !this.batch.is_empty()
+        {
+            this.batch.publish(&this.stats, signalled);
+        }
+        if !this.repeats.borrow().is_empty() {
+            runner.go_on_repeating();
+        }
+        // What has been answered since is shown at the end of another section, which comes.
+        if !runner.is_unpublished() && !this.waits.borrow().is_empty() {
+            let slots = this.slots.borrow();
+            // Whoever is not waited for any more is told outside of the borrows.
+            let ended: Vec<Wait> = this
+                .waits
+                .borrow_mut()
+                .extract_if(.., |wait| slots.count(wait.tasks, wait.before) == 0)
+                .collect();
+            drop(slots);
+            drop(ended);
+        }
+    }
+}
+
+impl Runner<Requests> {
+    /// Ends tasks, the ones that the driver has put in until now. `tally` is let go of when it can see
+    /// the last of them.
+    pub(crate) fn end_tasks(&self, tasks: Tasks, response: Response, tally: Rc<Tally>) {
+        // What it has put in, and nobody has looked at yet, is in flight for the driver.
+        self.take_turn();
+        let this = &self.service;
+        this.slots.borrow_mut().end(tasks, response);
+        this.waits.borrow_mut().push(Wait { tasks, before: this.numbers.peek(), _tally: tally });
+        self.finish_later();
+    }
+
+    /// How many of these tasks there are.
+    pub(crate) fn count_tasks(&self, tasks: Tasks) -> usize {
+        self.service.slots.borrow().count(tasks, u64::MAX)
+    }
+
+    /// Writes the next parts of WRITE SAMEs.
+    fn go_on_repeating(&self) {
+        let this = &self.service;
+        let Some(me) = self.me() else { return };
+        let me: Rc<dyn Completion> = me;
+        for (tag, mut bufs) in this.repeats.take() {
+            let mut slots = this.slots.borrow_mut();
+            let Some(slot) = slots.get_mut(tag) else { continue };
+            let Some(Repeat { offset, left }) = slot.repeat else { continue };
+            let now = left.min(bufs.len() as u64);
+            slot.repeat = Repeat::from(offset + now, left - now);
+            let (op, lun) = (slot.op, slot.lun);
+            if now < bufs.len() as u64 {
+                let mut part = slots.take_bufs();
+                part.set_part(&bufs, 0, now as usize, usize::MAX);
+                std::mem::swap(&mut part, &mut bufs);
+                slots.keep_bufs(part);
+            }
+            drop(slots);
+            if let Some(channel) = this.channels.get(usize::from(lun)) {
+                channel.submit(BlockRequest::new(op, offset, now, bufs, &me, tag));
+            }
+        }
+    }
+}
+
+impl Repeat {
+    /// `None`: nothing is left.
+    fn from(offset: u64, left: u64) -> Option<Self> {
+        (left > 0).then_some(Repeat { offset, left })
+    }
+}
+
+/// The response to a command that got a status, or did not come that far.
+pub(crate) fn response_bytes(
+    response: Response,
+    sense: Option<Sense>,
+    residual: u32,
+) -> ResponseBytes {
+    match sense {
+        Some(sense) => ResponseBytes::new(response, CHECK_CONDITION, residual, &sense.to_bytes()),
+        None => ResponseBytes::new(response, GOOD, residual, &[]),
+    }
+}

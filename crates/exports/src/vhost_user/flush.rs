@@ -1,0 +1,55 @@
+//! Flushing the nodes of a device, when its export ends.
+
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::node::Channel;
+use block::request::{Completion, Op, Request};
+use event_loop::IoBufs;
+use nix::errno::Errno;
+
+use super::device::FlushDone;
+
+/// Flushes that are not all answered.
+struct Flushes {
+    left: Cell<usize>,
+    result: Cell<Result<(), Errno>>,
+    done: RefCell<Option<FlushDone>>,
+}
+
+impl Flushes {
+    fn answered(&self, result: Result<(), Errno>) {
+        self.result.set(self.result.get().and(result));
+        self.left.set(self.left.get().saturating_sub(1));
+        if self.left.get() == 0
+            && let Some(done) = self.done.take()
+        {
+            done(self.result.get());
+        }
+    }
+}
+
+impl Completion for Flushes {
+    fn complete(&self, _tag: u32, result: Result<(), Errno>, _bufs: IoBufs) {
+        self.answered(result);
+    }
+}
+
+/// Flushes what these channels go to, then calls `done` with the first error, maybe before this
+/// returns.
+pub(super) fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
+    let flushes = Rc::new(Flushes {
+        // One for this function, which may be answered while it still submits.
+        left: Cell::new(1),
+        result: Cell::new(Ok(())),
+        done: RefCell::new(Some(done)),
+    });
+    let to: Rc<dyn Completion> = flushes.clone();
+    for channel in channels {
+        flushes.left.set(flushes.left.get() + 1);
+        channel.submit(Request::new(Op::Flush, 0, 0, IoBufs::new(), &to, 0));
+    }
+    flushes.answered(Ok(()));
+}

@@ -1,0 +1,150 @@
+//! virtio-scsi over vhost-user: block nodes offered to a virtual machine as the logical units of one
+//! target.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::node::{BlockNode, Channel};
+use devices::virtio::Virtqueue;
+use devices::virtio_blk::QueueStats;
+use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
+use event_loop::{EventLoop, LoopHandle};
+use queue::Queue;
+
+use super::device::{Device, DeviceOnLoop, FlushDone};
+use super::error::ExportError;
+use super::export::{VhostUserExport, queue_stats};
+use super::flush::flush;
+use super::listener::Listen;
+use super::server::MAX_QUEUES;
+
+/// The most request queues: the control queue and the event queue take two of all.
+pub const MAX_REQUEST_QUEUES: u16 = MAX_QUEUES - FIRST_REQUEST_QUEUE;
+
+/// What `--export type=vhost-user-scsi` says.
+pub struct VhostUserScsiConfig {
+    /// `id`: its name in messages. Serial numbers are `<id>-<lun>`.
+    pub id: String,
+    /// `addr`.
+    pub listen: Listen,
+    /// `node-name` or `luns`: the nodes of the logical units, LUN 0 first; 1 to 256.
+    pub nodes: Vec<Arc<dyn BlockNode>>,
+    /// `iothread`: at least one; queue i, the two that carry no commands included, is served by
+    /// thread i, counted round.
+    pub io_threads: Vec<LoopHandle>,
+    /// `num-queues`: request queues, from 1 to [`MAX_REQUEST_QUEUES`].
+    pub num_queues: u16,
+    /// `writable`.
+    pub writable: bool,
+    /// Whether the guest finds the write cache off. It may switch it on.
+    pub writethrough: bool,
+    /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
+    pub logical_block_size: u32,
+}
+
+impl VhostUserExport {
+    /// Offers nodes as logical units of a virtio-scsi device. When this returns front ends can
+    /// connect.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is out of range, the socket cannot be listened on, or a node cannot
+    /// be used from one of the I/O threads.
+    pub async fn scsi(
+        control_loop: EventLoop,
+        config: VhostUserScsiConfig,
+    ) -> Result<Self, ExportError> {
+        let VhostUserScsiConfig { id, listen, nodes, io_threads, num_queues, .. } = config;
+        let stats = queue_stats(num_queues, MAX_REQUEST_QUEUES)?;
+        let lun = |(number, node): (usize, &Arc<dyn BlockNode>)| LunConfig {
+            geometry: node.geometry(),
+            serial: format!("{id}-{number}"),
+        };
+        let device = virtio_scsi::Device::new(DeviceConfig {
+            luns: nodes.iter().enumerate().map(lun).collect(),
+            num_queues,
+            logical_block_size: config.logical_block_size,
+            writable: config.writable,
+            writethrough: config.writethrough,
+        })
+        .map_err(|error| ExportError::Config(error.to_string()))?;
+        let scsi = Scsi { device: Arc::new(device), nodes, stats: stats.clone() };
+        VhostUserExport::start(control_loop, id, listen, io_threads, Arc::new(scsi), stats).await
+    }
+}
+
+/// The device as the server sees it.
+struct Scsi {
+    device: Arc<virtio_scsi::Device>,
+    nodes: Vec<Arc<dyn BlockNode>>,
+    stats: Arc<[Arc<QueueStats>]>,
+}
+
+impl Device for Scsi {
+    fn features(&self) -> u64 {
+        self.device.features()
+    }
+
+    fn set_features(&self, negotiated: u64) {
+        if negotiated == 0 {
+            // Nobody, or somebody else: unlike a configuration space, unit attention tells a driver.
+            self.device.reset();
+        }
+        self.device.set_features(negotiated);
+    }
+
+    fn reset(&self) {
+        self.device.reset();
+    }
+
+    fn num_queues(&self) -> u16 {
+        self.stats.len() as u16 + FIRST_REQUEST_QUEUE
+    }
+
+    fn config_space(&self) -> Vec<u8> {
+        self.device.config_space().to_vec()
+    }
+
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
+        self.device.write_config(offset, data).map_err(|error| error.to_string())
+    }
+
+    fn attach(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>> {
+        let open = |node: &Arc<dyn BlockNode>| node.clone().open_channel(event_loop);
+        let channels: Vec<_> = self.nodes.iter().map(open).collect::<io::Result<_>>()?;
+        let on_loop =
+            virtio_scsi::DeviceOnLoop::new(event_loop, self.device.clone(), channels.clone());
+        Ok(Rc::new(ScsiOnLoop { scsi: self, on_loop, channels }))
+    }
+}
+
+/// The device on one loop.
+struct ScsiOnLoop {
+    scsi: Arc<Scsi>,
+    on_loop: Rc<virtio_scsi::DeviceOnLoop>,
+    channels: Vec<Rc<dyn Channel>>,
+}
+
+impl DeviceOnLoop for ScsiOnLoop {
+    fn start_queue(
+        &self,
+        index: u16,
+        queue: Queue,
+        kick: Option<Arc<OwnedFd>>,
+        call: Option<Arc<OwnedFd>>,
+    ) -> Rc<dyn Virtqueue> {
+        let request_queue = index.checked_sub(FIRST_REQUEST_QUEUE).map(usize::from);
+        let stats = request_queue.and_then(|index| self.scsi.stats.get(index));
+        self.on_loop.start_queue(index, queue, kick, call, stats.cloned().unwrap_or_default())
+    }
+
+    fn flush(&self, done: FlushDone) {
+        let nodes = self.channels.iter().zip(&self.scsi.nodes);
+        let writable = nodes.filter(|(_, node)| !node.geometry().read_only);
+        flush(writable.map(|(channel, _)| channel), done);
+    }
+}
