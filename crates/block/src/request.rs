@@ -48,6 +48,7 @@ pub struct Request {
 
 impl Request {
     /// A request whose answer goes to `to`, under `tag`, the requester's own number for it.
+    #[inline]
     pub fn new(
         op: Op,
         offset: u64,
@@ -61,14 +62,52 @@ impl Request {
     }
 
     /// Answers the request. The memory goes back with the answer.
-    pub fn complete(mut self, result: Result<(), Errno>) {
-        self.reply.send(result, std::mem::take(&mut self.bufs));
+    #[inline]
+    pub fn complete(self, result: Result<(), Errno>) {
+        let Request { bufs, mut reply, .. } = self;
+        reply.send(result, bufs);
+    }
+
+    /// The request without its memory, which goes elsewhere meanwhile.
+    #[inline]
+    pub(crate) fn detach(self) -> (Detached, IoBufs) {
+        let Request { op, offset, len, bufs, reply } = self;
+        (Detached { op, offset, len, reply }, bufs)
     }
 
     /// The same request with its answer going to `to` under `tag`, and the answer owed so far.
     /// This is how a node splits, bounces or watches what passes through it.
     pub fn redirect(&mut self, to: &Rc<dyn Completion>, tag: u32) -> Reply {
         std::mem::replace(&mut self.reply, Reply { to: Some(to.clone()), tag })
+    }
+}
+
+/// A [`Request`] without its memory.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    op: Op,
+    offset: u64,
+    len: u64,
+    reply: Reply,
+}
+
+impl Detached {
+    /// Bytes in the range.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The request with its memory back.
+    pub(crate) fn attach(self, bufs: IoBufs) -> Request {
+        let Detached { op, offset, len, reply } = self;
+        Request { op, offset, len, bufs, reply }
+    }
+
+    /// Answers the request, with its memory.
+    #[inline]
+    pub(crate) fn complete(mut self, result: Result<(), Errno>, bufs: IoBufs) {
+        self.reply.send(result, bufs);
     }
 }
 
@@ -81,6 +120,7 @@ pub struct Reply {
 
 impl Reply {
     /// Sends the answer.
+    #[inline]
     pub fn send(&mut self, result: Result<(), Errno>, bufs: IoBufs) {
         if let Some(to) = self.to.take() {
             to.complete(self.tag, result, bufs);
@@ -88,11 +128,19 @@ impl Reply {
     }
 }
 
+impl Reply {
+    #[cold]
+    fn was_dropped(&mut self) {
+        debug_assert!(std::thread::panicking(), "request {} dropped unanswered", self.tag);
+        self.send(Err(Errno::EIO), IoBufs::new());
+    }
+}
+
 impl Drop for Reply {
+    #[inline]
     fn drop(&mut self) {
         if self.to.is_some() {
-            debug_assert!(std::thread::panicking(), "request {} dropped unanswered", self.tag);
-            self.send(Err(Errno::EIO), IoBufs::new());
+            self.was_dropped();
         }
     }
 }

@@ -274,8 +274,7 @@ impl EventLoop {
         target: &Rc<dyn IoTarget>,
         token: u32,
     ) {
-        let mut in_flight =
-            InFlight { op, engine, file: file.clone(), bufs, target: target.clone(), token };
+        let by_ring = engine == Engine::Uring && self.0.does_file_io || file.is_socket_for(op);
         let refused = match op {
             _ if self.0.closing.get() => Some(libc::ECANCELED),
             // -1 would mean the file's own position, preadv2(2).
@@ -284,26 +283,42 @@ impl EventLoop {
             }
             _ => None,
         };
-        let by_ring = engine == Engine::Uring && self.0.does_file_io || in_flight.is_on_socket();
-        let ring_op = match refused {
-            None if by_ring => {
-                // On another loop a registered file goes by its descriptor.
-                let fixed = file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
-                in_flight.ring_op(fixed.map(FixedFile::index))
-            }
-            _ => None,
+        let in_flight = |engine| {
+            let (file, target) = (file.clone(), target.clone());
+            InFlight { op, engine, file, bufs, target, token }
         };
-        let engine = match (engine, refused) {
-            (_, Some(errno)) => Err(errno),
-            (_, None) if ring_op.is_some() => Ok(Engine::Uring),
-            (Engine::Native, None) => self.native_engine(file, &op),
-            (_, None) => Ok(Engine::Threads),
+        if !by_ring || refused.is_some() {
+            return self.submit_elsewhere(in_flight(engine), refused);
+        }
+        let mut slots = self.0.slots.borrow_mut();
+        let (id, in_flight) = slots.insert(in_flight(Engine::Uring));
+        // On another loop a registered file goes by its descriptor.
+        let fixed = in_flight.file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
+        let ring_op = in_flight.ring_op(fixed.map(FixedFile::index));
+        drop(slots);
+        match ring_op {
+            Some(op) => self.push(op, UserData::Op(id)),
+            // There is none for it.
+            None => self.hand_over(id, Ok(Engine::Threads)),
+        }
+    }
+
+    /// [`submit`](Self::submit), of what the ring does not get.
+    #[inline(never)]
+    fn submit_elsewhere(&self, mut in_flight: InFlight, refused: Option<i32>) {
+        let engine = match (refused, in_flight.engine) {
+            (Some(errno), _) => Err(errno),
+            (None, Engine::Native) => self.native_engine(&in_flight.file, &in_flight.op),
+            (None, _) => Ok(Engine::Threads),
         };
         in_flight.engine = engine.unwrap_or(Engine::Threads);
-        let id = self.0.slots.borrow_mut().insert(in_flight);
-        if let Some(op) = ring_op {
-            return self.push(op, UserData::Op(id));
-        }
+        let (id, _) = self.0.slots.borrow_mut().insert(in_flight);
+        self.hand_over(id, engine);
+    }
+
+    /// Gives what is in its slot to Linux AIO or the thread pool, or an errno to whoever submitted it.
+    #[cold]
+    fn hand_over(&self, id: SlotId, engine: Result<Engine, i32>) {
         self.stats().submitted.add(1);
         match engine {
             Ok(Engine::Native) => self.submit_native(id),
@@ -321,6 +336,7 @@ impl EventLoop {
     }
 
     /// Queues a ring operation; where the queue is full, for later.
+    #[inline(always)]
     pub(crate) fn push(&self, op: RingOp, user_data: UserData) {
         self.stats().submitted.add(1);
         trace!(add_sqe(

@@ -12,7 +12,7 @@ use crate::executor::Turning;
 use crate::handle::Message;
 use crate::handlers::Progress;
 use crate::ring::{Completion, Ready, Wait, is_transient};
-use crate::slots::UserData;
+use crate::slots::{InFlight, UserData};
 use crate::trace;
 
 /// Messages dispatched per iteration (contract E11).
@@ -41,6 +41,7 @@ impl<'a> Reaped<'a> {
     }
 
     /// Dispatches them in order, each after `trace` has seen it.
+    #[inline]
     pub(crate) fn dispatch(mut self, trace: impl Fn(Completion)) {
         while let Some(completion) = self.list.get(self.dispatched).copied() {
             self.dispatched += 1;
@@ -55,7 +56,9 @@ impl Drop for Reaped<'_> {
     /// forgotten it.
     fn drop(&mut self) {
         let inner = &self.event_loop.0;
-        inner.refused.borrow_mut().extend(self.list.drain(self.dispatched..));
+        if self.dispatched < self.list.len() {
+            inner.refused.borrow_mut().extend(self.list.drain(self.dispatched..));
+        }
         self.list.clear();
         inner.reaped.replace(std::mem::take(&mut self.list));
     }
@@ -213,12 +216,15 @@ impl EventLoop {
     fn has_work_now(&self) -> bool {
         !self.0.handlers.borrow().ready.is_empty()
             || !self.0.refused.borrow().is_empty()
-            || !self.0.messages.borrow().is_empty()
-            || self.0.shared.inbox.has_messages()
+            || self.has_messages()
             || self.0.tasks.has_ready()
             || !self.0.backlog.borrow().is_empty()
             || self.0.stopping.get()
             || self.0.ring.borrow_mut().ready() == Ready::Completions
+    }
+
+    fn has_messages(&self) -> bool {
+        self.0.shared.inbox.has_messages() || !self.0.messages.borrow().is_empty()
     }
 
     /// The second half: everything that has happened. Each source gets a bounded turn (contract E11):
@@ -230,9 +236,11 @@ impl EventLoop {
         let events_at = if polled { self.fresh_now_ns() } else { 0 };
         let mut had_events = self.section(|| self.dispatch_completions());
         had_events |= self.dispatch_ready();
-        had_events |= self.section(|| self.dispatch_messages());
-        had_events |= self.section(|| self.dispatch_timers());
-        self.section(|| self.0.tasks.run_ready());
+        had_events |= self.has_messages() && self.section(|| self.dispatch_messages());
+        had_events |= self.next_deadline().is_some() && self.section(|| self.dispatch_timers());
+        if self.0.tasks.has_ready() {
+            self.section(|| self.0.tasks.run_ready());
+        }
         if polled {
             self.poll_adapt(events_at, had_events);
         }
@@ -255,19 +263,30 @@ impl EventLoop {
         any || refused > 0
     }
 
+    #[inline(always)]
     pub(crate) fn dispatch_completion(&self, completion: Completion) {
+        let Completion { user_data, result, more } = completion;
+        let UserData::Op(id) = UserData::unpack(user_data) else {
+            return self.dispatch_own(completion);
+        };
+        if !more {
+            self.stats().completed.add(1);
+        }
+        let done = self.0.slots.borrow_mut().remove(id);
+        if let Some(InFlight { target, token, bufs, file: _file, .. }) = done {
+            self.poll_note(&self.0.poller.ring);
+            target.complete(token, result, bufs);
+        }
+    }
+
+    /// A completion of what the loop itself has submitted.
+    #[inline(never)]
+    fn dispatch_own(&self, completion: Completion) {
         let Completion { user_data, result, more } = completion;
         if !more {
             self.stats().completed.add(1);
         }
         match UserData::unpack(user_data) {
-            UserData::Op(id) => {
-                let done = self.0.slots.borrow_mut().remove(id);
-                if let Some(op) = done {
-                    self.poll_note(&self.0.poller.ring);
-                    op.target.complete(op.token, result, op.bufs);
-                }
-            }
             UserData::Poll(id) => self.0.handlers.borrow_mut().fired(id, result, more),
             // The inbox is looked at in every iteration.
             UserData::Wake => {
@@ -279,7 +298,7 @@ impl EventLoop {
                     }
                 }
             }
-            UserData::Ignored => {}
+            UserData::Op(_) | UserData::Ignored => {}
         }
     }
 
@@ -310,9 +329,6 @@ impl EventLoop {
         {
             let mut messages = self.0.messages.borrow_mut();
             if messages.is_empty() {
-                if !self.0.shared.inbox.has_messages() {
-                    return false;
-                }
                 self.0.shared.inbox.take(&mut messages);
             }
         }
@@ -343,9 +359,6 @@ impl EventLoop {
     }
 
     fn dispatch_timers(&self) -> bool {
-        if self.next_deadline().is_none() {
-            return false;
-        }
         let now = self.now_ns();
         self.0.timers.borrow_mut().list_due(now);
         let mut any = false;

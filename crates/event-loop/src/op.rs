@@ -86,6 +86,13 @@ impl LoopFile {
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.0.fd.as_raw_fd()
     }
+
+    /// Whether `op` reads or writes a socket, which is any ring's: a thread that does it could not
+    /// be stopped.
+    #[inline]
+    pub(crate) fn is_socket_for(&self, op: IoOp) -> bool {
+        self.0.is_socket && matches!(op, IoOp::Read { .. } | IoOp::Write { .. })
+    }
 }
 
 impl AsFd for LoopFile {

@@ -19,14 +19,10 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Reading or writing a socket, which is any ring's: a thread that does it could not be stopped.
-    pub(crate) fn is_on_socket(&self) -> bool {
-        self.file.0.is_socket && matches!(self.op, IoOp::Read { .. } | IoOp::Write { .. })
-    }
-
     /// The operation for the ring. Its pointers are good for as long as this stays in its slot: the
     /// segments and their description are on the heap, so the slot itself may move.
     /// `fixed` is the file's place in this ring's table.
+    #[inline]
     pub(crate) fn ring_op(&self, fixed: Option<u32>) -> Option<RingOp> {
         let file = match fixed {
             Some(index) => RingFile::Fixed(index),
@@ -90,14 +86,15 @@ impl Slots {
         self.free.extend((first..first + more).rev());
     }
 
-    pub(crate) fn insert(&mut self, content: InFlight) -> SlotId {
+    #[inline(always)]
+    pub(crate) fn insert(&mut self, content: InFlight) -> (SlotId, &InFlight) {
         if self.free.is_empty() {
             self.grow(self.slots.len().max(1) as u32);
         }
         let index = self.free.pop().unwrap_or_default();
         let slot = &mut self.slots[index as usize];
-        slot.content = Some(content);
-        SlotId { index, generation: slot.generation }
+        let id = SlotId { index, generation: slot.generation };
+        (id, slot.content.insert(content))
     }
 
     pub(crate) fn get(&self, id: SlotId) -> Option<&InFlight> {
@@ -112,6 +109,7 @@ impl Slots {
 
     /// Takes an operation out: its completion has come. `None` for a completion that belongs to
     /// nobody.
+    #[inline]
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<InFlight> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
@@ -154,6 +152,7 @@ pub(crate) enum UserData {
 }
 
 impl UserData {
+    #[inline]
     pub(crate) fn pack(self) -> u64 {
         let slot = |kind: u64, id: SlotId| {
             kind << 60 | u64::from(id.generation & GENERATION_MASK) << 32 | u64::from(id.index)
@@ -166,6 +165,7 @@ impl UserData {
         }
     }
 
+    #[inline]
     pub(crate) fn unpack(bits: u64) -> Self {
         let id = SlotId { index: bits as u32, generation: (bits >> 32) as u32 & GENERATION_MASK };
         match bits >> 60 {

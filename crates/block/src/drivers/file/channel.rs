@@ -24,7 +24,7 @@ use super::zeroes::{Method, discard_failed, discard_op};
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
 use crate::options::DetectZeroes;
-use crate::request::{Op, Request};
+use crate::request::{Detached, Op, Request};
 
 /// Bytes of zeroes written at once where nothing better is there.
 const ZEROES: usize = 1 << 20;
@@ -42,7 +42,7 @@ struct Inner {
     tail_file: Option<LoopFile>,
     slots: RefCell<Slots>,
     /// What is to be submitted when the section ends, or the next request does not continue it.
-    run: Cell<Option<Run>>,
+    run: RefCell<Option<Run>>,
     run_queued: Cell<bool>,
     bounces: RefCell<Bounces>,
     zeroes: OnceCell<IoBufs>,
@@ -69,7 +69,7 @@ impl FileChannel {
             file: event_loop.register_file(node.fd.clone()),
             tail_file: node.tail_fd.clone().map(|fd| event_loop.register_file(fd)),
             slots: RefCell::new(Slots::new()),
-            run: Cell::new(None),
+            run: RefCell::new(None),
             run_queued: Cell::new(false),
             bounces: RefCell::default(),
             zeroes: OnceCell::new(),
@@ -122,33 +122,17 @@ impl IoTarget for Inner {
     fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
         trace!(file_complete(&*self.node.trace_name, token, result));
         let mut slots = self.slots.borrow_mut();
-        let Some((slot, part)) = slots.get(token) else { return };
-        if slot.stage == Stage::Simple {
-            if slot.merged_with.is_some() {
-                *part = bufs;
-                part.clear();
+        match slots.take_simple(token) {
+            Some(request) if u64::try_from(result) == Ok(request.len()) => {
+                slots.release(token);
                 drop(slots);
-                return self.complete_run(token, result);
+                request.complete(Ok(()), bufs);
             }
-            slot.request.bufs = bufs;
-            if u64::try_from(result) == Ok(slot.request.len) {
-                let slot = slots.remove(token);
+            simple => {
                 drop(slots);
-                if let Some(slot) = slot {
-                    slot.request.complete(Ok(()));
-                }
-                return;
+                self.complete_other(token, result, bufs, simple);
             }
-            // It was not done at once, and goes on as one of several steps.
-            slot.claimed = true;
-            slot.stage = Stage::Step(Step::InPlace { len: slot.request.bufs.len() });
-        } else {
-            *part = bufs;
-            part.clear();
         }
-        let next = self.took_step(slot, part, token, result);
-        drop(slots);
-        self.act(token, next);
     }
 }
 
@@ -184,24 +168,16 @@ impl Inner {
     /// Takes a request that is one operation, or a part of one.
     #[inline]
     fn gather(&self, op: IoOp, request: Request) {
-        let mut slots = self.slots.borrow_mut();
-        let (len, segments) = (request.len, request.bufs.iovecs().len());
-        let before = self.run.get();
-        if let Some(mut run) = before
+        let mut run = self.run.borrow_mut();
+        if let Some(run) = &mut *run
             && run.is_continued_by(op, &request.bufs)
-            && let Some((last, _)) = slots.get(run.last)
-            && last.request.bufs.has_owner_of(&request.bufs)
         {
-            let token = slots.insert(request, Stage::Simple);
-            if let Some((last, _)) = slots.get(run.last) {
-                last.merged_with = Some(token);
-            }
-            run.add(token, len, segments);
-            return self.run.set(Some(run));
+            return self.slots.borrow_mut().add_to(run, request);
         }
-        let token = slots.insert(request, Stage::Simple);
-        drop(slots);
-        self.run.set(Some(Run::new(op, token, len, segments)));
+        let (request, bufs) = request.detach();
+        let token = self.slots.borrow_mut().insert_simple(request);
+        let before = run.replace(Run::new(op, token, bufs));
+        drop(run);
         match before {
             Some(before) => self.submit_run(before),
             None => {
@@ -211,18 +187,13 @@ impl Inner {
         }
     }
 
+    #[inline]
     fn submit_run(&self, run: Run) {
         let Some(me) = self.me.upgrade() else { return };
-        let mut slots = self.slots.borrow_mut();
-        let bufs = if run.first == run.last {
-            slots.get(run.first).map(|(slot, _)| std::mem::take(&mut slot.request.bufs))
-        } else {
-            slots.merge(run.first)
-        };
-        drop(slots);
-        self.trace_submit(run.first, run.op, run.len);
-        let (target, bufs) = (me as Rc<dyn IoTarget>, bufs.unwrap_or_default());
-        self.event_loop.submit(&self.file, run.op, self.engine, bufs, &target, run.first);
+        let Run { op, first, bufs, .. } = run;
+        self.trace_submit(first, op, bufs.len() as u64);
+        let target = me as Rc<dyn IoTarget>;
+        self.event_loop.submit(&self.file, op, self.engine, bufs, &target, first);
     }
 
     /// Answers the requests of one operation. If it was not done at once, each goes on by itself.
@@ -249,9 +220,32 @@ impl Inner {
 
     // ---- all others ----------------------------------------------------------------------------
 
+    /// An operation is done that is not all of one request: several, a step, or one that should have
+    /// been all of a `simple` request, which goes on in steps.
+    #[cold]
+    fn complete_other(&self, token: u32, result: i32, bufs: IoBufs, simple: Option<Detached>) {
+        let mut slots = self.slots.borrow_mut();
+        if let Some(request) = simple {
+            let stage = Stage::Step(Step::InPlace { len: bufs.len() });
+            let request = request.attach(bufs);
+            slots.put(token, Slot { claimed: true, ..Slot::new(request, stage) });
+        } else if let Some((slot, part)) = slots.get(token) {
+            *part = bufs;
+            part.clear();
+            if slot.stage == Stage::Merged {
+                drop(slots);
+                return self.complete_run(token, result);
+            }
+        }
+        let Some((slot, part)) = slots.get(token) else { return };
+        let next = self.took_step(slot, part, token, result);
+        drop(slots);
+        self.act(token, next);
+    }
+
     /// Starts a request that is not simple.
     fn start(&self, request: Request) {
-        let token = self.slots.borrow_mut().insert(request, Stage::Turn);
+        let token = self.slots.borrow_mut().insert(Slot::new(request, Stage::Turn));
         self.go_on(token);
     }
 
@@ -464,7 +458,7 @@ impl Inner {
             return self.failed(slot, part, token, Errno::from_raw(result.wrapping_neg()));
         };
         match slot.stage {
-            Stage::Turn | Stage::Simple => return Next::Wait,
+            Stage::Turn | Stage::Merged => return Next::Wait,
             Stage::Step(step) => match self.took_transfer_step(slot, part, step, n) {
                 Ok(Some(next)) => return next,
                 Ok(None) => {}

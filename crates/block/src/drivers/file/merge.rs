@@ -15,43 +15,38 @@ const MAX_BYTES: u64 = 256 * 1024;
 /// `UIO_MAXIOV`: segments that a system call takes at once.
 const MAX_SEGMENTS: usize = 1024;
 
-/// Requests, in slots, that are one operation: a list, linked by `merged_with`.
-#[derive(Debug, Clone, Copy)]
+/// Requests that are one operation. One alone is a simple request; several are in slots, a list linked by
+/// `merged_with`.
+#[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) op: IoOp,
     pub(crate) first: u32,
     pub(crate) last: u32,
-    /// Bytes of all.
-    pub(crate) len: u64,
-    segments: usize,
+    /// The memory of all.
+    pub(crate) bufs: IoBufs,
 }
 
 impl Run {
     /// A request alone.
-    pub(crate) fn new(op: IoOp, token: u32, len: u64, segments: usize) -> Self {
-        Run { op, first: token, last: token, len, segments }
+    #[inline]
+    pub(crate) fn new(op: IoOp, token: u32, bufs: IoBufs) -> Self {
+        Run { op, first: token, last: token, bufs }
     }
 
-    /// Whether a request continues the last one. (Whether their memory has one owner is for the caller
-    /// to see.)
+    /// Whether a request continues the last one.
     #[inline]
     pub(crate) fn is_continued_by(&self, op: IoOp, bufs: &IoBufs) -> bool {
+        let len = self.bufs.len() as u64;
         let adjacent = match (self.op, op) {
-            (IoOp::Read { offset }, IoOp::Read { offset: next }) => next == offset + self.len,
+            (IoOp::Read { offset }, IoOp::Read { offset: next }) => next == offset + len,
             (IoOp::Write { offset, dsync: a }, IoOp::Write { offset: next, dsync: b }) => {
-                next == offset + self.len && a == b
+                next == offset + len && a == b
             }
             _ => false,
         };
         adjacent
-            && self.len + bufs.len() as u64 <= MAX_BYTES
-            && self.segments + bufs.iovecs().len() <= MAX_SEGMENTS
-    }
-
-    /// Adds a request that continues the last one.
-    pub(crate) fn add(&mut self, token: u32, len: u64, segments: usize) {
-        self.last = token;
-        self.len += len;
-        self.segments += segments;
+            && len + bufs.len() as u64 <= MAX_BYTES
+            && self.bufs.iovecs().len() + bufs.iovecs().len() <= MAX_SEGMENTS
+            && self.bufs.has_owner_of(bufs)
     }
 }

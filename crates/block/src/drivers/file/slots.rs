@@ -2,10 +2,11 @@
 
 use event_loop::IoBufs;
 
+use super::merge::Run;
 use super::plan::Step;
 use super::serialise::Ticket;
 use super::zeroes::Method;
-use crate::request::Request;
+use crate::request::{Detached, Request};
 
 /// Slots a channel has room for from the start: enough for several queues. Until they are used their
 /// memory is not touched, so that hundreds of exports that do little take little.
@@ -16,9 +17,8 @@ const FIRST: usize = 256;
 pub(crate) enum Stage {
     /// Its turn: a range claimed, a bounce buffer; or nothing yet.
     Turn,
-    /// A read or write of all of it with its own memory, alone or the first of a
-    /// [`Run`](super::merge::Run).
-    Simple,
+    /// A read or write of all of it and of what continues it, a [`Run`].
+    Merged,
     /// A step of a read or write.
     Step(Step),
     /// The second half of [`Step::Modify`], which changes that many bytes.
@@ -47,21 +47,9 @@ pub(crate) struct Slot {
     pub(crate) merged_with: Option<u32>,
 }
 
-/// Slots by token, and the lists of steps: kept while a slot is free, for their capacity.
-pub(crate) struct Slots {
-    slots: Vec<(Option<Slot>, IoBufs)>,
-    free: Vec<u32>,
-}
-
-impl Slots {
-    pub(crate) fn new() -> Self {
-        Slots { slots: Vec::with_capacity(FIRST), free: Vec::with_capacity(FIRST) }
-    }
-
-    /// Puts a request in; the token is its own until it is taken out.
-    #[inline]
-    pub(crate) fn insert(&mut self, request: Request, stage: Stage) -> u32 {
-        let slot = Slot {
+impl Slot {
+    pub(crate) fn new(request: Request, stage: Stage) -> Self {
+        Slot {
             request,
             stage,
             done: 0,
@@ -70,44 +58,103 @@ impl Slots {
             claimed: false,
             ticket: None,
             merged_with: None,
-        };
-        match self.free.pop() {
-            Some(token) => {
-                self.slots[token as usize].0 = Some(slot);
-                token
-            }
-            None => {
-                self.slots.push((Some(slot), IoBufs::new()));
-                self.slots.len() as u32 - 1
-            }
+        }
+    }
+}
+
+/// Requests under way, by token.
+///
+/// Nearly all are simple: one operation that reads or writes all of it with its own memory. They have
+/// a table of their own, of 48 bytes each, with the same tokens.
+pub(crate) struct Slots {
+    simple: Vec<Option<Detached>>,
+    /// The others, and the lists of their steps: kept while a slot is free, for their capacity.
+    slots: Vec<(Option<Slot>, IoBufs)>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(crate) fn new() -> Self {
+        Slots {
+            simple: Vec::with_capacity(FIRST),
+            slots: Vec::with_capacity(FIRST),
+            free: Vec::with_capacity(FIRST),
         }
     }
 
-    /// The request under `token` and the list for its steps.
     #[inline]
+    fn take_token(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| self.grow())
+    }
+
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.simple.push(None);
+        self.slots.push((None, IoBufs::new()));
+        self.slots.len() as u32 - 1
+    }
+
+    /// Puts a request in; the token is its own until it is taken out.
+    pub(crate) fn insert(&mut self, slot: Slot) -> u32 {
+        let token = self.take_token();
+        self.put(token, slot);
+        token
+    }
+
+    /// Puts a simple request in.
+    #[inline]
+    pub(crate) fn insert_simple(&mut self, request: Detached) -> u32 {
+        let token = self.take_token();
+        self.simple[token as usize] = Some(request);
+        token
+    }
+
+    /// Takes a simple request out, if the one under `token` is one. The token is to be given back by
+    /// [`release`](Self::release), or the request to be [`put`](Self::put) in anew.
+    #[inline]
+    pub(crate) fn take_simple(&mut self, token: u32) -> Option<Detached> {
+        self.simple.get_mut(token as usize)?.take()
+    }
+
+    /// Puts in, under a token that it has already, a request that is not simple.
+    pub(crate) fn put(&mut self, token: u32, slot: Slot) {
+        self.slots[token as usize].0 = Some(slot);
+    }
+
+    /// The request under `token` and the list for its steps.
     pub(crate) fn get(&mut self, token: u32) -> Option<(&mut Slot, &mut IoBufs)> {
         let (slot, part) = self.slots.get_mut(token as usize)?;
         Some((slot.as_mut()?, part))
     }
 
-    #[inline]
     pub(crate) fn remove(&mut self, token: u32) -> Option<Slot> {
         let slot = self.slots.get_mut(token as usize)?.0.take()?;
-        self.free.push(token);
+        self.release(token);
         Some(slot)
     }
 
-    /// The memory of all requests that are one operation, in a list of the first one's slot.
-    pub(crate) fn merge(&mut self, first: u32) -> Option<IoBufs> {
-        let mut bufs = std::mem::take(&mut self.slots.get_mut(first as usize)?.1);
-        let mut next = Some(first);
-        while let Some(token) = next {
-            let (slot, _) = self.get(token)?;
-            let appended = bufs.append_shared(&slot.request.bufs);
-            debug_assert!(appended, "requests of two owners in one operation");
-            next = slot.merged_with;
+    /// Gives the token of a request back that was taken out.
+    #[inline]
+    pub(crate) fn release(&mut self, token: u32) {
+        self.free.push(token);
+    }
+
+    /// Adds a request to those of an operation that it continues.
+    pub(crate) fn add_to(&mut self, run: &mut Run, request: Request) {
+        // Each has its own memory when it is answered, the operation a list of all of it.
+        if let Some(alone) = self.take_simple(run.first) {
+            let list = std::mem::take(&mut self.slots[run.first as usize].1);
+            let bufs = std::mem::replace(&mut run.bufs, list);
+            run.bufs.append_shared(&bufs);
+            self.put(run.first, Slot::new(alone.attach(bufs), Stage::Merged));
         }
-        Some(bufs)
+        let appended = run.bufs.append_shared(&request.bufs);
+        debug_assert!(appended, "requests of two owners in one operation");
+        let token = self.insert(Slot::new(request, Stage::Merged));
+        if let Some((last, _)) = self.get(run.last) {
+            last.merged_with = Some(token);
+        }
+        run.last = token;
     }
 
     /// Bytes of all requests that are one operation.
