@@ -1,5 +1,6 @@
 //! A QMP client, as far as tests need one.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -12,6 +13,8 @@ use crate::{PATIENCE, eventually};
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
+    /// Came while an answer was waited for.
+    events: VecDeque<Value>,
 }
 
 impl Qmp {
@@ -19,7 +22,7 @@ impl Qmp {
     pub fn connect(path: &Path) -> Self {
         let stream = eventually("a QMP server", || UnixStream::connect(path).ok());
         stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-        let mut qmp = Self { stream: BufReader::new(stream) };
+        let mut qmp = Self { stream: BufReader::new(stream), events: VecDeque::new() };
         let greeting = qmp.receive();
         assert!(greeting.get("QMP").is_some(), "not a greeting: {greeting}");
         qmp.execute("qmp_capabilities", json!({}));
@@ -32,20 +35,68 @@ impl Qmp {
     ///
     /// When the server answers with an error.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Value {
-        let message = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.stream.get_mut(), "{message}").expect("the QMP server listens");
+        let mut answer = self.ask(command, arguments);
+        match answer.get_mut("return") {
+            Some(value) => value.take(),
+            None => panic!("{command}: {answer}"),
+        }
+    }
+
+    /// Executes `command`; gives the description of the error that it answers.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub fn refused(&mut self, command: &str, arguments: Value) -> String {
+        let answer = self.ask(command, arguments);
+        match answer.pointer("/error/desc").and_then(Value::as_str) {
+            Some(desc) => desc.to_owned(),
+            None => panic!("{command}: {answer}"),
+        }
+    }
+
+    /// Executes `command`; gives the answer as it came. Events before it are kept for
+    /// [`wait_for`](Self::wait_for).
+    pub fn ask(&mut self, command: &str, arguments: Value) -> Value {
+        self.send(&json!({ "execute": command, "arguments": arguments }).to_string());
+        self.answer()
+    }
+
+    /// Sends text, and a line end.
+    pub fn send(&mut self, text: &str) {
+        writeln!(self.stream.get_mut(), "{text}").expect("the QMP server listens");
+    }
+
+    /// Waits for the next answer.
+    pub fn answer(&mut self) -> Value {
         loop {
-            let mut answer = self.receive();
-            match answer.get_mut("return") {
-                Some(value) => return value.take(),
-                None => assert!(answer.get("event").is_some(), "{message}: {answer}"),
+            let message = self.receive();
+            if message.get("event").is_none() {
+                return message;
+            }
+            self.events.push_back(message);
+        }
+    }
+
+    /// Waits for an event of that name; gives its data. Those before it are forgotten.
+    pub fn wait_for(&mut self, event: &str) -> Value {
+        loop {
+            let mut message = self.events.pop_front().unwrap_or_else(|| self.receive());
+            if message.get("event").and_then(Value::as_str) == Some(event) {
+                return message.get_mut("data").map_or(Value::Null, Value::take);
             }
         }
     }
 
-    /// Waits for an event of that name.
-    pub fn wait_for(&mut self, event: &str) {
-        while self.receive().get("event").and_then(Value::as_str) != Some(event) {}
+    /// Waits until the server closes the connection.
+    ///
+    /// # Panics
+    ///
+    /// When it says something instead.
+    pub fn closed(&mut self) {
+        let mut line = String::new();
+        let read = self.stream.read_line(&mut line);
+        assert!(!read.is_ok_and(|bytes| bytes > 0), "not the end: {line}");
     }
 
     fn receive(&mut self) -> Value {

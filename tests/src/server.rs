@@ -69,6 +69,13 @@ impl<'a> ServerCommand<'a> {
         self.arg("--object").arg(format!("iothread,id={id}"))
     }
 
+    /// Adds a monitor, on the socket that [`Server::socket`] gives for `id`.
+    pub fn monitor(self, id: &str) -> Self {
+        let path = socket(self.scratch.dir(), id);
+        let chardev = format!("socket,id={id},path={},server=on,wait=off", path.display());
+        self.arg("--chardev").arg(chardev).arg("--monitor").arg(format!("chardev={id}"))
+    }
+
     /// Adds `--blockdev` for an image with the `file` driver under a node name, with more `options`.
     pub fn file(self, node: &str, image: &Image, options: &str) -> Self {
         let path = image.path().display();
@@ -166,7 +173,7 @@ impl<'a> ServerCommand<'a> {
 }
 
 impl Server {
-    /// The socket of the export of `node`.
+    /// The socket of the export of `node`, or of a monitor.
     pub fn socket(&self, node: &str) -> PathBuf {
         socket(&self.dir, node)
     }

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::error::{OptionError, UsageError};
-use crate::graph;
+use crate::graph::Graph;
 use crate::help;
 use crate::probe::{self, ProbeOptions};
 use crate::serve::{self, ServeOptions};
@@ -111,7 +111,7 @@ fn storage_daemon(program: &str, parser: &mut lexopt::Parser) -> Result<Command,
             return Ok(Command::Print(text));
         }
     }
-    graph::check(&draft.options.steps)?;
+    Graph::check(&draft.options.steps)?;
     Ok(Command::StorageDaemon(draft.options))
 }
 

@@ -1,71 +1,190 @@
-//! Whether what a command line defines fits together, before any of it is carried out.
+//! What has been defined and who uses it, by name: whether something new fits, and something old may
+//! go. Both the command line, before any of it is carried out, and the daemon, at each change, ask it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
 
+use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
 use crate::export::{Addr, ExportOptions};
 use crate::storage_daemon::{Action, Step};
 
-/// Checks that names are defined once and before they are used, and that what is writable can be.
+/// Everything there is, by name.
 ///
-/// # Errors
-///
-/// The first step that does not fit, in the order of the command line, with its option in front.
-pub fn check(steps: &[Step]) -> Result<(), OptionError> {
-    let mut graph = Graph::default();
-    steps
-        .iter()
-        .try_for_each(|step| graph.add(&step.action).map_err(|error| error.of(&step.origin)))
+/// A value: each change gives a new one, so that whoever could not carry a change out after all still
+/// has what was before.
+#[derive(Debug, Clone, Default)]
+pub struct Graph {
+    nodes: BTreeMap<String, Node>,
+    iothreads: BTreeSet<String>,
+    exports: BTreeMap<String, Export>,
+    chardevs: BTreeMap<String, Chardev>,
 }
 
-#[derive(Default)]
-struct Graph {
-    /// Nodes by name, with whether they are read-only and whether what lies below them is.
-    nodes: HashMap<String, Access>,
-    iothreads: HashSet<String>,
-    exports: HashSet<String>,
-    sockets: HashMap<Socket, String>,
+#[derive(Debug, Clone, Default)]
+struct Node {
+    access: Access,
+    /// Nodes below that have names: those referred to, and those defined in place.
+    uses: Vec<String>,
+    owns: Vec<String>,
+    /// Defined inside another one.
+    nested: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Access {
     read_only: bool,
     below_read_only: bool,
 }
 
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Debug, Clone)]
+struct Export {
+    nodes: Vec<String>,
+    iothreads: Vec<String>,
+    socket: Socket,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Socket {
     Path(PathBuf),
     Fd(i32),
 }
 
+#[derive(Debug, Clone)]
+struct Chardev {
+    stdio: bool,
+    /// A monitor is on it.
+    used: bool,
+}
+
 impl Graph {
+    /// Checks that names are defined once and before they are used, and that what is writable can be.
+    ///
+    /// # Errors
+    ///
+    /// The first step that does not fit, in the order of the command line, with its option in front.
+    pub fn check(steps: &[Step]) -> Result<(), OptionError> {
+        let mut graph = Graph::default();
+        steps
+            .iter()
+            .try_for_each(|step| graph.add(&step.action).map_err(|error| error.of(&step.origin)))
+    }
+
+    /// With something more.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not fit in, in QSD's words where QSD has the case.
+    pub fn with(&self, action: &Action) -> Result<Graph, OptionError> {
+        let mut graph = self.clone();
+        graph.add(action)?;
+        Ok(graph)
+    }
+
+    /// Without an object.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name, or an export runs in it.
+    pub fn without_object(&self, id: &str) -> Result<Graph, OptionError> {
+        let mut graph = self.clone();
+        if !graph.iothreads.remove(id) {
+            return Err(OptionError::new(format!("object '{id}' not found")));
+        }
+        if graph.exports.values().any(|export| export.iothreads.iter().any(|user| user == id)) {
+            let message = format!("object '{id}' is in use, can not be deleted");
+            return Err(OptionError::new(message));
+        }
+        Ok(graph)
+    }
+
+    /// Without a node, and those that were defined inside it.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name, it was defined inside another one, or somebody uses it or one that
+    /// would go with it.
+    pub fn without_node(&self, name: &str) -> Result<Graph, OptionError> {
+        let Some(node) = self.nodes.get(name) else {
+            let message = format!("Failed to find node with node-name='{name}'");
+            return Err(OptionError::new(message));
+        };
+        if node.nested {
+            return Err(OptionError::new(format!("Node {name} is not owned by the monitor")));
+        }
+        let mut graph = self.clone();
+        let mut going = vec![name.to_owned()];
+        while let Some(next) = going.pop() {
+            if graph.exports.values().any(|export| export.nodes.contains(&next)) {
+                return Err(OptionError::new(format!("Node {next} is in use")));
+            }
+            if let Some(node) = graph.nodes.remove(&next) {
+                going.extend(node.owns);
+            }
+            if graph.nodes.values().any(|node| node.uses.contains(&next)) {
+                return Err(OptionError::new(format!("Block device {next} is in use")));
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Without an export, if there is one of that name.
+    #[must_use]
+    pub fn without_export(&self, id: &str) -> Graph {
+        let mut graph = self.clone();
+        graph.exports.remove(id);
+        graph
+    }
+
     fn add(&mut self, action: &Action) -> Result<(), OptionError> {
         match action {
             Action::Object(iothread) => {
                 if !self.iothreads.insert(iothread.id.clone()) {
-                    let id = &iothread.id;
-                    return Err(OptionError::new(format!(
-                        "attempt to add duplicate property '{id}' to object (type 'container')"
-                    ))
-                    .hint(format!("There is an object with id '{id}' already.")));
+                    return Err(duplicate(&iothread.id));
                 }
                 Ok(())
             }
-            Action::Blockdev(node) => self.node(node).map(drop),
+            Action::Blockdev(node) => self.node(node, &mut Node::default()).map(drop),
             Action::Export(export) => self.export(export),
+            Action::Chardev(chardev) => {
+                let stdio = chardev.backend == ChardevBackend::Stdio;
+                if self.chardevs.contains_key(&chardev.id) {
+                    return Err(duplicate(&chardev.id));
+                }
+                if stdio && self.chardevs.values().any(|other| other.stdio) {
+                    return Err(OptionError::new("cannot use stdio by multiple character devices"));
+                }
+                self.chardevs.insert(chardev.id.clone(), Chardev { stdio, used: false });
+                Ok(())
+            }
+            Action::Monitor(monitor) => {
+                let id = &monitor.chardev;
+                let defined = known("Character devices", self.chardevs.keys());
+                let Some(chardev) = self.chardevs.get_mut(id) else {
+                    let message = format!("chardev \"{id}\" not found");
+                    return Err(OptionError::new(message).hint(defined));
+                };
+                if std::mem::replace(&mut chardev.used, true) {
+                    return Err(OptionError::new(format!("chardev '{id}' is already in use")));
+                }
+                Ok(())
+            }
         }
     }
 
-    fn node(&mut self, node: &BlockdevOptions) -> Result<Access, OptionError> {
-        let below_read_only = match &node.driver {
+    /// Adds a node to the nodes, and its name to those that `above` has below it.
+    fn node(&mut self, options: &BlockdevOptions, above: &mut Node) -> Result<Access, OptionError> {
+        let mut node = Node::default();
+        let below_read_only = match &options.driver {
             Driver::Raw(raw) => {
                 let below = match &raw.file {
-                    BlockdevRef::Inline(below) => self.node(below)?,
-                    BlockdevRef::Name(name) => self.find(name, name)?,
+                    BlockdevRef::Inline(below) => self.node(below, &mut node)?,
+                    BlockdevRef::Name(name) => {
+                        node.uses.push(name.clone());
+                        self.find(name, name)?
+                    }
                 };
                 below.read_only || below.below_read_only
             }
@@ -73,19 +192,29 @@ impl Graph {
                 false
             }
         };
-        let access = Access { read_only: node.read_only, below_read_only };
-        if let Some(name) = &node.node_name {
-            if self.nodes.contains_key(name) {
-                return Err(OptionError::new(format!("Duplicate nodes with node-name='{name}'")));
-            }
-            self.nodes.insert(name.clone(), access);
+        node.access = Access { read_only: options.read_only, below_read_only };
+        let access = node.access;
+        let Some(name) = &options.node_name else {
+            above.uses.append(&mut node.uses);
+            above.owns.append(&mut node.owns);
+            return Ok(access);
+        };
+        if self.nodes.contains_key(name) {
+            return Err(OptionError::new(format!("Duplicate nodes with node-name='{name}'")));
         }
+        for owned in &node.owns {
+            if let Some(owned) = self.nodes.get_mut(owned) {
+                owned.nested = true;
+            }
+        }
+        above.owns.push(name.clone());
+        self.nodes.insert(name.clone(), node);
         Ok(access)
     }
 
     /// A node by name. QSD's sentence also names a device, which there is none of in exports.
     fn find(&self, name: &str, device: &str) -> Result<Access, OptionError> {
-        self.nodes.get(name).copied().ok_or_else(|| {
+        self.nodes.get(name).map(|node| node.access).ok_or_else(|| {
             OptionError::new(format!("Cannot find device='{device}' nor node-name='{name}'"))
                 .hint(known("Nodes", self.nodes.keys()))
         })
@@ -93,7 +222,7 @@ impl Graph {
 
     fn export(&mut self, export: &ExportOptions) -> Result<(), OptionError> {
         let id = &export.id;
-        if self.exports.contains(id) {
+        if self.exports.contains_key(id) {
             return Err(OptionError::new(format!("Block export id '{id}' is already in use")));
         }
         for node in export.nodes() {
@@ -110,7 +239,7 @@ impl Graph {
             return Err(OptionError::new(format!("iothread \"{unknown}\" not found"))
                 .hint(known("I/O threads", self.iothreads.iter())));
         }
-        let mut seen = HashSet::new();
+        let mut seen = BTreeSet::new();
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
@@ -118,18 +247,23 @@ impl Graph {
             Addr::Unix { path } => Socket::Path(path.clone()),
             Addr::Fd { fd } => Socket::Fd(*fd),
         };
-        if let Some(other) = self.sockets.insert(socket, id.clone()) {
+        if let Some((other, _)) = self.exports.iter().find(|(_, other)| other.socket == socket) {
             return Err(OptionError::new(format!("Export '{other}' has the same address"))
                 .hint("Each export needs a socket of its own."));
         }
-        self.exports.insert(id.clone());
+        let (nodes, iothreads) = (export.nodes().cloned().collect(), export.iothreads.clone());
+        self.exports.insert(id.clone(), Export { nodes, iothreads, socket });
         Ok(())
     }
 }
 
+fn duplicate(id: &str) -> OptionError {
+    let message = format!("attempt to add duplicate property '{id}' to object (type 'container')");
+    OptionError::new(message).hint(format!("There is an object with id '{id}' already."))
+}
+
 fn known<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> String {
-    let mut names: Vec<&str> = names.map(String::as_str).collect();
-    names.sort_unstable();
+    let names: Vec<&str> = names.map(String::as_str).collect();
     match names.as_slice() {
         [] => format!("{what} defined before it: none"),
         names => format!("{what} defined before it: {}", names.join(", ")),

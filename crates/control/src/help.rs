@@ -3,7 +3,7 @@
 use crate::blockdev::{self, DRIVERS};
 use crate::cli::COMMANDS;
 use crate::table::{Field, Need, Row};
-use crate::{export, object, probe, serve, storage_daemon};
+use crate::{chardev, export, object, probe, serve, storage_daemon};
 
 /// The width of a terminal.
 const WIDTH: usize = 80;
@@ -69,10 +69,11 @@ pub(crate) fn storage_daemon(program: &str) -> String {
     text.line("");
     text.line("Values are written key=value,... with dotted keys (cache.direct=on,");
     text.line("iothread.0=io0) and commas doubled, or as JSON. 'help' for a value, or");
-    text.line("'<type>,help', tells more of --blockdev, --export and --object.");
+    text.line("'<type>,help', tells more of --blockdev, --chardev, --export and --object.");
     text.objects();
     text.drivers(None);
     text.exports();
+    text.chardevs();
     text.done()
 }
 
@@ -116,6 +117,32 @@ pub(crate) fn export(kind: Option<&str>) -> String {
             }
         }
     }
+    text.done()
+}
+
+/// `--chardev help`, `--chardev <backend>,help`.
+pub(crate) fn chardev(kind: Option<&str>) -> String {
+    let mut text = Text::default();
+    match chardev::TYPES.iter().find(|(name, ..)| Some(*name) == kind) {
+        Some((name, _, fields)) => {
+            text.line(&format!("{name} options:"));
+            text.rows(&chardev::rows(fields));
+        }
+        None => {
+            text.line("Available chardev backend types:");
+            for (name, help, _) in chardev::TYPES {
+                text.entry(name, help);
+            }
+        }
+    }
+    text.done()
+}
+
+/// `--monitor help`.
+pub(crate) fn monitor() -> String {
+    let mut text = Text::default();
+    text.line("monitor options:");
+    text.rows(&chardev::monitor_rows());
     text.done()
 }
 
@@ -168,6 +195,15 @@ impl Text {
             self.heading(&format!("--export {}: {}", kind.name, kind.help));
             self.rows(&export::rows(kind));
         }
+    }
+
+    fn chardevs(&mut self) {
+        for (name, help, fields) in chardev::TYPES {
+            self.heading(&format!("--chardev {name}: {help}"));
+            self.rows(&chardev::rows(fields));
+        }
+        self.heading("--monitor options:");
+        self.rows(&chardev::monitor_rows());
     }
 
     /// One driver in full, or all: what they share first, then what each adds.

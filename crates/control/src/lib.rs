@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod blockdev;
+mod chardev;
 mod cli;
 mod error;
 mod export;
@@ -27,6 +28,7 @@ mod json;
 pub mod keyval;
 mod object;
 mod probe;
+pub mod qmp;
 mod scalar;
 mod serve;
 mod storage_daemon;
@@ -36,11 +38,12 @@ mod tests;
 mod trace;
 mod value;
 
+pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
 pub use cli::{Command, parse_args, program_name};
 pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, VhostUserOptions};
-pub use graph::check as check_graph;
-pub use object::IothreadOptions;
+pub use graph::Graph;
+pub use object::{IothreadOptions, Property};
 pub use probe::ProbeOptions;
 pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};

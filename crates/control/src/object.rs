@@ -5,7 +5,7 @@ use event_loop::PollPolicy;
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::table::{self, Choice, Context, Field, Kind, Need, Row};
-use crate::value::{Object, Value};
+use crate::value::{Dialect, Object, Value};
 
 /// `iothread`: a thread that runs an event loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +48,69 @@ impl Default for IothreadOptions {
             thread_pool_max: 64,
             cpu_affinity: Vec::new(),
         }
+    }
+}
+
+/// A property of an object, as QOM shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Property {
+    /// Its name: that of the option.
+    pub name: &'static str,
+    /// What it is, in QOM's words.
+    pub kind: &'static str,
+    /// What it is set to.
+    pub value: Value,
+}
+
+impl IothreadOptions {
+    /// What of it can be seen while it runs.
+    pub fn properties(&self) -> Vec<Property> {
+        let int = |name, value: u64| {
+            let value = Value::Integer(i64::try_from(value).unwrap_or(i64::MAX));
+            Property { name, kind: "int", value }
+        };
+        let policy = match self.poll_policy {
+            PollPolicy::Histogram => "histogram",
+            PollPolicy::Weighted => "weighted",
+            PollPolicy::Stepped => "stepped",
+        };
+        vec![
+            Property { name: "poll-policy", kind: "PollPolicy", value: Value::Text(policy.into()) },
+            int("poll-max-ns", self.poll_max_ns),
+            int("poll-grow", self.poll_grow),
+            int("poll-shrink", self.poll_shrink),
+            int("poll-weight", self.poll_weight.into()),
+            int("aio-max-batch", self.aio_max_batch),
+            int("thread-pool-min", self.thread_pool_min.into()),
+            int("thread-pool-max", self.thread_pool_max.into()),
+        ]
+    }
+
+    /// With a property set to something else, as `qom-set` asks for it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such property, or it does not take that value.
+    pub fn with_property(&self, name: &str, value: Value) -> Result<Self, OptionError> {
+        let field = IOTHREAD.iter().find(|field| field.name == name);
+        let shown = self.properties().iter().any(|property| property.name == name);
+        let Some(field) = field.filter(|_| shown) else {
+            return Err(OptionError::new(format!("Property 'iothread.{name}' not found")));
+        };
+        let mut changed = self.clone();
+        field.set(&mut changed, value, &Context::new(Dialect::Json))?;
+        changed.check()?;
+        Ok(changed)
+    }
+
+    fn check(&self) -> table::Set {
+        if self.thread_pool_max == 0 || self.thread_pool_min > self.thread_pool_max {
+            return Err(bad_pool());
+        }
+        if self.thread_pool_min > MAX_KEPT_THREADS {
+            return Err(too_many_kept(self.thread_pool_min));
+        }
+        Ok(())
     }
 }
 
@@ -260,12 +323,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<IothreadOptions, 
     table::read(IOTHREAD, &mut iothread, &mut object, at)?;
     let known = ["qom-type"].into_iter().chain(IOTHREAD.iter().map(|field| field.name));
     table::refuse_rest(&object, at, "object type 'iothread'", known)?;
-    if iothread.thread_pool_max == 0 || iothread.thread_pool_min > iothread.thread_pool_max {
-        return Err(bad_pool());
-    }
-    if iothread.thread_pool_min > MAX_KEPT_THREADS {
-        return Err(too_many_kept(iothread.thread_pool_min));
-    }
+    iothread.check()?;
     Ok(iothread)
 }
 

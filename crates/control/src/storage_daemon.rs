@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use block::options::BlockdevOptions;
 
+use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::error::OptionError;
 use crate::export::ExportOptions;
 use crate::help;
@@ -45,6 +46,10 @@ pub enum Action {
     Blockdev(BlockdevOptions),
     /// `--export`.
     Export(ExportOptions),
+    /// `--chardev`.
+    Chardev(ChardevOptions),
+    /// `--monitor`.
+    Monitor(MonitorOptions),
 }
 
 /// The command line while it is read.
@@ -76,6 +81,27 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         help: "open a block node",
     },
     Field {
+        name: "chardev",
+        kind: Kind::Text {
+            meta: "[backend=]<backend>,id=<id>[,<option>=<value>...]",
+            set: |draft, text| {
+                let parsed = chardev::parse(&text)?;
+                let wanted = Structure {
+                    object: parsed.object,
+                    at: Context::new(Dialect::Keyval),
+                    help: parsed.help,
+                };
+                if wanted.help {
+                    return draft.help(help::chardev(wanted.member("backend")));
+                }
+                let chardev = chardev::read(wanted.object, &wanted.at)?;
+                draft.step(Action::Chardev(chardev))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "make a character device, for a monitor to be on",
+    },
+    Field {
         name: "daemonize",
         kind: Kind::Flag(|draft| draft.options.daemonize = true),
         need: Need::Optional("stay in the foreground"),
@@ -96,6 +122,22 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         },
         need: Need::Optional("none"),
         help: "offer a block node to another program",
+    },
+    Field {
+        name: "monitor",
+        kind: Kind::Text {
+            meta: "[chardev=]<id>[,<option>=<value>...]",
+            set: |draft, text| {
+                let wanted = structure(&text, "chardev")?;
+                if wanted.help {
+                    return draft.help(help::monitor());
+                }
+                let monitor = chardev::read_monitor(wanted.object, &wanted.at)?;
+                draft.step(Action::Monitor(monitor))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "take commands by QMP on a character device",
     },
     Field {
         name: "object",

@@ -2,7 +2,9 @@
 
 use crate::blockdev::DRIVERS;
 use crate::table::{Field, Need, Row};
-use crate::{Action, Command, export, help, object, parse_args, probe, serve, storage_daemon};
+use crate::{
+    Action, Command, chardev, export, help, object, parse_args, probe, serve, storage_daemon,
+};
 
 fn parse(arguments: &[&str]) -> Command {
     let argv = arguments.iter().map(|argument| argument.into());
@@ -90,7 +92,9 @@ fn every_row_is_in_the_help() {
     });
     let objects = object::TYPES.iter().flat_map(|(name, _)| object::rows(name));
     let exports = export::TYPES.iter().flat_map(export::rows);
-    let rows = drivers.chain(objects.chain(exports).map(|row| row.name));
+    let chardevs = chardev::TYPES.iter().flat_map(|(_, _, fields)| chardev::rows(fields));
+    let others = objects.chain(exports).chain(chardevs).chain(chardev::monitor_rows());
+    let rows = drivers.chain(others.map(|row| row.name));
     let options = names(storage_daemon::OPTIONS).into_iter().map(|name| format!("--{name}"));
     for name in rows.chain(options) {
         assert!(names_it(&storage_daemon, &name), "{name} in\n{storage_daemon}");
@@ -127,6 +131,16 @@ fn help_inside_an_option_names_every_row() {
         }
         assert!(names_it(&printed("--export", "?"), kind.name));
     }
+    for (name, _, fields) in chardev::TYPES {
+        assert!(names_it(&printed("--chardev", "help"), name));
+        let text = printed("--chardev", &format!("{name},help"));
+        for row in chardev::rows(fields) {
+            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
+        }
+    }
+    for row in chardev::monitor_rows() {
+        assert!(names_it(&printed("--monitor", "help"), &row.name));
+    }
     assert!(names_it(&printed("--object", "help"), "iothread"));
 }
 
@@ -150,6 +164,9 @@ fn no_name_is_in_a_table_twice() {
     }
     for kind in export::TYPES {
         tables.push(export::rows(kind).into_iter().map(|row| row.name).collect());
+    }
+    for (_, _, fields) in chardev::TYPES {
+        tables.push(chardev::rows(fields).into_iter().map(|row| row.name).collect());
     }
     for mut table in tables {
         table.sort();

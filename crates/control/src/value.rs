@@ -44,3 +44,39 @@ impl Value {
         }
     }
 }
+
+impl From<serde_json::Value> for Value {
+    fn from(json: serde_json::Value) -> Self {
+        match json {
+            serde_json::Value::Null => Self::Null,
+            serde_json::Value::Bool(value) => Self::Bool(value),
+            serde_json::Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(integer), _) => Self::Integer(integer),
+                (None, other) => Self::Number(other.unwrap_or(f64::INFINITY)),
+            },
+            serde_json::Value::String(text) => Self::Text(text),
+            serde_json::Value::Array(list) => {
+                Self::List(list.into_iter().map(Self::from).collect())
+            }
+            serde_json::Value::Object(members) => Self::Object(
+                members.into_iter().map(|(name, value)| (name, Self::from(value))).collect(),
+            ),
+        }
+    }
+}
+
+impl From<Value> for serde_json::Value {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(value) => value.into(),
+            Value::Integer(number) => number.into(),
+            Value::Number(number) => number.into(),
+            Value::Text(text) => text.into(),
+            Value::List(list) => list.into_iter().map(Self::from).collect(),
+            Value::Object(members) => {
+                members.into_iter().map(|(name, value)| (name, Self::from(value))).collect()
+            }
+        }
+    }
+}

@@ -286,7 +286,7 @@ fn serve_is_steps_too() {
     assert_eq!(serve.socket, PathBuf::from("disk.img.sock"));
     assert_eq!(serve.cache, CacheMode::Directsync);
     let steps = serve.steps(ImageKind::BlockDevice);
-    control::check_graph(&steps).expect("the steps fit together");
+    control::Graph::check(&steps).expect("the steps fit together");
     let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
     let iothread = |id: &str| {
         let iothread =
@@ -330,14 +330,14 @@ fn serve_modes() {
         match parse(&arguments) {
             Command::Serve(serve) => {
                 let steps = serve.steps(ImageKind::File);
-                control::check_graph(&steps).expect("the steps fit together");
+                control::Graph::check(&steps).expect("the steps fit together");
                 let mut node = None;
                 let mut export = None;
                 for step in steps {
                     match step.action {
                         Action::Blockdev(options) => node = Some(options),
                         Action::Export(options) => export = Some(options),
-                        Action::Object(_) => {}
+                        other => assert!(matches!(other, Action::Object(_)), "{other:?}"),
                     }
                 }
                 (node.expect("a node"), export.expect("an export"))

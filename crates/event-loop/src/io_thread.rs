@@ -3,9 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::mpsc;
-use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -35,7 +33,7 @@ pub struct IoThread {
     handle: LoopHandle,
     ring: Chosen,
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// Until it has been told.
+    /// Until it has been asked for.
     end: Option<oneshot::Receiver<ThreadEnd>>,
 }
 
@@ -201,16 +199,17 @@ impl IoThread {
         &self.ring
     }
 
-    /// Ready, once, when the loop turns no more: stopped, or failed and then before anything that
-    /// it holds is let go of. Pending ever after. Where nobody asks, a failure shows only when the
-    /// thread is [stopped](Self::stop).
-    pub fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<ThreadEnd> {
-        let Some(end) = &mut self.end else { return Poll::Pending };
-        let told = Pin::new(end).poll(cx);
-        if told.is_ready() {
-            self.end = None;
+    /// Completes when the loop turns no more: stopped, or failed and then before anything that it
+    /// holds is let go of. To be asked for once: what it gives the second time never completes.
+    /// Where nobody asks, a failure shows only when the thread is [stopped](Self::stop).
+    pub fn end(&mut self) -> impl Future<Output = ThreadEnd> + 'static + use<> {
+        let end = self.end.take();
+        async move {
+            match end {
+                Some(end) => end.await.unwrap_or(ThreadEnd::Panicked),
+                None => std::future::pending().await,
+            }
         }
-        told.map(|told| told.unwrap_or(ThreadEnd::Panicked))
     }
 
     /// Stops the loop and joins the thread.

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -248,8 +249,9 @@ fn end_of(thread: &mut IoThread) -> ThreadEnd {
         }
     }
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut end = pin!(thread.end());
     loop {
-        match thread.poll_end(&mut Context::from_waker(&waker)) {
+        match end.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(end) => return end,
             Poll::Pending => std::thread::park(),
         }

@@ -55,6 +55,14 @@ impl ExportOptions {
         std::iter::once(&self.node_name).chain(more_luns)
     }
 
+    /// `type`.
+    pub fn type_name(&self) -> &'static str {
+        match &self.kind {
+            ExportKind::VhostUserBlk(_) => "vhost-user-blk",
+            ExportKind::VhostUserScsi { .. } => "vhost-user-scsi",
+        }
+    }
+
     /// What it has as an export over vhost-user.
     pub fn vhost_user(&self) -> &VhostUserOptions {
         match &self.kind {

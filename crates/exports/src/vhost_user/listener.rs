@@ -1,4 +1,4 @@
-//! The socket that front ends connect to: one we make, or one that was handed to us.
+//! A socket that others connect to, front ends or monitors: one we make, or one that was handed to us.
 
 #![forbid(unsafe_code)]
 
@@ -60,7 +60,7 @@ impl fmt::Display for Listen {
 }
 
 /// A listening socket. Dropping it removes the socket's file, if that is ours still.
-pub(crate) struct Listener {
+pub struct Listener {
     event_loop: EventLoop,
     socket: Arc<OwnedFd>,
     readable: Readiness,
@@ -96,7 +96,7 @@ impl Listener {
     /// # Errors
     ///
     /// Says what was tried on which socket, and why it failed.
-    pub(crate) fn new(event_loop: &EventLoop, at: Listen) -> Result<Self, ExportError> {
+    pub fn new(event_loop: &EventLoop, at: Listen) -> Result<Self, ExportError> {
         let name = at.to_string();
         let fail = |call: &'static str| {
             let socket = name.clone();
@@ -125,18 +125,27 @@ impl Listener {
                 (fd, None)
             }
         };
+        Ok(Self::of(event_loop, socket, file))
+    }
+
+    /// Accepts on a socket that listens already, and is non-blocking.
+    pub fn over(event_loop: &EventLoop, socket: OwnedFd) -> Self {
+        Self::of(event_loop, socket, None)
+    }
+
+    fn of(event_loop: &EventLoop, socket: OwnedFd, file: Option<SocketFile>) -> Self {
         let socket = Arc::new(socket);
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let readable = Readiness::new(event_loop, socket.clone(), events);
-        Ok(Listener { event_loop: event_loop.clone(), socket, readable, _file: file })
+        Listener { event_loop: event_loop.clone(), socket, readable, _file: file }
     }
 
-    /// Waits for the next front end.
+    /// Waits for the next to connect. `who` waits, in log messages.
     ///
     /// # Errors
     ///
     /// The socket accepts no more, for good.
-    pub(crate) async fn accept(&self, export: &str) -> io::Result<OwnedFd> {
+    pub async fn accept(&self, who: &str) -> io::Result<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
             match accept4(self.socket.as_raw_fd(), flags) {
@@ -144,7 +153,7 @@ impl Listener {
                 Err(Errno::EAGAIN) => self.readable.wait().await,
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
                 Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)) => {
-                    log::warn!("export {export}: accept failed: {}; trying again", errno.desc());
+                    log::warn!("{who}: accept failed: {}; trying again", errno.desc());
                     let at = self.event_loop.now_ns() + RETRY_NS;
                     self.event_loop.sleep_until(at).await;
                 }

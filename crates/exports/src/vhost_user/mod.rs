@@ -29,6 +29,6 @@ pub use blk::VhostUserBlkConfig;
 pub use error::{ExportError, SessionError};
 pub use eventfd::{EventFd, NotEventfd};
 pub use export::VhostUserExport;
-pub use listener::Listen;
+pub use listener::{Listen, Listener};
 pub use scsi::{MAX_REQUEST_QUEUES, VhostUserScsiConfig};
 pub use server::{MAX_QUEUES, Server};

@@ -140,8 +140,9 @@ struct Service {
 impl Service {
     async fn run(self, listener: Listener) -> Result<(), ExportError> {
         let id = &self.id;
+        let who = format!("export {id}");
         loop {
-            match self.stop.or(listener.accept(id)).await {
+            match self.stop.or(listener.accept(&who)).await {
                 Some(Ok(socket)) => {
                     self.connected.store(true, Ordering::Relaxed);
                     log::info!("export {id}: front end connected");

@@ -1,54 +1,59 @@
-//! The daemon: what a command line asks for, made, run and taken down again.
+//! The daemon: what a command line and its monitors' clients ask for, made, run and taken down again.
+//!
+//! One task owns everything there is, [`Daemon`], and carries out one change after the other, whoever
+//! asked for it; monitors send it their commands.
 
+mod changes;
+mod chardev;
+mod error;
+mod exports;
+mod monitor;
 mod open_files;
+mod qmp;
+mod signal;
 mod signals;
 mod status;
 mod threads;
 
-use std::fmt;
-use std::future::Future;
-use std::pin::pin;
-use std::task::Poll;
+use std::collections::BTreeMap;
 
 use block::NodeRegistry;
-use control::{Action, Addr, ExportKind, ExportOptions, Step};
+use control::qmp::Command;
+use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig};
-use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
+use serde_json::json;
 
+use chardev::Chardev;
+pub(crate) use error::DaemonError;
+use exports::Exports;
+use monitor::{Clients, LINGER_NS, Request};
+use signal::{Mailbox, until};
 use signals::StopSignals;
 pub(crate) use status::Status;
 use threads::IoThreads;
 
-/// Something could not be made; everything made before it is gone again.
-#[derive(Debug)]
-pub(crate) struct DaemonError(String);
-
-impl fmt::Display for DaemonError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl DaemonError {
-    pub(crate) fn new(error: impl fmt::Display) -> Self {
-        DaemonError(error.to_string())
-    }
-
-    /// Of something that takes descriptors: with advice where there are too few.
-    fn with_advice(error: impl std::error::Error + 'static) -> Self {
-        match open_files::advice(&error) {
-            Some(advice) => DaemonError(format!("{error}\n{advice}")),
-            None => DaemonError::new(error),
-        }
-    }
-}
-
-/// Exports, the nodes they offer and the threads that serve them; dropped in this order.
+/// Exports, the nodes they offer, the threads that serve them, and who gives orders.
 pub(crate) struct Daemon {
-    exports: Vec<VhostUserExport>,
+    exports: Exports,
     nodes: NodeRegistry,
     threads: IoThreads,
+    /// What there is and who uses it, by name: says whether a change fits.
+    graph: Graph,
+    /// Those that no monitor is on.
+    chardevs: BTreeMap<String, Chardev>,
+    clients: Clients,
+    mailbox: Mailbox<Message>,
     control: EventLoop,
+}
+
+/// What happens while the daemon serves.
+enum Message {
+    /// A client has asked for something.
+    Request(Request),
+    /// An I/O thread has failed.
+    Failed(DaemonError),
+    /// An export that was stopped has ended.
+    ExportEnded(String),
 }
 
 /// How long the exports have to finish once an I/O thread has failed: those that it served never do.
@@ -56,7 +61,7 @@ const AFTER_FAILURE_NS: u64 = 5_000_000_000;
 
 /// How serving ended.
 enum Served {
-    /// By a signal; whether all that was written could be flushed.
+    /// By a signal or a command; whether all that was written could be flushed.
     Stopped(bool),
     /// By two signals.
     Insisted,
@@ -64,147 +69,139 @@ enum Served {
     Failed(DaemonError),
 }
 
-/// Makes what `steps` ask for, calls `ready` once it is all there, serves until a signal comes, and
-/// takes everything down: requests in flight are finished and flushed, sockets removed. A second
-/// signal ends the process at once. An I/O thread that fails ends the daemon with an error.
+/// What ends serving.
+enum End {
+    /// `quit`.
+    Quit,
+    Signal(&'static str),
+    Failed(DaemonError),
+}
+
+/// Makes what `steps` ask for, calls `ready` once it is all there, serves until a signal or a command
+/// ends that, and takes everything down: requests in flight are finished and flushed, sockets removed.
+/// A second signal ends the process at once. An I/O thread that fails ends the daemon with an error.
 pub(crate) fn run(
     steps: &[Step],
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
 ) -> Result<(), DaemonError> {
     let blocked = signals::block()
-        .map_err(|errno| DaemonError(format!("sigprocmask failed: {}", errno.desc())))?;
+        .map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
     open_files::raise_limit();
     let config = LoopConfig { name: "control".into(), ..LoopConfig::default() };
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
-    let mut stop = StopSignals::new(&control, &blocked)
-        .map_err(|errno| DaemonError(format!("signalfd failed: {}", errno.desc())))?;
-    let mut daemon = Daemon {
-        exports: Vec::new(),
-        nodes: NodeRegistry::new(),
-        threads: IoThreads::default(),
-        control: control.clone(),
+    let stop = StopSignals::new(&control, &blocked)
+        .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
+    let result = run_on(&control, stop, steps, ready);
+    // Drops the tasks that listen, which remove their sockets.
+    let shut_down = control.shut_down();
+    result.and(shut_down.map_err(|error| control_failed(&error)))
+}
+
+fn control_failed(error: &std::io::Error) -> DaemonError {
+    DaemonError::new(format!("the control loop failed: {error}"))
+}
+
+fn run_on(
+    control: &EventLoop,
+    mut stop: StopSignals,
+    steps: &[Step],
+    ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
+) -> Result<(), DaemonError> {
+    let mut daemon = Daemon::new(control);
+    let steps = steps.to_vec();
+    let making = async move {
+        // A client may be waited for.
+        let made = until(daemon.make(&steps), stop.next()).await;
+        (daemon, stop, made)
     };
-    let status = match daemon.make(steps).and_then(|()| ready(&daemon)) {
-        Ok(status) => status,
-        Err(error) => {
-            // Sockets are removed by the tasks that listen on them, which end here.
-            let _ = control.block_on(daemon.take_down());
-            return Err(error);
-        }
+    let (mut daemon, mut stop, made) =
+        control.block_on(making).map_err(|error| control_failed(&error))?;
+    let begun = match made {
+        Err(signal) => Some(End::Signal(signal)),
+        Ok(made) => match made.and_then(|()| ready(&daemon)) {
+            Ok(status) => {
+                if let Some(status) = status {
+                    control.spawn(status.show(control.clone(), daemon.sources()));
+                }
+                None
+            }
+            Err(error) => {
+                // That is the error to tell of, whatever else goes wrong.
+                let _ = control.block_on(daemon.take_down());
+                return Err(error);
+            }
+        },
     };
-    if let Some(status) = status {
-        control.spawn(status.show(control.clone(), daemon.sources()));
-    }
     let served = control.block_on(async move {
-        let signal = match until(daemon.threads.first_end(), stop.next()).await {
-            Ok(error) => {
+        let end = match begun {
+            Some(end) => end,
+            None => daemon.serve(&mut stop).await,
+        };
+        let cause = match end {
+            End::Failed(error) => {
                 log::error!("{error}: the daemon ends, for its exports to be started again");
                 daemon.abandon().await;
                 return Served::Failed(error);
             }
-            Err(signal) => signal,
+            End::Signal(signal) => signal,
+            End::Quit => "quit",
         };
-        log::info!("{signal}: finishing the requests in flight; a second signal ends at once");
+        log::info!("{cause}: finishing the requests in flight; a further signal ends at once");
         let down = daemon.take_down();
-        until(down, stop.insisted(signal)).await.map_or(Served::Insisted, Served::Stopped)
+        until(down, stop.insisted(cause)).await.map_or(Served::Insisted, Served::Stopped)
     });
     match served {
         Ok(Served::Stopped(true)) => Ok(()),
         Ok(Served::Stopped(false)) => {
-            Err(DaemonError("not all that was written could be flushed".into()))
+            Err(DaemonError::new("not all that was written could be flushed"))
         }
         Ok(Served::Insisted) => std::process::exit(1),
         Ok(Served::Failed(error)) => Err(error),
-        Err(error) => Err(DaemonError(format!("the control loop failed: {error}"))),
+        Err(error) => Err(control_failed(&error)),
     }
-}
-
-/// Waits for `work`, but no longer than for `end`; an error when that came first.
-async fn until<T, U>(work: impl Future<Output = T>, end: impl Future<Output = U>) -> Result<T, U> {
-    let (mut work, mut end) = (pin!(work), pin!(end));
-    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Ok(done)),
-        Poll::Pending => end.as_mut().poll(cx).map(Err),
-    })
-    .await
 }
 
 impl Daemon {
-    fn make(&mut self, steps: &[Step]) -> Result<(), DaemonError> {
-        steps.iter().try_for_each(|step| {
-            self.take(&step.action)
-                .map_err(|error| DaemonError(format!("{}: {error}", step.origin)))
-        })
-    }
-
-    fn take(&mut self, action: &Action) -> Result<(), DaemonError> {
-        match action {
-            Action::Object(iothread) => self.threads.add(iothread),
-            Action::Blockdev(options) => {
-                let opened = self.nodes.open(options);
-                opened.map(drop).map_err(|error| match error.hint() {
-                    Some(hint) => DaemonError(format!("{error}\n{hint}")),
-                    None => DaemonError::with_advice(error),
-                })
-            }
-            Action::Export(export) => self.add_export(export),
+    fn new(control: &EventLoop) -> Self {
+        let mailbox = Mailbox::default();
+        let (ended, failed) = (mailbox.clone(), mailbox.clone());
+        Daemon {
+            exports: Exports::new(control, move |id| ended.push(Message::ExportEnded(id))),
+            nodes: NodeRegistry::new(),
+            threads: IoThreads::new(control, move |error| failed.push(Message::Failed(error))),
+            graph: Graph::default(),
+            chardevs: BTreeMap::new(),
+            clients: Clients::default(),
+            mailbox,
+            control: control.clone(),
         }
     }
 
-    fn add_export(&mut self, options: &ExportOptions) -> Result<(), DaemonError> {
-        let vhost_user = options.vhost_user();
-        let listen = match &vhost_user.addr {
-            Addr::Unix { path } => Listen::Path(path.clone()),
-            Addr::Fd { fd } => Listen::inherited(*fd).map_err(DaemonError::new)?,
-        };
-        let node = |name: &String| self.nodes.get(name).map_err(DaemonError::new);
-        let (id, control) = (options.id.clone(), self.control.clone());
-        let io_threads = self.threads.handles(&options.iothreads)?;
-        let (num_queues, logical_block_size) =
-            (vhost_user.num_queues, vhost_user.logical_block_size);
-        let (writable, writethrough) = (options.writable, options.writethrough);
-        let started = match &options.kind {
-            ExportKind::VhostUserBlk(_) => {
-                let config = VhostUserBlkConfig {
-                    serial: id.clone(),
-                    id,
-                    listen,
-                    node: node(&options.node_name)?,
-                    io_threads,
-                    num_queues,
-                    writable,
-                    writethrough,
-                    logical_block_size,
-                };
-                self.control.block_on(VhostUserExport::blk(control, config))
+    /// Does what is asked for, until something ends that.
+    async fn serve(&mut self, stop: &mut StopSignals) -> End {
+        let mailbox = self.mailbox.clone();
+        loop {
+            match until(mailbox.next(), stop.next()).await {
+                Err(signal) => return End::Signal(signal),
+                Ok(Message::Failed(error)) => return End::Failed(error),
+                Ok(Message::ExportEnded(id)) => self.export_ended(&id),
+                Ok(Message::Request(Request { command: Command::Quit, answer })) => {
+                    answer.send(Ok(json!({})));
+                    return End::Quit;
+                }
+                Ok(Message::Request(Request { command, answer })) => {
+                    match until(self.carry_out(command), stop.next()).await {
+                        Ok(outcome) => answer.send(outcome),
+                        Err(signal) => return End::Signal(signal),
+                    }
+                }
             }
-            ExportKind::VhostUserScsi { .. } => {
-                let config = VhostUserScsiConfig {
-                    id,
-                    listen,
-                    nodes: options.nodes().map(node).collect::<Result<_, _>>()?,
-                    io_threads,
-                    num_queues,
-                    writable,
-                    writethrough,
-                    logical_block_size,
-                };
-                self.control.block_on(VhostUserExport::scsi(control, config))
-            }
-        };
-        let export = started
-            .map_err(|error| DaemonError(format!("the control loop failed: {error}")))?
-            .map_err(DaemonError::with_advice)?;
-        self.exports.push(export);
-        Ok(())
+        }
     }
 
     /// Where the status line's numbers come from.
     fn sources(&self) -> status::Sources {
-        status::Sources {
-            queues: self.exports.iter().flat_map(|export| export.queue_stats().to_vec()).collect(),
-            loops: self.threads.all(),
-        }
+        status::Sources { queues: self.exports.queue_stats(), loops: self.threads.all() }
     }
 
     /// What each I/O thread runs on.
@@ -214,9 +211,14 @@ impl Daemon {
 
     /// Whether everything that guests were told is on stable storage.
     async fn take_down(self) -> bool {
-        let clean = stop_all(self.exports).await;
+        self.mailbox.close();
+        let clients = self.clients;
+        let clean = self.exports.stop_all(|id| changes::tell_export_deleted(&clients, id)).await;
         drop(self.nodes);
         drop(self.threads);
+        let deadline = self.control.now_ns() + LINGER_NS;
+        // Who does not read what it is sent is not waited for.
+        let _ = until(clients.settle(), self.control.sleep_until(deadline)).await;
         clean
     }
 
@@ -224,25 +226,13 @@ impl Daemon {
     /// The threads are left to the end of the process, since the one that failed may never come to
     /// be joined.
     async fn abandon(self) {
+        self.mailbox.close();
         let deadline = self.control.now_ns() + AFTER_FAILURE_NS;
         let end = self.control.sleep_until(deadline);
         std::mem::forget(self.threads);
         // Each error was logged.
-        let _ = until(stop_all(self.exports), end).await;
+        let _ = until(self.exports.stop_all(|_| {}), end).await;
     }
-}
-
-/// Whether all could be flushed.
-async fn stop_all(exports: Vec<VhostUserExport>) -> bool {
-    let mut clean = true;
-    for export in exports {
-        let id = export.id().to_owned();
-        if let Err(error) = export.stop().await {
-            log::error!("export {id}: {error}");
-            clean = false;
-        }
-    }
-    clean
 }
 
 #[cfg(test)]
@@ -304,5 +294,29 @@ mod tests {
         assert!(error.contains(" failed: ") && error.contains("os error 5"), "{error}");
         assert!(!socket.exists());
         drop(done);
+    }
+
+    /// Waiting for the first to end does not mean those that were there when the waiting began.
+    #[test]
+    fn an_io_thread_that_was_added_while_serving_is_watched_too() {
+        let blocked = signals::block().unwrap();
+        let control = EventLoop::new(LoopConfig::default()).unwrap();
+        let mut stop = StopSignals::new(&control, &blocked).unwrap();
+        let mut daemon = Daemon::new(&control);
+        let end = control.block_on(async move {
+            let iothread = control::IothreadOptions { id: "late".into(), ..Default::default() };
+            let command = Command::Add(control::Action::Object(iothread));
+            let (answer, outcome) = event_loop::oneshot::channel();
+            daemon.mailbox.push(Message::Request(Request { command, answer }));
+            let answered = until(daemon.serve(&mut stop), outcome).await;
+            assert!(matches!(answered, Err(Ok(Ok(_)))));
+            daemon.threads.all().first().unwrap().spawn(|_| deny_rings()).unwrap();
+            let patience = daemon.control.sleep_until(daemon.control.now_ns() + 60_000_000_000);
+            let end = until(daemon.serve(&mut stop), patience).await;
+            std::mem::forget(daemon.threads);
+            end
+        });
+        let Ok(Ok(End::Failed(error))) = end else { panic!("LOST: the thread's end") };
+        assert!(error.to_string().starts_with("I/O thread \"late\": "), "{error}");
     }
 }

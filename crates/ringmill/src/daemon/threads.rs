@@ -1,11 +1,14 @@
 //! The I/O threads of a daemon, by id.
 
-use std::task::Poll;
+use std::rc::Rc;
+use std::sync::mpsc;
 
-use control::IothreadOptions;
+use control::{IothreadOptions, Value};
 use event_loop::{
-    Chosen, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadPoolConfig,
+    Chosen, EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadEnd,
+    ThreadPoolConfig,
 };
+use nix::unistd::{Pid, gettid};
 
 use super::DaemonError;
 
@@ -13,86 +16,147 @@ use super::DaemonError;
 const DEFAULT: &str = "io";
 
 /// The I/O threads: those that were asked for and, once an export needs it, the default one.
-#[derive(Default)]
-pub(crate) struct IoThreads {
-    threads: Vec<(String, IoThread)>,
-    default: Option<IoThread>,
+pub(super) struct IoThreads {
+    event_loop: EventLoop,
+    threads: Vec<Thread>,
+    default: Option<Thread>,
+    /// Called when a thread has ended that nobody stopped.
+    on_failure: Rc<dyn Fn(DaemonError)>,
+}
+
+/// An I/O thread that runs.
+pub(super) struct Thread {
+    pub(super) options: IothreadOptions,
+    /// Its number in the system, gettid(2).
+    pub(super) tid: Pid,
+    thread: IoThread,
 }
 
 impl IoThreads {
+    pub(super) fn new(event_loop: &EventLoop, on_failure: impl Fn(DaemonError) + 'static) -> Self {
+        let (event_loop, on_failure) = (event_loop.clone(), Rc::new(on_failure));
+        IoThreads { event_loop, threads: Vec::new(), default: None, on_failure }
+    }
+
     /// Starts a thread as `--object iothread` asks for it.
-    pub(crate) fn add(&mut self, options: &IothreadOptions) -> Result<(), DaemonError> {
-        let thread = start(options)?;
-        self.threads.push((options.id.clone(), thread));
+    pub(super) fn add(&mut self, options: &IothreadOptions) -> Result<(), DaemonError> {
+        let thread = self.start(options)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Stops a thread, which serves nobody, and waits for its end.
+    pub(super) fn remove(&mut self, id: &str) {
+        self.threads.retain(|thread| thread.options.id != id);
+    }
+
+    /// The thread of that name, if it was asked for.
+    pub(super) fn get(&self, id: &str) -> Option<&Thread> {
+        self.threads.iter().find(|thread| thread.options.id == id)
+    }
+
+    /// The threads that were asked for.
+    pub(super) fn named(&self) -> &[Thread] {
+        &self.threads
+    }
+
+    /// Sets a property of a thread that runs.
+    pub(super) fn set(&mut self, id: &str, name: &str, value: Value) -> Result<(), DaemonError> {
+        let Some(thread) = self.threads.iter_mut().find(|thread| thread.options.id == id) else {
+            return Err(DaemonError::new(format!("object '{id}' not found")));
+        };
+        let options = thread.options.with_property(name, value)?;
+        let fixed = |options: &IothreadOptions| {
+            (options.aio_max_batch, options.thread_pool_min, options.thread_pool_max)
+        };
+        if fixed(&options) != fixed(&thread.options) {
+            let message = format!("Property 'iothread.{name}' cannot change while the thread runs");
+            return Err(DaemonError::new(message));
+        }
+        let params = poll_params(&options);
+        let set = move |event_loop: &EventLoop| event_loop.set_poll_params(params);
+        thread.thread.handle().spawn(set).map_err(DaemonError::new)?;
+        thread.options = options;
         Ok(())
     }
 
     /// The loops of the threads named, or of the default one when none is.
-    pub(crate) fn handles(&mut self, ids: &[String]) -> Result<Vec<LoopHandle>, DaemonError> {
+    pub(super) fn handles(&mut self, ids: &[String]) -> Result<Vec<LoopHandle>, DaemonError> {
         if ids.is_empty() {
             let default = match self.default.take() {
                 Some(thread) => thread,
-                None => start(&IothreadOptions { id: DEFAULT.into(), ..Default::default() })?,
+                None => {
+                    self.start(&IothreadOptions { id: DEFAULT.into(), ..Default::default() })?
+                }
             };
-            return Ok(vec![self.default.insert(default).handle().clone()]);
+            return Ok(vec![self.default.insert(default).thread.handle().clone()]);
         }
         ids.iter()
             .map(|id| {
-                let found = self.threads.iter().find(|(name, _)| name == id);
-                found
-                    .map(|(_, thread)| thread.handle().clone())
-                    .ok_or_else(|| DaemonError(format!("iothread \"{id}\" not found")))
+                let found = self.get(id).map(|thread| thread.thread.handle().clone());
+                found.ok_or_else(|| DaemonError::new(format!("iothread \"{id}\" not found")))
             })
             .collect()
     }
 
     /// All loops.
-    pub(crate) fn all(&self) -> Vec<LoopHandle> {
-        self.iter().map(|(_, thread)| thread.handle().clone()).collect()
-    }
-
-    /// Waits until a thread has ended that nobody stopped.
-    pub(crate) async fn first_end(&mut self) -> DaemonError {
-        std::future::poll_fn(|cx| {
-            let named = self.threads.iter_mut().map(|(id, thread)| (id.as_str(), thread));
-            for (id, thread) in named.chain(self.default.iter_mut().map(|t| (DEFAULT, t))) {
-                if let Poll::Ready(end) = thread.poll_end(cx) {
-                    return Poll::Ready(DaemonError(format!("I/O thread \"{id}\": {end}")));
-                }
-            }
-            Poll::Pending
-        })
-        .await
+    pub(super) fn all(&self) -> Vec<LoopHandle> {
+        self.iter().map(|thread| thread.thread.handle().clone()).collect()
     }
 
     /// What each runs on.
-    pub(crate) fn rings(&self) -> impl Iterator<Item = (&str, &Chosen)> {
-        self.iter().map(|(id, thread)| (id, thread.ring()))
+    pub(super) fn rings(&self) -> impl Iterator<Item = (&str, &Chosen)> {
+        self.iter().map(|thread| (thread.options.id.as_str(), thread.thread.ring()))
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&str, &IoThread)> {
-        let named = self.threads.iter().map(|(id, thread)| (id.as_str(), thread));
-        named.chain(self.default.iter().map(|thread| (DEFAULT, thread)))
+    fn iter(&self) -> impl Iterator<Item = &Thread> {
+        self.threads.iter().chain(&self.default)
+    }
+
+    /// Starts a thread, and a task that waits for its end.
+    fn start(&self, options: &IothreadOptions) -> Result<Thread, DaemonError> {
+        let (born, birth) = mpsc::channel();
+        let mut thread = IoThread::spawn_with(config(options), move |_| {
+            // Whoever started it waits.
+            let _ = born.send(gettid());
+        })
+        .map_err(DaemonError::with_advice)?;
+        let tid = birth.recv().map_err(DaemonError::new)?;
+        let (id, end, on_failure) = (options.id.clone(), thread.end(), self.on_failure.clone());
+        self.event_loop.spawn(async move {
+            match end.await {
+                ThreadEnd::Stopped => {}
+                end => on_failure(DaemonError::new(format!("I/O thread \"{id}\": {end}"))),
+            }
+        });
+        Ok(Thread { options: options.clone(), tid, thread })
     }
 }
 
-fn start(options: &IothreadOptions) -> Result<IoThread, DaemonError> {
-    let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+fn poll_params(options: &IothreadOptions) -> PollParams {
+    PollParams {
+        policy: options.poll_policy,
+        max_ns: options.poll_max_ns,
+        grow: small(options.poll_grow),
+        shrink: small(options.poll_shrink),
+        weight: options.poll_weight,
+    }
+}
+
+fn small(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn config(options: &IothreadOptions) -> IoThreadConfig {
     let defaults = LoopConfig::default();
-    let config = IoThreadConfig {
+    IoThreadConfig {
         event_loop: LoopConfig {
             name: options.id.clone(),
             entries: match options.aio_max_batch {
                 0 => defaults.entries,
                 n => small(n).min(defaults.entries),
             },
-            poll: PollParams {
-                policy: options.poll_policy,
-                max_ns: options.poll_max_ns,
-                grow: small(options.poll_grow),
-                shrink: small(options.poll_shrink),
-                weight: options.poll_weight,
-            },
+            poll: poll_params(options),
             thread_pool: ThreadPoolConfig {
                 min: options.thread_pool_min as usize,
                 max: options.thread_pool_max as usize,
@@ -101,7 +165,5 @@ fn start(options: &IothreadOptions) -> Result<IoThread, DaemonError> {
         },
         cpus: options.cpu_affinity.clone(),
         ..IoThreadConfig::default()
-    };
-    let thread = IoThread::spawn(config).map_err(DaemonError::with_advice)?;
-    Ok(thread)
+    }
 }

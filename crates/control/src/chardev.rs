@@ -1,0 +1,426 @@
+//! `--chardev` and `--monitor`: where QMP's clients come from.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use crate::error::OptionError;
+use crate::export::check_socket_path;
+use crate::keyval;
+use crate::scalar::{IDENTIFIER_HINT, is_identifier};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Row};
+use crate::value::{Object, Value};
+
+/// `--chardev`: a stream of bytes with a client at its other end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChardevOptions {
+    /// `id`: its name.
+    pub id: String,
+    /// What it is.
+    pub backend: ChardevBackend,
+}
+
+/// What a character device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChardevBackend {
+    /// `stdio`: standard input and output.
+    Stdio,
+    /// `socket`, with `server=on`: clients connect, one at a time.
+    Listen {
+        /// Where.
+        addr: SocketAddr,
+        /// `wait`: go on only once there is a client.
+        wait: bool,
+    },
+    /// `socket`, with `server=off`: connected once, at the start.
+    Connect(SocketAddr),
+}
+
+/// Where a socket is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SocketAddr {
+    /// `path`: a unix socket, 1 to 107 bytes.
+    Unix(PathBuf),
+    /// `host` and `port`: TCP.
+    Inet {
+        /// A name or an address; empty: all of this machine's.
+        host: String,
+        /// Its number.
+        port: u16,
+    },
+    /// `fd`: one that was inherited.
+    Fd(RawFd),
+}
+
+/// `--monitor`: QMP on a character device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MonitorOptions {
+    /// `chardev`: the device's name. No two monitors have the same.
+    pub chardev: String,
+    /// `pretty`: what is sent is indented.
+    pub pretty: bool,
+}
+
+/// A `--chardev` while it is read.
+#[derive(Default)]
+pub(crate) struct Draft {
+    id: Option<String>,
+    path: Option<PathBuf>,
+    host: Option<String>,
+    port: Option<String>,
+    fd: Option<String>,
+    server: bool,
+    wait: Option<bool>,
+}
+
+/// What all character devices have.
+static COMMON: &[Field<Draft>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |draft, id| {
+                if !is_identifier(&id) {
+                    return Err(OptionError::new("Parameter 'id' expects an identifier")
+                        .hint(IDENTIFIER_HINT));
+                }
+                put(&mut draft.id, Some(id))
+            },
+        },
+        need: Need::Optional("required"),
+        help: "name of the character device, for --monitor to refer to",
+    },
+    Field {
+        name: "mux",
+        kind: Kind::Bool(|_, on| only_off("mux", on)),
+        need: Need::Default("off"),
+        help: "share the device; only off so far",
+    },
+];
+
+/// Options of `socket`.
+static SOCKET: &[Field<Draft>] = &[
+    Field {
+        name: "path",
+        kind: Kind::Path(|draft, path| {
+            check_socket_path("path", &path)?;
+            put(&mut draft.path, Some(path))
+        }),
+        need: Need::Optional("none"),
+        help: "path of a unix socket",
+    },
+    Field {
+        name: "host",
+        kind: Kind::Text { meta: "<host>", set: |draft, host| put(&mut draft.host, Some(host)) },
+        need: Need::Optional("none"),
+        help: "name or address for TCP; empty: all addresses of this machine",
+    },
+    Field {
+        name: "port",
+        kind: Kind::Text { meta: "<port>", set: |draft, port| put(&mut draft.port, Some(port)) },
+        need: Need::Optional("none"),
+        help: "TCP port, with host",
+    },
+    Field {
+        name: "fd",
+        kind: Kind::Text { meta: "<fd>", set: |draft, fd| put(&mut draft.fd, Some(fd)) },
+        need: Need::Optional("none"),
+        help: "number of an inherited socket",
+    },
+    Field {
+        name: "server",
+        kind: Kind::Bool(|draft, on| put(&mut draft.server, on)),
+        need: Need::Default("off"),
+        help: "listen for clients, instead of connecting to one",
+    },
+    Field {
+        name: "wait",
+        kind: Kind::Bool(|draft, on| put(&mut draft.wait, Some(on))),
+        need: Need::Optional("on, with server=on"),
+        help: "go on only once a client has connected",
+    },
+    Field {
+        name: "nodelay",
+        // What is sent is a line at a time, at once.
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("off"),
+        help: "send at once (TCP); without effect, as that is always done",
+    },
+    Field {
+        name: "abstract",
+        kind: Kind::Bool(|_, on| only_off("abstract", on)),
+        need: Need::Default("off"),
+        help: "abstract socket name; only off so far",
+    },
+    Field {
+        name: "tight",
+        // Only of abstract sockets.
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("on"),
+        help: "how abstract names are padded; without effect on paths",
+    },
+    Field {
+        name: "telnet",
+        kind: Kind::Bool(|_, on| only_off("telnet", on)),
+        need: Need::Default("off"),
+        help: "speak telnet; only off so far",
+    },
+    Field {
+        name: "websocket",
+        kind: Kind::Bool(|_, on| only_off("websocket", on)),
+        need: Need::Default("off"),
+        help: "speak the websocket protocol; only off so far",
+    },
+];
+
+/// Options of `stdio`.
+static STDIO: &[Field<Draft>] = &[Field {
+    name: "signal",
+    kind: Kind::Bool(|_, _| Ok(())),
+    need: Need::Default("on"),
+    help: "let the terminal's keys send signals; without effect, as they always do",
+}];
+
+/// A kind of character device: its name, what it is for, its options.
+pub(crate) type Type = (&'static str, &'static str, &'static [Field<Draft>]);
+
+/// The kinds there are.
+pub(crate) static TYPES: &[Type] = &[
+    ("socket", "a unix or TCP socket, to listen on or to connect to", SOCKET),
+    ("stdio", "standard input and output", STDIO),
+];
+
+/// The rows of a kind's table.
+pub(crate) fn rows(fields: &'static [Field<Draft>]) -> Vec<Row> {
+    COMMON.iter().chain(fields).flat_map(Field::rows).collect()
+}
+
+/// Takes the text of a `--chardev` apart: as other options, and, as QSD takes them here, `server` for
+/// `server=on` and `nowait` for `wait=off`.
+pub(crate) fn parse(text: &str) -> Result<keyval::Parsed, OptionError> {
+    let mut full = String::with_capacity(text.len());
+    for (place, item) in split(text).enumerate() {
+        if place > 0 {
+            full.push(',');
+        }
+        full.push_str(match item {
+            _ if place == 0 => item,
+            "server" => "server=on",
+            "nowait" => "wait=off",
+            "wait" => "wait=on",
+            other => other,
+        });
+    }
+    keyval::parse(&full, Some("backend"))
+}
+
+/// Cuts at commas, but not at doubled ones.
+fn split(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let mut at = 0;
+        let end = loop {
+            let Some(comma) = text.get(at..)?.find(',').map(|found| at + found) else {
+                break None;
+            };
+            if !text.get(comma + 1..).is_some_and(|after| after.starts_with(',')) {
+                break Some(comma);
+            }
+            at = comma + 2;
+        };
+        let Some(end) = end else { return rest.take() };
+        rest = text.get(end + 1..);
+        text.get(..end)
+    })
+}
+
+/// Reads one `--chardev`.
+pub(crate) fn read(mut object: Object, at: &Context) -> Result<ChardevOptions, OptionError> {
+    let backend = match table::take(&mut object, "backend") {
+        Some(backend) => table::text(backend, "backend", at)?,
+        None => {
+            let id = table::take(&mut object, "id");
+            let id = id.as_ref().and_then(Value::as_text).unwrap_or_default();
+            return Err(
+                OptionError::new(format!("chardev: \"{id}\" missing backend")).hint(known_types())
+            );
+        }
+    };
+    let Some((_, _, fields)) = TYPES.iter().find(|(name, ..)| *name == backend) else {
+        return Err(OptionError::new(format!("'{backend}' is not a valid char driver name"))
+            .hint(known_types()));
+    };
+    let mut draft = Draft::default();
+    table::read(COMMON, &mut draft, &mut object, at)?;
+    table::read(fields, &mut draft, &mut object, at)?;
+    if let Some((name, _)) = object.first() {
+        let known: Vec<&str> = COMMON.iter().chain(*fields).map(|field| field.name).collect();
+        return Err(OptionError::new(format!("Invalid parameter '{name}'"))
+            .hint(format!("Known parameters of '{backend}': {}", known.join(", "))));
+    }
+    let Some(id) = draft.id.take() else {
+        return Err(OptionError::new("chardev: no id specified"));
+    };
+    let backend = if backend == "stdio" { ChardevBackend::Stdio } else { socket(draft)? };
+    Ok(ChardevOptions { id, backend })
+}
+
+fn known_types() -> String {
+    let names: Vec<&str> = TYPES.iter().map(|(name, ..)| *name).collect();
+    format!("Known character devices: {}", names.join(", "))
+}
+
+fn socket(draft: Draft) -> Result<ChardevBackend, OptionError> {
+    let Draft { path, host, port, fd, server, wait, .. } = draft;
+    let addr = match (path, fd, host) {
+        (Some(path), None, None) => SocketAddr::Unix(path),
+        (None, None, Some(host)) => {
+            let port = port.ok_or_else(|| OptionError::new("chardev: socket: no port given"))?;
+            let port = port.parse().map_err(|_| {
+                OptionError::new(format!("Parameter 'port' expects a number, not '{port}'"))
+                    .hint("Ports go from 0 to 65535; names of services are not known here.")
+            })?;
+            SocketAddr::Inet { host, port }
+        }
+        (None, Some(fd), None) => match fd.parse() {
+            Ok(fd @ 0..) => SocketAddr::Fd(fd),
+            Ok(fd) => {
+                return Err(OptionError::new(format!("File descriptor '{fd}' is not a socket")));
+            }
+            Err(_) => return Err(OptionError::new(format!("Unable to parse FD number {fd}"))),
+        },
+        (None, None, None) => {
+            return Err(OptionError::new("Unable to parse FD number ")
+                .hint("A socket needs 'path', 'host' and 'port', or 'fd'."));
+        }
+        _ => {
+            return Err(OptionError::new("None or one of 'path', 'fd' or 'host' option required."));
+        }
+    };
+    match (server, wait) {
+        (true, wait) => Ok(ChardevBackend::Listen { addr, wait: wait.unwrap_or(true) }),
+        (false, None) => Ok(ChardevBackend::Connect(addr)),
+        (false, Some(_)) => Err(OptionError::new(
+            "'wait' option is incompatible with socket in client connect mode",
+        )),
+    }
+}
+
+static MONITOR: &[Field<MonitorOptions>] = &[
+    Field {
+        name: "chardev",
+        kind: Kind::Text { meta: "<id>", set: |monitor, id| put(&mut monitor.chardev, id) },
+        need: Need::Required,
+        help: "character device that the client is on",
+    },
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |_, _| Ok(()) },
+        need: Need::Optional("none"),
+        help: "name of the monitor; nothing refers to it",
+    },
+    Field {
+        name: "mode",
+        kind: Kind::Choice(&[
+            Choice { name: "control", help: "QMP", set: |_| Ok(()) },
+            Choice {
+                name: "readline",
+                help: "QEMU's monitor for people",
+                set: |_| Err(OptionError::new("Only QMP is supported")),
+            },
+        ]),
+        need: Need::Default("control"),
+        help: "what is spoken; only control",
+    },
+    Field {
+        name: "pretty",
+        kind: Kind::Bool(|monitor, on| put(&mut monitor.pretty, on)),
+        need: Need::Default("off"),
+        help: "indent what is sent",
+    },
+];
+
+/// The rows of the table of `--monitor`.
+pub(crate) fn monitor_rows() -> Vec<Row> {
+    MONITOR.iter().flat_map(Field::rows).collect()
+}
+
+/// Reads one `--monitor`.
+pub(crate) fn read_monitor(
+    mut object: Object,
+    at: &Context,
+) -> Result<MonitorOptions, OptionError> {
+    let mut monitor = MonitorOptions { chardev: String::new(), pretty: false };
+    table::read(MONITOR, &mut monitor, &mut object, at)?;
+    let known = MONITOR.iter().map(|field| field.name);
+    table::refuse_rest(&object, at, "--monitor", known)?;
+    Ok(monitor)
+}
+
+fn only_off(name: &str, on: bool) -> table::Set {
+    match on {
+        true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
+        false => Ok(()),
+    }
+}
+
+fn put<V>(into: &mut V, value: V) -> table::Set {
+    *into = value;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::Dialect;
+
+    fn chardev(text: &str) -> Result<ChardevOptions, String> {
+        let at = Context::new(Dialect::Keyval);
+        parse(text).and_then(|parsed| read(parsed.object, &at)).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn sockets_in_qsds_forms() {
+        let unix = SocketAddr::Unix("a,b".into());
+        let listen = |addr, wait| Ok(ChardevBackend::Listen { addr, wait });
+        let backend = |text: &str| chardev(text).map(|options| options.backend);
+        assert_eq!(backend("socket,id=m,path=a,,b,server=on"), listen(unix.clone(), true));
+        assert_eq!(backend("socket,id=m,path=a,,b,server,nowait"), listen(unix.clone(), false));
+        assert_eq!(backend("socket,id=m,path=a,,b"), Ok(ChardevBackend::Connect(unix)));
+        let inet = SocketAddr::Inet { host: "::1".into(), port: 4444 };
+        assert_eq!(
+            backend("socket,host=::1,port=4444,id=m,server=on,wait=off"),
+            listen(inet, false)
+        );
+        assert_eq!(
+            backend("backend=socket,fd=3,id=m"),
+            Ok(ChardevBackend::Connect(SocketAddr::Fd(3)))
+        );
+        assert_eq!(backend("stdio,id=m"), Ok(ChardevBackend::Stdio));
+    }
+
+    /// Each was compared with qemu-storage-daemon 11.1.
+    #[test]
+    fn errors_are_worded_as_qsd_words_them() {
+        for (text, message) in [
+            ("socket,id=m", "Unable to parse FD number "),
+            ("socket,path=x", "chardev: no id specified"),
+            ("socket,id=m,path=x,server=maybe", "Parameter 'server' expects 'on' or 'off'"),
+            ("socket,id=m,path=x,frob=1", "Invalid parameter 'frob'"),
+            ("frob,id=m", "'frob' is not a valid char driver name"),
+            ("id=m", "chardev: \"m\" missing backend"),
+            ("socket,id=m,host=127.0.0.1", "chardev: socket: no port given"),
+            ("socket,id=1m,path=x", "Parameter 'id' expects an identifier"),
+            (
+                "socket,id=m,path=x,host=y,port=1",
+                "None or one of 'path', 'fd' or 'host' option required.",
+            ),
+            (
+                "socket,id=m,path=x,wait=off",
+                "'wait' option is incompatible with socket in client connect mode",
+            ),
+        ] {
+            assert_eq!(chardev(text).expect_err(text), message, "{text}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! QMP's errors: a class for programs, a description for people.
+
+use std::fmt;
+
+use crate::error::OptionError;
+
+/// `class` of an error; QEMU's `QapiErrorClass`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// All that has no class of its own.
+    GenericError,
+    /// There is no such command, or none now.
+    CommandNotFound,
+    /// There is no such object at that path.
+    DeviceNotFound,
+}
+
+impl ErrorClass {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            ErrorClass::GenericError => "GenericError",
+            ErrorClass::CommandNotFound => "CommandNotFound",
+            ErrorClass::DeviceNotFound => "DeviceNotFound",
+        }
+    }
+}
+
+/// Why a command failed, as its client is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QmpError {
+    /// What kind of failure, for programs.
+    pub class: ErrorClass,
+    /// What failed, in QEMU's words where QEMU has the case.
+    pub desc: String,
+}
+
+impl QmpError {
+    /// A [`GenericError`](ErrorClass::GenericError).
+    pub fn generic(desc: impl Into<String>) -> Self {
+        QmpError { class: ErrorClass::GenericError, desc: desc.into() }
+    }
+
+    pub(super) fn command_not_found(desc: impl Into<String>) -> Self {
+        QmpError { class: ErrorClass::CommandNotFound, desc: desc.into() }
+    }
+
+    /// There is nothing at `path` of the tree of objects.
+    pub fn device_not_found(path: &str) -> Self {
+        let desc = format!("Device '{path}' not found");
+        QmpError { class: ErrorClass::DeviceNotFound, desc }
+    }
+}
+
+impl From<OptionError> for QmpError {
+    /// Without the hint, as QSD does it: programs compare descriptions.
+    fn from(error: OptionError) -> Self {
+        QmpError::generic(error.message)
+    }
+}
+
+impl fmt::Display for QmpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.desc)
+    }
+}
+
+impl std::error::Error for QmpError {}

@@ -1,0 +1,23 @@
+//! QMP, the protocol by which programs control the daemon: JSON objects, one to a line.
+//!
+//! ```text
+//! bytes ── lexer ── parser ── request ── commands ── Command ── (the daemon)
+//!                                session ◄────────── Result  ◄──┘
+//! ```
+//!
+//! [`Session`] is one client's conversation. It is pure: whoever owns the socket gives it what came and
+//! sends what it says. What a client can send is bounded in length and depth, and is answered whatever
+//! it is.
+
+mod commands;
+mod error;
+mod lexer;
+mod parser;
+mod print;
+mod request;
+mod session;
+
+pub use commands::{Command, DeleteMode};
+pub use error::{ErrorClass, QmpError};
+pub use parser::{MAX_DEPTH, MAX_VALUE, Parser};
+pub use session::{Capabilities, Event, Session, Step, Ticket};

@@ -1,0 +1,193 @@
+//! Character devices: the streams that monitors' clients are at the other end of.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use control::{ChardevBackend, ChardevOptions, SocketAddr};
+use event_loop::{EventLoop, Readiness};
+use exports::vhost_user::{Listen, Listener};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{read, write};
+
+use super::DaemonError;
+
+/// Most bytes written at once: what a pipe takes without blocking when it is writable, PIPE_BUF.
+const AT_ONCE: usize = 4096;
+
+/// Where a monitor's clients come from.
+pub(super) enum Chardev {
+    /// They connect, one after the other.
+    Listening {
+        listener: Listener,
+        /// One that has been waited for.
+        first: Option<Stream>,
+    },
+    /// It is there, once.
+    Connected(Stream),
+}
+
+impl Chardev {
+    /// Makes it.
+    pub(super) async fn open(
+        event_loop: &EventLoop,
+        options: &ChardevOptions,
+    ) -> Result<Self, DaemonError> {
+        match &options.backend {
+            ChardevBackend::Stdio => {
+                let duplicate = |fd: BorrowedFd<'_>| {
+                    fd.try_clone_to_owned()
+                        .map_err(|error| DaemonError::new(format!("stdio: fcntl failed: {error}")))
+                };
+                let input = duplicate(io::stdin().as_fd())?;
+                let output = duplicate(io::stdout().as_fd())?;
+                let stream = Stream::new(event_loop, Arc::new(input), Arc::new(output));
+                Ok(Chardev::Connected(stream))
+            }
+            ChardevBackend::Connect(addr) => {
+                let socket = connect(addr)?;
+                Ok(Chardev::Connected(Stream::of_socket(event_loop, socket)))
+            }
+            ChardevBackend::Listen { addr, wait } => {
+                let listener = listen(event_loop, addr)?;
+                let mut first = None;
+                if *wait {
+                    let id = &options.id;
+                    log::info!("chardev {id}: waiting for a client to connect (wait=on)");
+                    let socket = listener.accept(&format!("chardev {id}")).await;
+                    let socket = socket.map_err(|error| {
+                        DaemonError::new(format!("chardev {id}: accept failed: {error}"))
+                    })?;
+                    first = Some(Stream::of_socket(event_loop, socket));
+                }
+                Ok(Chardev::Listening { listener, first })
+            }
+        }
+    }
+}
+
+fn listen(event_loop: &EventLoop, addr: &SocketAddr) -> Result<Listener, DaemonError> {
+    let at = match addr {
+        SocketAddr::Unix(path) => Listen::Path(path.clone()),
+        SocketAddr::Fd(fd) => Listen::inherited(*fd).map_err(DaemonError::new)?,
+        SocketAddr::Inet { host, port } => {
+            // Both families, where the machine has both.
+            let hosts: &[&str] = if host.is_empty() { &["::", "0.0.0.0"] } else { &[host] };
+            let failed = |error: io::Error| {
+                let why = describe(&error);
+                DaemonError::new(format!("Failed to listen on '{host}:{port}': {why}"))
+            };
+            let mut bound = Err(io::Error::from(Errno::EADDRNOTAVAIL));
+            for host in hosts {
+                if bound.is_err() {
+                    bound = TcpListener::bind((*host, *port));
+                }
+            }
+            let listener = bound.map_err(failed)?;
+            listener.set_nonblocking(true).map_err(failed)?;
+            return Ok(Listener::over(event_loop, listener.into()));
+        }
+    };
+    Listener::new(event_loop, at).map_err(DaemonError::new)
+}
+
+/// Connects. Nothing else is going on yet, so it may take its time.
+fn connect(addr: &SocketAddr) -> Result<OwnedFd, DaemonError> {
+    let failed = |whom: &str, error: io::Error| {
+        DaemonError::new(format!("Failed to connect to '{whom}': {}", describe(&error)))
+    };
+    match addr {
+        SocketAddr::Unix(path) => UnixStream::connect(path)
+            .map(OwnedFd::from)
+            .map_err(|error| failed(&Path::display(path).to_string(), error)),
+        SocketAddr::Inet { host, port } => TcpStream::connect((host.as_str(), *port))
+            .map(OwnedFd::from)
+            .map_err(|error| failed(&format!("{host}:{port}"), error)),
+        SocketAddr::Fd(fd) => match Listen::inherited(*fd) {
+            Ok(Listen::Fd(fd)) => Ok(fd),
+            Ok(Listen::Path(_)) | Err(_) => {
+                Err(DaemonError::new(format!("File descriptor '{fd}' is not a socket")))
+            }
+        },
+    }
+}
+
+/// The system's words, without the number that the standard library adds.
+fn describe(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
+        None => error.to_string(),
+    }
+}
+
+/// A stream to and from a client. It need not be non-blocking, since others have standard input and
+/// output as well, whose calls would be changed with ours: it is asked whether it is ready first.
+pub(super) struct Stream {
+    event_loop: EventLoop,
+    input: Arc<OwnedFd>,
+    output: Arc<OwnedFd>,
+    readable: Readiness,
+}
+
+impl Stream {
+    pub(super) fn of_socket(event_loop: &EventLoop, socket: OwnedFd) -> Self {
+        let socket = Arc::new(socket);
+        Self::new(event_loop, socket.clone(), socket)
+    }
+
+    fn new(event_loop: &EventLoop, input: Arc<OwnedFd>, output: Arc<OwnedFd>) -> Self {
+        let readable = Readiness::new(event_loop, input.clone(), bits(PollFlags::POLLIN));
+        Stream { event_loop: event_loop.clone(), input, output, readable }
+    }
+
+    /// Reads what there is, once there is something. 0: the client will send no more.
+    pub(super) async fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+        loop {
+            if !is_ready(self.input.as_fd(), PollFlags::POLLIN)? {
+                self.readable.wait().await;
+                continue;
+            }
+            match read(&self.input, buf) {
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Writes some of it, once the client takes any.
+    pub(super) async fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        let bytes = bytes.get(..AT_ONCE).unwrap_or(bytes);
+        let mut writable = None;
+        loop {
+            if !is_ready(self.output.as_fd(), PollFlags::POLLOUT)? {
+                let writable = writable.get_or_insert_with(|| {
+                    let events = bits(PollFlags::POLLOUT);
+                    Readiness::new(&self.event_loop, self.output.clone(), events)
+                });
+                writable.wait().await;
+                continue;
+            }
+            match write(&self.output, bytes) {
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Whether a call would not block; also when it would fail.
+fn is_ready(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, Errno> {
+    match poll(&mut [PollFd::new(fd, events)], PollTimeout::ZERO) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::EINTR) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn bits(events: PollFlags) -> u32 {
+    events.bits().cast_unsigned().into()
+}

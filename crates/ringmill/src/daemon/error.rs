@@ -1,0 +1,59 @@
+//! Why the daemon could not do something.
+
+use std::error::Error;
+use std::fmt;
+
+use block::OpenError;
+use control::OptionError;
+
+use super::open_files;
+
+/// Something could not be made; everything made before it is as it was.
+#[derive(Debug)]
+pub(crate) struct DaemonError {
+    /// What failed, and why.
+    pub(super) message: String,
+    /// What to do about it.
+    hint: Option<String>,
+}
+
+impl fmt::Display for DaemonError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n{hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl DaemonError {
+    pub(crate) fn new(error: impl fmt::Display) -> Self {
+        DaemonError { message: error.to_string(), hint: None }
+    }
+
+    /// Of something that takes descriptors: with advice where there are too few.
+    pub(super) fn with_advice(error: impl Error + 'static) -> Self {
+        DaemonError { message: error.to_string(), hint: open_files::advice(&error) }
+    }
+
+    /// With what it is about in front.
+    pub(super) fn of(self, what: &str) -> Self {
+        DaemonError { message: format!("{what}: {}", self.message), ..self }
+    }
+}
+
+impl From<OptionError> for DaemonError {
+    fn from(error: OptionError) -> Self {
+        DaemonError { message: error.message, hint: error.hint }
+    }
+}
+
+impl From<OpenError> for DaemonError {
+    fn from(error: OpenError) -> Self {
+        match error.hint() {
+            Some(hint) => DaemonError { message: error.to_string(), hint: Some(hint.to_owned()) },
+            None => DaemonError::with_advice(error),
+        }
+    }
+}

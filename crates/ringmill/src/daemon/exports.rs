@@ -1,0 +1,114 @@
+//! The daemon's exports, from their start to their last flush.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use control::ExportOptions;
+use devices::virtio_blk::QueueStats;
+use event_loop::{EventLoop, JoinHandle};
+use exports::vhost_user::VhostUserExport;
+
+/// The exports, in the order in which they were made.
+pub(super) struct Exports {
+    event_loop: EventLoop,
+    exports: Vec<Export>,
+    /// Called with the name of each that has ended, while the daemon serves.
+    on_end: Rc<dyn Fn(String)>,
+}
+
+struct Export {
+    id: String,
+    node_name: String,
+    kind: &'static str,
+    /// `None` once it is being stopped.
+    serving: Option<VhostUserExport>,
+    /// Gives whether all could be flushed.
+    stopping: Option<JoinHandle<bool>>,
+}
+
+/// What is told of an export.
+pub(super) struct ExportInfo<'a> {
+    pub(super) id: &'a str,
+    pub(super) node_name: &'a str,
+    pub(super) kind: &'static str,
+    pub(super) shutting_down: bool,
+}
+
+impl Exports {
+    pub(super) fn new(event_loop: &EventLoop, on_end: impl Fn(String) + 'static) -> Self {
+        let (event_loop, on_end) = (event_loop.clone(), Rc::new(on_end));
+        Exports { event_loop, exports: Vec::new(), on_end }
+    }
+
+    pub(super) fn add(&mut self, options: &ExportOptions, export: VhostUserExport) {
+        self.exports.push(Export {
+            id: options.id.clone(),
+            node_name: options.node_name.clone(),
+            kind: options.type_name(),
+            serving: Some(export),
+            stopping: None,
+        });
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = ExportInfo<'_>> {
+        self.exports.iter().map(|export| ExportInfo {
+            id: &export.id,
+            node_name: &export.node_name,
+            kind: export.kind,
+            shutting_down: export.serving.is_none(),
+        })
+    }
+
+    /// Whether somebody uses it. `None`: there is no such export.
+    pub(super) fn is_connected(&self, id: &str) -> Option<bool> {
+        let export = self.exports.iter().find(|export| export.id == id)?;
+        Some(export.serving.as_ref().is_some_and(VhostUserExport::is_connected))
+    }
+
+    /// Has an export finish what it is at and flush. It has ended when `on_end` is told.
+    pub(super) fn stop(&mut self, id: &str) {
+        let Some(export) = self.exports.iter_mut().find(|export| export.id == id) else { return };
+        export.stop(&self.event_loop, self.on_end.clone());
+    }
+
+    /// Forgets one that has ended.
+    pub(super) fn forget(&mut self, id: &str) {
+        self.exports.retain(|export| export.id != id);
+    }
+
+    /// Stops all and waits for them; calls `ended` with the name of each. Whether all could be flushed.
+    pub(super) async fn stop_all(mut self, mut ended: impl FnMut(&str)) -> bool {
+        for export in &mut self.exports {
+            export.stop(&self.event_loop, Rc::new(|_| {}));
+        }
+        let mut clean = true;
+        for export in self.exports {
+            if let Some(stopping) = export.stopping {
+                clean &= stopping.await.unwrap_or(false);
+            }
+            ended(&export.id);
+        }
+        clean
+    }
+
+    /// What each queue of each export has done.
+    pub(super) fn queue_stats(&self) -> Vec<Arc<QueueStats>> {
+        let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
+        serving.flat_map(|export| export.queue_stats().to_vec()).collect()
+    }
+}
+
+impl Export {
+    fn stop(&mut self, event_loop: &EventLoop, on_end: Rc<dyn Fn(String)>) {
+        let Some(export) = self.serving.take() else { return };
+        let id = self.id.clone();
+        self.stopping = Some(event_loop.spawn(async move {
+            let result = export.stop().await;
+            if let Err(error) = &result {
+                log::error!("export {id}: {error}");
+            }
+            on_end(id);
+            result.is_ok()
+        }));
+    }
+}

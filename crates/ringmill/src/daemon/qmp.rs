@@ -1,0 +1,146 @@
+//! QMP's commands, as operations of the daemon.
+
+use control::Value;
+use control::qmp::{Command, QmpError};
+use serde_json::{Value as Json, json};
+
+use super::exports::ExportInfo;
+use super::monitor::Outcome;
+use super::threads::Thread;
+use super::{Daemon, DaemonError};
+
+impl From<DaemonError> for QmpError {
+    fn from(error: DaemonError) -> Self {
+        QmpError::generic(error.message)
+    }
+}
+
+/// What a path leads to in the tree of objects.
+enum Place<'a> {
+    Root,
+    Objects,
+    Thread(&'a Thread),
+}
+
+impl Daemon {
+    /// Carries a command out.
+    pub(super) async fn carry_out(&mut self, command: Command) -> Outcome {
+        match command {
+            Command::Add(action) => self.add(&action).await?,
+            Command::ObjectDel { id } => self.delete_object(&id)?,
+            Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
+            Command::BlockExportDel { id, mode } => self.delete_export(&id, mode)?,
+            Command::QomSet { path, property, value } => self.qom_set(&path, &property, value)?,
+            Command::QomList { path } => return Ok(self.qom_list(&self.place(&path)?)),
+            Command::QomGet { path, property } => {
+                return self.qom_get(&self.place(&path)?, &property);
+            }
+            Command::QueryIothreads => {
+                return Ok(self.threads.named().iter().map(iothread_info).collect());
+            }
+            Command::QueryNamedBlockNodes => {
+                return Ok(self.nodes.names().map(|name| json!({"node-name": name})).collect());
+            }
+            Command::QueryBlockExports => return Ok(self.exports.all().map(export_info).collect()),
+            // The one who waits for commands takes note of that.
+            Command::Quit => {}
+        }
+        Ok(json!({}))
+    }
+
+    fn place(&self, path: &str) -> Result<Place<'_>, QmpError> {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let place = match (path.starts_with('/'), parts.as_slice()) {
+            (true, []) => Some(Place::Root),
+            (false, []) => {
+                // Everything ends in nothing.
+                return Err(QmpError::generic(format!("Path '{path}' is ambiguous")));
+            }
+            (_, ["objects"]) => Some(Place::Objects),
+            (_, ["objects", id]) | (false, [id]) => self.threads.get(id).map(Place::Thread),
+            _ => None,
+        };
+        place.ok_or_else(|| QmpError::device_not_found(path))
+    }
+
+    fn qom_list(&self, place: &Place<'_>) -> Json {
+        let property = |name: &str, kind: &str| json!({"name": name, "type": kind});
+        let mut list = vec![property("type", "string")];
+        match place {
+            Place::Root => list.push(property("objects", "child<container>")),
+            Place::Objects => {
+                let ids = self.threads.named().iter().map(|thread| &thread.options.id);
+                list.extend(ids.map(|id| property(id, "child<iothread>")));
+            }
+            Place::Thread(thread) => {
+                let own = thread.options.properties();
+                list.extend(own.iter().map(|own| property(own.name, own.kind)));
+            }
+        }
+        list.into()
+    }
+
+    fn qom_get(&self, place: &Place<'_>, name: &str) -> Outcome {
+        let found = match (place, name) {
+            (_, "type") => Some(place.kind().into()),
+            (Place::Root, "objects") => Some("/objects".into()),
+            (Place::Root, _) => None,
+            (Place::Objects, id) => self.threads.get(id).map(|_| format!("/objects/{id}").into()),
+            (Place::Thread(thread), name) => {
+                let mut own = thread.options.properties().into_iter();
+                own.find(|own| own.name == name).map(|own| own.value.into())
+            }
+        };
+        found.ok_or_else(|| {
+            QmpError::generic(format!("Property '{}.{name}' not found", place.kind()))
+        })
+    }
+
+    fn qom_set(&mut self, path: &str, name: &str, value: Value) -> Result<(), QmpError> {
+        let place = self.place(path)?;
+        // That it is there comes first.
+        self.qom_get(&place, name)?;
+        match place {
+            Place::Thread(thread) if name != "type" => {
+                let id = thread.options.id.clone();
+                Ok(self.threads.set(&id, name, value)?)
+            }
+            // Children cannot be exchanged.
+            _ => {
+                let desc = format!("Property '{}.{name}' is not writable", place.kind());
+                Err(QmpError::generic(desc))
+            }
+        }
+    }
+}
+
+impl Place<'_> {
+    fn kind(&self) -> &'static str {
+        match self {
+            Place::Root | Place::Objects => "container",
+            Place::Thread(_) => "iothread",
+        }
+    }
+}
+
+fn export_info(export: ExportInfo<'_>) -> Json {
+    json!({
+        "node-name": export.node_name,
+        "shutting-down": export.shutting_down,
+        "type": export.kind,
+        "id": export.id,
+    })
+}
+
+fn iothread_info(thread: &Thread) -> Json {
+    let options = &thread.options;
+    json!({
+        "id": options.id,
+        "thread-id": thread.tid.as_raw(),
+        "poll-max-ns": options.poll_max_ns,
+        "poll-grow": options.poll_grow,
+        "poll-shrink": options.poll_shrink,
+        "poll-weight": options.poll_weight,
+        "aio-max-batch": options.aio_max_batch,
+    })
+}

@@ -1,0 +1,106 @@
+//! How tasks of the control loop wait for one another.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// Tasks that wait for something to become true.
+#[derive(Default)]
+pub(super) struct Signal(RefCell<Vec<Waker>>);
+
+impl Signal {
+    /// Has all that wait look again.
+    pub(super) fn notify(&self) {
+        // Somebody else's waker may do anything: not within the borrow.
+        let wakers = self.0.take();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until `look` gives something. It is asked at once, and after each
+    /// [`notify`](Self::notify).
+    pub(super) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+        poll_fn(|cx| match look() {
+            Some(found) => Poll::Ready(found),
+            None => {
+                let mut wakers = self.0.borrow_mut();
+                if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    wakers.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+/// A queue within the control loop's thread.
+pub(super) struct Mailbox<T>(Rc<Shared<T>>);
+
+struct Shared<T> {
+    /// `None` once it is closed.
+    messages: RefCell<Option<VecDeque<T>>>,
+    arrived: Signal,
+}
+
+impl<T> Clone for Mailbox<T> {
+    fn clone(&self) -> Self {
+        Mailbox(self.0.clone())
+    }
+}
+
+impl<T> Default for Mailbox<T> {
+    fn default() -> Self {
+        let messages = RefCell::new(Some(VecDeque::new()));
+        Mailbox(Rc::new(Shared { messages, arrived: Signal::default() }))
+    }
+}
+
+impl<T> Mailbox<T> {
+    /// Sends a message; one to a mailbox that is closed is dropped.
+    pub(super) fn push(&self, message: T) {
+        if let Some(messages) = self.0.messages.borrow_mut().as_mut() {
+            messages.push_back(message);
+        }
+        self.0.arrived.notify();
+    }
+
+    /// Waits for the next message.
+    pub(super) async fn next(&self) -> T {
+        self.0.arrived.until(|| self.0.messages.borrow_mut().as_mut()?.pop_front()).await
+    }
+
+    /// Drops all messages, those to come as well.
+    pub(super) fn close(&self) {
+        let messages = self.0.messages.take();
+        drop(messages);
+    }
+}
+
+/// Waits for `work`, but no longer than for `end`; an error when that came first.
+pub(super) async fn until<T, U>(
+    work: impl Future<Output = T>,
+    end: impl Future<Output = U>,
+) -> Result<T, U> {
+    let (mut work, mut end) = (pin!(work), pin!(end));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Ok(done)),
+        Poll::Pending => end.as_mut().poll(cx).map(Err),
+    })
+    .await
+}
+
+/// Lets the loop's other tasks have their turn (contract E11).
+pub(super) async fn take_turns() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,420 @@
+//! QMP: what can be done over it, and clients that misbehave.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use integration::{
+    BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
+};
+use serde_json::{Value, json};
+
+fn daemon(scratch: &Scratch) -> Server {
+    ServerCommand::new(scratch).monitor("qmp").start()
+}
+
+fn client(server: &Server) -> Qmp {
+    Qmp::connect(&server.socket("qmp"))
+}
+
+/// A connection on which nothing has been said yet.
+fn socket(server: &Server) -> UnixStream {
+    let stream = UnixStream::connect(server.socket("qmp")).expect("a monitor");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    stream
+}
+
+fn vhost_user_blk(server: &Server, id: &str, node: &str, more: Value) -> Value {
+    let mut options = json!({
+        "type": "vhost-user-blk",
+        "id": id,
+        "node-name": node,
+        "writable": true,
+        "addr": {"type": "unix", "path": server.socket(id)},
+    });
+    for (name, value) in more.as_object().expect("an object") {
+        options[name] = value.clone();
+    }
+    options
+}
+
+#[test]
+fn a_disk_comes_and_goes_while_the_daemon_runs() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server = daemon(&scratch);
+    let mut qmp = client(&server);
+    for round in 1..=3 {
+        qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io0"}));
+        let file = json!({"driver": "file", "filename": image.path()});
+        let node = json!({"driver": "raw", "node-name": "disk", "file": file});
+        qmp.execute("blockdev-add", node);
+        let export = vhost_user_blk(&server, "e", "disk", json!({"iothread": "io0"}));
+        qmp.execute("block-export-add", export);
+        let expected = json!([
+            {"id": "e", "node-name": "disk", "type": "vhost-user-blk", "shutting-down": false}
+        ]);
+        assert_eq!(qmp.execute("query-block-exports", json!({})), expected);
+
+        let mut blk = BlkClient::connect(&server.socket("e"), 1, 16).expect("the export serves");
+        blk.write(8, &pattern::block(1, round));
+
+        // Nothing goes that is in use.
+        for (command, arguments) in [
+            ("object-del", json!({"id": "io0"})),
+            ("blockdev-del", json!({"node-name": "disk"})),
+            ("block-export-del", json!({"id": "e"})),
+        ] {
+            let why = qmp.refused(command, arguments);
+            assert!(why.contains("in use"), "{command}: {why}");
+        }
+        assert_eq!(pattern::generation(1, &blk.read(8, pattern::BLOCK)), Ok(round));
+
+        qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+        assert_eq!(qmp.wait_for("BLOCK_EXPORT_DELETED"), json!({"id": "e"}));
+        assert!(!server.socket("e").exists());
+        assert_eq!(qmp.execute("query-block-exports", json!({})), json!([]));
+        qmp.execute("blockdev-del", json!({"node-name": "disk"}));
+        qmp.execute("object-del", json!({"id": "io0"}));
+        assert_eq!(qmp.execute("query-iothreads", json!({})), json!([]));
+        assert_eq!(pattern::generation(1, &image.read(4096, pattern::BLOCK)), Ok(round));
+        drop(blk);
+    }
+    server.stop();
+}
+
+#[test]
+fn what_fails_leaves_nothing_behind() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let mut qmp = client(&server);
+    let node = json!({"driver": "null-co", "node-name": "n"});
+    qmp.execute("blockdev-add", node.clone());
+    let mut export = vhost_user_blk(&server, "e", "n", json!({"iothread": "io0"}));
+    assert_eq!(qmp.refused("block-export-add", export.clone()), "iothread \"io0\" not found");
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io0"}));
+    let nowhere = json!({"type": "unix", "path": "/nonexistent/socket"});
+    let somewhere = std::mem::replace(&mut export["addr"], nowhere);
+    qmp.refused("block-export-add", export.clone());
+    qmp.refused("blockdev-add", node);
+    let missing = json!({"driver": "file", "filename": "/nonexistent"});
+    let nested = json!({"driver": "raw", "node-name": "r", "file": missing});
+    qmp.refused("blockdev-add", nested);
+    // The same again, right this time.
+    export["addr"] = somewhere;
+    qmp.execute("block-export-add", export);
+    qmp.execute("blockdev-add", json!({"driver": "raw", "node-name": "r", "file": "n"}));
+    server.stop();
+}
+
+/// The thread's loop sees it, not only the command that asks for it.
+#[test]
+fn polling_is_tuned_while_the_thread_runs() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--object")
+        .arg("iothread,id=io0,poll-policy=stepped,poll-max-ns=1000000000")
+        .file("disk", &image, "")
+        .export("disk", "iothread=io0")
+        .start();
+    let mut qmp = client(&server);
+    let set = |qmp: &mut Qmp, ns: u64| {
+        let property = json!({"path": "/objects/io0", "property": "poll-max-ns", "value": ns});
+        qmp.execute("qom-set", property);
+        let property = json!({"path": "/objects/io0", "property": "poll-max-ns"});
+        assert_eq!(qmp.execute("qom-get", property), json!(ns));
+    };
+    let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("the export serves");
+    // How often the thread goes to sleep over so many requests, with time to do so in between.
+    let mut sleeps = || {
+        let before = server.sleeps("io0");
+        for _ in 0..200 {
+            blk.read(8, pattern::BLOCK);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        server.sleeps("io0") - before
+    };
+    set(&mut qmp, 0);
+    let without = sleeps();
+    assert!(without >= 150, "{without} sleeps with polling off");
+    set(&mut qmp, 1_000_000_000);
+    let with = sleeps();
+    assert!(with < without / 2, "{with} sleeps with polling on, {without} without");
+    server.stop();
+}
+
+#[test]
+fn quit_is_answered_and_takes_everything_down() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let mut server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .file("disk", &image, "")
+        .export("disk", "")
+        .start();
+    let mut other = client(&server);
+    drop(socket(&server));
+    assert_eq!(other.execute("quit", json!({})), json!({}));
+    assert_eq!(other.wait_for("BLOCK_EXPORT_DELETED"), json!({"id": "disk"}));
+    other.closed();
+    assert!(server.wait().success());
+    for name in ["qmp", "disk"] {
+        assert!(!server.socket(name).exists(), "{name} was left behind");
+    }
+}
+
+/// Each has a conversation of its own, and all that have negotiated are told of events.
+#[test]
+fn several_monitors_at_once() {
+    let scratch = Scratch::new();
+    let server =
+        ServerCommand::new(&scratch).monitor("qmp").monitor("two").monitor("three").start();
+    let mut one = client(&server);
+    let mut two = Qmp::connect(&server.socket("two"));
+    let mut silent = UnixStream::connect(server.socket("three")).expect("a monitor");
+    one.execute("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
+    one.execute("block-export-add", vhost_user_blk(&server, "e", "n", json!({})));
+    two.execute("block-export-del", json!({"id": "e"}));
+    for qmp in [&mut one, &mut two] {
+        assert_eq!(qmp.wait_for("BLOCK_EXPORT_DELETED"), json!({"id": "e"}));
+    }
+    silent.shutdown(Shutdown::Write).expect("a socket");
+    let mut heard = String::new();
+    silent.read_to_string(&mut heard).expect("the greeting");
+    assert_eq!(heard.lines().count(), 1, "{heard}");
+    server.stop();
+}
+
+#[test]
+fn the_next_client_begins_anew() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let mut first = client(&server);
+    let mut waiting = socket(&server);
+    first.send("{\"execute\": \"query-");
+    drop(first);
+    // It was in the queue, and is greeted now.
+    waiting.write_all(b"{'execute':'query-version'}\n").expect("a monitor");
+    waiting.shutdown(Shutdown::Write).expect("a socket");
+    let mut heard = String::new();
+    waiting.read_to_string(&mut heard).expect("two lines");
+    assert!(heard.starts_with("{\"QMP\""), "{heard}");
+    assert!(heard.contains("Expecting capabilities negotiation"), "{heard}");
+    client(&server).execute("query-version", json!({}));
+    server.stop();
+}
+
+#[test]
+fn commands_in_pieces_and_in_heaps() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let mut qmp = client(&server);
+    for (text, answers) in [
+        ("{\"execute\":", 0),
+        ("\"query-version\"", 0),
+        ("} {\"execute\": \"query-version\"}{\"execute\": \"query-version\",", 2),
+        ("\"id\": 1}", 1),
+        (&"{\"execute\": \"query-commands\"}".repeat(1000), 1000),
+    ] {
+        qmp.send(text);
+        for _ in 0..answers {
+            let answer = qmp.answer();
+            assert!(answer.get("return").is_some(), "{answer}");
+        }
+    }
+    server.stop();
+}
+
+/// Sends as long as the daemon takes it; gives how much that was.
+fn flood(stream: &mut UnixStream, text: &[u8], most: usize) -> usize {
+    stream.set_nonblocking(true).expect("a socket");
+    let mut sent = 0;
+    let mut quiet = 0;
+    // Not taken for a while: it does not read on.
+    while sent < most && quiet < 100 {
+        match stream.write(text) {
+            Ok(written) => {
+                sent += written;
+                quiet = 0;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                quiet += 1;
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    stream.set_nonblocking(false).expect("a socket");
+    sent
+}
+
+/// What it sends is not read any more once so much is unread at its end; nobody else notices.
+#[test]
+fn a_client_that_never_reads() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").monitor("two").start();
+    let mut stream = socket(&server);
+    stream.write_all(b"{'execute':'qmp_capabilities'}\n").expect("a monitor");
+    let mut two = Qmp::connect(&server.socket("two"));
+    let before = server.private_kib();
+    let most = 64 << 20;
+    let sent = flood(&mut stream, &b"{'execute':'query-commands'}\n".repeat(1000), most);
+    assert!(sent < most, "all of {sent} bytes were read");
+    let after = server.private_kib();
+    assert!(after < before + 4096, "{before} KiB before, {after} after");
+    two.execute("query-version", json!({}));
+
+    // Events cannot wait: there is an end to those, too.
+    let node = json!({"driver": "null-co", "node-name": "n"});
+    two.execute("blockdev-add", node);
+    let export = vhost_user_blk(&server, "e", "n", json!({}));
+    eventually("the end of a client that does not read events", || {
+        for _ in 0..100 {
+            two.execute("block-export-add", export.clone());
+            two.execute("block-export-del", json!({"id": "e"}));
+            two.wait_for("BLOCK_EXPORT_DELETED");
+        }
+        server.log().contains("it does not read what it is sent").then_some(())
+    });
+    client(&server).execute("query-version", json!({}));
+    server.stop();
+}
+
+#[test]
+fn a_line_without_an_end() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let mut qmp = client(&server);
+    let before = server.private_kib();
+    qmp.send(&format!("{{\"execute\": \"{}", "x".repeat(32 << 20)));
+    let answer = qmp.answer();
+    assert_eq!(answer["error"]["desc"], "JSON token size limit exceeded");
+    let after = server.private_kib();
+    assert!(after < before + 4096, "{before} KiB before, {after} after");
+    qmp.execute("query-version", json!({}));
+    qmp.send(&"[".repeat(1 << 20));
+    assert_eq!(qmp.answer()["error"]["desc"], "JSON nesting depth limit exceeded");
+    qmp.execute("query-version", json!({}));
+    server.stop();
+}
+
+#[test]
+fn a_flood_of_rubbish() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").monitor("two").start();
+    let mut two = Qmp::connect(&server.socket("two"));
+    let mut stream = socket(&server);
+    let mut reader = stream.try_clone().expect("another descriptor");
+    let reads = std::thread::spawn(move || {
+        let mut heard = Vec::new();
+        reader.read_to_end(&mut heard).expect("answers");
+        heard.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"{\"error\"")).count()
+    });
+    for _ in 0..20 {
+        stream.write_all(&b"}]\xff%\0".repeat(400)).expect("a monitor");
+        two.execute("query-version", json!({}));
+    }
+    stream.shutdown(Shutdown::Write).expect("a socket");
+    let errors = reads.join().expect("the reader");
+    assert!(errors >= 20 * 400 * 4, "{errors} errors");
+    server.stop();
+}
+
+#[test]
+fn over_standard_input_and_output() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch)
+        .arg("--chardev")
+        .arg("stdio,id=s")
+        .arg("--monitor")
+        .arg("s,pretty=on");
+    let (ours, theirs) = UnixStream::pair().expect("two sockets");
+    let mut server = server.stdin(theirs).spawn();
+    (&ours).write_all(b"{'execute':'qmp_capabilities'}\n{'execute':'quit','id':7}").expect("stdin");
+    assert!(server.wait().success());
+    let log = server.log();
+    assert!(log.contains("\"id\": 7\r\n}\r\n"), "{log}");
+}
+
+#[test]
+fn over_tcp_and_by_connecting_to_the_client() {
+    let scratch = Scratch::new();
+    let path = scratch.path("client.socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+    let connect = format!("socket,id=c,path={}", path.display());
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    let port = port.expect("a port").port();
+    let server = ServerCommand::new(&scratch)
+        .arg("--chardev")
+        .arg(connect)
+        .arg("--monitor")
+        .arg("c")
+        .arg("--chardev")
+        .arg(format!("socket,id=t,host=127.0.0.1,port={port},server=on,wait=off"))
+        .arg("--monitor")
+        .arg("t")
+        .start();
+    let (mut ours, _) = listener.accept().expect("the daemon connects");
+    let mut tcp = std::net::TcpStream::connect(("127.0.0.1", port)).expect("the daemon listens");
+    let talk = |stream: &mut dyn Read| {
+        let mut heard = String::new();
+        stream.read_to_string(&mut heard).expect("lines");
+        assert_eq!(heard.lines().count(), 2, "{heard}");
+    };
+    ours.write_all(b"{'execute':'qmp_capabilities'}").expect("a monitor");
+    ours.shutdown(Shutdown::Write).expect("a socket");
+    talk(&mut ours);
+    tcp.write_all(b"{'execute':'qmp_capabilities'}").expect("a monitor");
+    tcp.shutdown(Shutdown::Write).expect("a socket");
+    talk(&mut tcp);
+    server.stop();
+}
+
+/// `wait=on`: the daemon is not ready before its client is there.
+#[test]
+fn a_daemon_that_waits_for_its_client() {
+    let scratch = Scratch::new();
+    let path = scratch.path("qmp.sock");
+    let pid_file = scratch.path("pid");
+    let command = |server: ServerCommand<'_>| {
+        server
+            .arg("--chardev")
+            .arg(format!("socket,id=m,path={},server=on", path.display()))
+            .arg("--monitor")
+            .arg("m")
+            .arg("--pidfile")
+            .arg(pid_file.display().to_string())
+            .spawn()
+    };
+    let mut server = command(ServerCommand::new(&scratch));
+    let stream = eventually("the socket", || UnixStream::connect(&path).ok());
+    eventually("the pid file", || pid_file.exists().then_some(()));
+    drop(stream);
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(server.wait().success());
+
+    // A signal ends the wait as well.
+    let mut server = command(ServerCommand::new(&scratch).named("other"));
+    eventually("the socket", || path.exists().then_some(()));
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(server.wait().success());
+    assert!(!pid_file.exists() && !path.exists(), "files were left behind");
+}
+
+/// A client that keeps the daemon busy does not keep it from its end.
+#[test]
+fn the_daemon_ends_with_a_monitor_that_is_busy() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let mut stream = socket(&server);
+    let sender = std::thread::spawn(move || {
+        // Until the daemon is gone.
+        while stream.write_all(&b"{'execute':'qmp_capabilities'}".repeat(100)).is_ok() {}
+    });
+    eventually("a busy monitor", || server.log().contains("client connected").then_some(()));
+    server.stop();
+    sender.join().expect("the sender");
+}
