@@ -1,5 +1,6 @@
 //! Load generators and comparisons with peers. See docs/BENCHMARKS.md.
 
+mod bare;
 mod figures;
 mod goal;
 mod guards;
@@ -37,13 +38,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match options::parse(lexopt::Parser::from_env())? {
         Command::Help => print!("{}", options::HELP),
-        Command::Peers(options) => {
-            let wanted = options.contenders.iter().any(|name| name == "ringmill");
-            if wanted && options.places.ringmill.is_none() {
-                peers::build_ringmill()?;
-            }
-            peers::run(&options)?;
-        }
+        Command::Peers(options) => peers::run(&options)?,
         Command::Scale(options) => {
             let wanted = options.contenders.iter().any(|name| name == "ringmill");
             if wanted && options.places.ringmill.is_none() {

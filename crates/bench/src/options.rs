@@ -11,6 +11,7 @@ use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::offsets::Order;
 use crate::load::queue::Op;
 use crate::load::{Load, Threads, Wait};
+use crate::peers::client::Wanted;
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
@@ -22,12 +23,15 @@ Measures vhost-user-blk servers, and event loops.
 
 bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --quick               a few short rows, for CI (under a minute)
-  --full                also rows that take long or say little
+  --full                the rows with something to reach, and the bare ring (about 25 minutes)
   --rows TEXT,...       only rows whose name contains one of these
   --rounds N            rounds per row (3; with --quick 1)
-  --runtime SECONDS     measured time per round (2; with --quick 0.5)
-  --contenders NAME,... servers, the first is what others are compared with (qsd,ringmill);
+  --runtime SECONDS     measured time per round (2; with --full 4, with --quick 0.3)
+  --contenders NAME,... of qsd, ringmill, pinned (ringmill with pin-memory=on); the first is what
+                        others are compared with (qsd,ringmill; with --full and --quick all);
                         qsd,qsd shows the noise
+  --client WHICH        sends the load: fio (libblkio engine), or own (with --full and --quick fio
+                        where scripts/setup-peers.sh has made it, else own)
   --qsd PATH            qemu-storage-daemon to run
   --qsd-chroot DIR      Debian tree with qemu-storage-daemon (default: the one that
                         scripts/setup-peers.sh makes if there is one, else PATH)
@@ -36,6 +40,7 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
                         (target/bench)
   --client-cpu N        CPU of the client (the first)
   --server-cpu N        CPU of the servers (the second)
+  --plots DIR           also draw plots, into this directory
   --markdown FILE       also write the report into FILE, between its marks
 
 bench scale [OPTIONS]   many exports in one daemon: what each takes, and what idle ones cost
@@ -186,7 +191,8 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
     let mut options = peers::Options {
         extent: Extent::Standard,
         only: Vec::new(),
-        contenders: vec!["qsd".into(), "ringmill".into()],
+        contenders: Vec::new(),
+        client: None,
         places: Places::default(),
         rounds: None,
         run_time: None,
@@ -194,6 +200,7 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
         client_cpu: None,
         server_cpu: None,
         markdown: None,
+        plots: None,
     };
     while let Some(argument) = parser.next()? {
         match argument {
@@ -203,6 +210,14 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
             Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
             Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
             Long("contenders") => options.contenders = list(&string(parser)?),
+            Long("client") => {
+                options.client = Some(match string(parser)?.as_str() {
+                    "fio" => Wanted::Fio,
+                    "own" => Wanted::Own,
+                    other => bail!("--client={other}: known are fio, own"),
+                });
+            }
+            Long("plots") => options.plots = Some(parser.value()?.into()),
             Long("qsd") => options.places.qsd = Some(parser.value()?.into()),
             Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
             Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
@@ -472,11 +487,14 @@ mod tests {
         };
         assert_eq!((options.load.op, options.load.order), (Op::Write, Order::Sequential));
         assert_eq!(options.load.arrivals, Arrivals::Paced(Pace { per_second: 1000.0, burst: 4 }));
-        let Command::Peers(options) = parsed("peers --quick --contenders qsd,qsd").unwrap() else {
+        let Command::Peers(options) =
+            parsed("peers --quick --contenders qsd,qsd --client own").unwrap()
+        else {
             panic!("not peers");
         };
         assert_eq!(options.extent, Extent::Quick);
         assert_eq!(options.contenders, ["qsd", "qsd"]);
+        assert_eq!(options.client, Some(Wanted::Own));
     }
 
     #[test]
@@ -485,6 +503,7 @@ mod tests {
             ("", "no command"),
             ("frobnicate", "frobnicate"),
             ("peers --frobnicate", "--frobnicate"),
+            ("peers --client dd", "--client=dd"),
             ("peers --rounds x", "--rounds=x"),
             ("scale --exports 1,x", "--exports"),
             ("results --only f2,f9", "f9"),

@@ -6,6 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::tree::Tree;
+
+/// qemu-storage-daemon in the peers tree.
+const QSD: &str = "usr/bin/qemu-storage-daemon";
+
 /// What is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Node {
@@ -79,6 +84,13 @@ pub(crate) struct Places {
     pub(crate) ringmill: Option<PathBuf>,
 }
 
+impl Places {
+    /// The tree of peers.
+    pub(crate) fn tree(&self) -> Tree {
+        Tree::new(self.qsd_tree.as_deref())
+    }
+}
+
 /// The contender called `name`.
 pub(crate) fn find(name: &str, places: &Places) -> Result<Contender> {
     let (program, options): (Vec<OsString>, OptionsFor) = match name {
@@ -87,14 +99,38 @@ pub(crate) fn find(name: &str, places: &Places) -> Result<Contender> {
             let path = ringmill_program(places)?;
             (vec![path.into(), "storage-daemon".into()], storage_daemon_options)
         }
-        _ => bail!("unknown contender '{name}'; known are qsd, ringmill"),
+        "pinned" => {
+            let path = ringmill_program(places)?;
+            (vec![path.into(), "storage-daemon".into()], pinned_options)
+        }
+        _ => bail!("unknown contender '{name}'; known are qsd, ringmill, pinned"),
     };
     let version = version(&program).with_context(|| format!("asking {name} for its version"))?;
+    let name = if name == "pinned" { "ringmill pinned" } else { name };
     Ok(Contender { name: name.to_owned(), version, program, options })
+}
+
+/// Whether ringmill knows `pin-memory`.
+pub(crate) fn can_pin(places: &Places) -> Result<bool> {
+    let output = Command::new(ringmill_program(places)?)
+        .args(["storage-daemon", "--export", "vhost-user-blk,help"])
+        .output()
+        .context("asking ringmill for its options")?;
+    Ok(String::from_utf8_lossy(&output.stdout).contains("pin-memory"))
 }
 
 /// The options of qemu-storage-daemon, which are ringmill's too.
 fn storage_daemon_options(setup: &Setup) -> Vec<String> {
+    options_with(setup, "")
+}
+
+/// ringmill's, with guest memory registered with the ring: opt-in, since pinned memory cannot be
+/// taken back from a guest.
+fn pinned_options(setup: &Setup) -> Vec<String> {
+    options_with(setup, ",pin-memory=on")
+}
+
+fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
     let polling = match setup.polling {
         Polling::Default => String::new(),
         Polling::Off => ",poll-max-ns=0".into(),
@@ -120,7 +156,7 @@ fn storage_daemon_options(setup: &Setup) -> Vec<String> {
         options.push("--export".into());
         options.push(format!(
             "type=vhost-user-blk,id=export{i},node-name=disk{i},writable=on,num-queues={},\
-             {io_threads},addr.type=unix,addr.path={}",
+             {io_threads},addr.type=unix,addr.path={}{of_export}",
             setup.queues,
             quoted(socket)
         ));
@@ -150,13 +186,9 @@ fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
     if let Some(path) = &places.qsd {
         return Ok(vec![path.into()]);
     }
-    if let Some(tree) = &places.qsd_tree {
-        return in_tree(tree, "usr/bin/qemu-storage-daemon");
-    }
-    let default = std::env::var_os("RINGMILL_PEERS")
-        .map_or(PathBuf::from("/var/tmp/ringmill-peers"), PathBuf::from);
-    if default.join("usr/bin/qemu-storage-daemon").exists() {
-        return in_tree(&default, "usr/bin/qemu-storage-daemon");
+    let tree = places.tree();
+    if places.qsd_tree.is_some() || tree.has(QSD) {
+        return tree.program(QSD);
     }
     if let Some(path) = in_path("qemu-storage-daemon") {
         return Ok(vec![path.into()]);
@@ -164,27 +196,8 @@ fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
     bail!(
         "qemu-storage-daemon is neither in {} (made by scripts/setup-peers.sh) nor in PATH \
          (Debian packages qemu-system-common or qemu-utils); --qsd PATH names it",
-        default.display()
+        tree.path().display()
     )
-}
-
-/// A program of another Debian tree, run by that tree's own loader with its libraries. Unlike a
-/// chroot that needs no root and leaves all paths as they are.
-fn in_tree(tree: &Path, program: &str) -> Result<Vec<OsString>> {
-    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
-    let loader = match std::env::consts::ARCH {
-        "x86_64" => "lib64/ld-linux-x86-64.so.2",
-        "aarch64" => "lib/ld-linux-aarch64.so.1",
-        arch => bail!("do not know the program loader of {arch}; use --qsd"),
-    };
-    let (loader, path) = (tree.join(loader), tree.join(program));
-    for needed in [&loader, &path] {
-        if !needed.exists() {
-            bail!("{} is missing; scripts/setup-peers.sh makes such a tree", needed.display());
-        }
-    }
-    let libraries = tree.join("usr/lib").join(triplet);
-    Ok(vec![loader.into(), "--library-path".into(), libraries.into(), path.into()])
 }
 
 /// ringmill: the one named, else the one built beside this program.
@@ -210,7 +223,8 @@ fn in_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())
 }
 
-fn version(program: &[OsString]) -> Result<String> {
+/// The first line of what a program says its version is.
+pub(crate) fn version(program: &[OsString]) -> Result<String> {
     let (first, rest) = program.split_first().context("no program")?;
     let output = Command::new(first)
         .args(rest)

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::client::Client;
 use super::contender::{Contender, Node, Polling, Setup};
+use super::fio::{Fio, Target, Terms};
 use super::rows::Disk;
 use super::server::Server;
 use crate::host::process::Usage;
@@ -30,6 +32,8 @@ pub(crate) struct Bench {
     pub(crate) client_cpu: Option<usize>,
     /// The CPU of the servers, if they are bound.
     pub(crate) server_cpu: Option<usize>,
+    /// Who sends the load. Idle servers' client and that of the counted system calls is our own.
+    pub(crate) client: Client,
     /// Whether system calls are counted.
     pub(crate) count_syscalls: bool,
 }
@@ -58,7 +62,7 @@ pub(crate) struct IdleSample {
 
 /// How long a server may take to settle after its last request before it counts as idle. Adaptive
 /// polling is over long before.
-const SETTLE: Duration = Duration::from_secs(1);
+pub(crate) const SETTLE: Duration = Duration::from_secs(1);
 
 impl Bench {
     /// The options of a server for a row.
@@ -80,6 +84,52 @@ impl Bench {
 
     /// Throughput, latency and CPU time under a load.
     pub(crate) fn load(
+        &self,
+        contender: &Contender,
+        disk: Disk,
+        load: &Load,
+        polling: Polling,
+    ) -> Result<LoadSample> {
+        match &self.client {
+            Client::Own => self.own_load(contender, disk, load, polling),
+            Client::Fio(fio) => self.fio_load(fio, contender, disk, load, polling),
+        }
+    }
+
+    /// fio does not say how many requests it had served at a moment, so that CPU time and context
+    /// switches are those of its whole run, connecting included.
+    fn fio_load(
+        &self,
+        fio: &Fio,
+        contender: &Contender,
+        disk: Disk,
+        load: &Load,
+        polling: Polling,
+    ) -> Result<LoadSample> {
+        let setup = self.setup(disk, polling, load.queues, 1);
+        let mut server = self.start(contender, &setup)?;
+        let socket = server.listening(0)?;
+        let terms = Terms {
+            // It counts no request of the ramp: where CPU time matters, there is none.
+            ramp: if polling == Polling::Off { Duration::ZERO } else { self.warm_up },
+            run_time: self.run_time,
+            cpu: self.client_cpu,
+            directory: &self.directory,
+        };
+        let before = Usage::read(server.pid())?;
+        let counted = fio.run(Target::Export(&socket), load, terms, || server.check())?;
+        let after = Usage::read(server.pid())?;
+        server.stop()?;
+        let served = counted.requests * (1.0 + terms.ramp.as_secs_f64() / counted.seconds);
+        Ok(LoadSample {
+            iops: counted.iops,
+            cpu: (after.cpu - before.cpu).as_secs_f64() * 1e6 / served,
+            switches: after.switches.saturating_sub(before.switches) as f64 / served,
+            latency: counted.latency,
+        })
+    }
+
+    fn own_load(
         &self,
         contender: &Contender,
         disk: Disk,

@@ -1,12 +1,18 @@
 //! ringmill beside its peers: contenders take turns, row by row.
 
 mod bars;
+pub(crate) mod client;
 pub(crate) mod contender;
+mod fio;
+mod limit;
 pub(crate) mod measure;
+mod method;
+mod plots;
 mod report;
 mod result;
 pub(crate) mod rows;
 pub(crate) mod server;
+mod tree;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,24 +21,29 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::host::{affinity, data_file, machine, syscalls};
 use crate::report::write_section;
-use bars::bars;
+use client::{Client, Wanted};
 use contender::{Contender, Places, Polling};
+use fio::Fio;
+use limit::{Limits, Readers};
 use measure::{Bench, SocketDirectory};
 use report::Report;
-use result::{LoadFigures, Outcome};
+use result::{LoadFigures, Outcome, RowResult};
 use rows::{Disk, Extent, Row, Work};
 
 /// What to measure, and where.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// How many rows.
+    /// Which rows.
     pub(crate) extent: Extent,
     /// Only rows whose name contains one of these, if there are any.
     pub(crate) only: Vec<String>,
-    /// Names of the contenders; the first is what the others are compared with.
+    /// Names of the contenders, or none for the usual ones; the first is what the others are
+    /// compared with.
     pub(crate) contenders: Vec<String>,
     /// Where they are found.
     pub(crate) places: Places,
+    /// Who sends the load; by default fio for the full and the quick rows, if it is there.
+    pub(crate) client: Option<Wanted>,
     /// Rounds per row.
     pub(crate) rounds: Option<usize>,
     /// Time that counts, per measurement.
@@ -45,6 +56,8 @@ pub(crate) struct Options {
     pub(crate) server_cpu: Option<usize>,
     /// The Markdown file to write the report into.
     pub(crate) markdown: Option<PathBuf>,
+    /// Where plots go.
+    pub(crate) plots: Option<PathBuf>,
 }
 
 /// Measures and reports. Fails when a contender could not be measured, not on any figure.
@@ -52,13 +65,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let quick = options.extent == Extent::Quick;
     let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 });
     ensure!(rounds > 0, "--rounds has to be at least 1");
+    let mut names = contender_names(options);
+    if names.iter().any(|name| name != "qsd") && options.places.ringmill.is_none() {
+        build_ringmill()?;
+    }
+    if options.contenders.is_empty() && !contender::can_pin(&options.places)? {
+        names.retain(|name| name != "pinned");
+    }
     let rows = chosen_rows(options)?;
-    let contenders = find_contenders(options)?;
+    let contenders = find_contenders(&names, options)?;
+    let tree = options.places.tree();
+    let client = choose_client(options, Fio::find(&tree)?)?;
+    let readers = Readers::find(&tree, &client)?;
     let directory = measure::make_directory(&options.directory)?;
     let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let mut conditions = machine::describe(&directory);
     let size = if quick { 64 << 20 } else { 1 << 30 };
     let needs_file = rows.iter().any(|row| row.disk == Disk::File);
+    let run_time = Duration::from_millis(match options.extent {
+        Extent::Quick => 300,
+        Extent::Standard => 2000,
+        Extent::Full => 4000,
+    });
     let bench = Bench {
         data_file: match needs_file {
             true => data_file::prepare(&directory, size)?,
@@ -67,47 +95,59 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         directory,
         sockets: SocketDirectory::new()?,
         warm_up: Duration::from_millis(if quick { 200 } else { 500 }),
-        run_time: options.run_time.unwrap_or(Duration::from_millis(if quick { 500 } else { 2000 })),
+        run_time: options.run_time.unwrap_or(run_time),
         client_cpu,
         server_cpu,
+        client,
         count_syscalls: syscalls::can_count(),
     };
     // This thread reads /proc while servers are measured: not on their CPU.
     if let Some(cpu) = client_cpu {
         affinity::bind_this_thread(cpu)?;
     }
-    conditions.push(describe_method(&bench, rounds, size));
+    conditions.push(method::describe(&bench, rounds, size));
+    conditions.push(method::describe_client(&bench));
+    if rows.iter().any(|row| row.limits) {
+        conditions.extend(readers.describe());
+    }
+    let estimate = method::estimate(&bench, &rows, contenders.len(), rounds, readers.count());
+    eprintln!("this takes about {:.0} minutes", (estimate.as_secs_f64() / 60.0).ceil());
 
     let mut results = Vec::new();
     let mut failures = 0;
     for (i, row) in rows.iter().enumerate() {
         eprintln!("[{}/{}] {}", i + 1, rows.len(), row.name);
-        let outcomes = measure_row(&bench, row, &contenders, rounds);
-        for (contender, outcome) in contenders.iter().zip(&outcomes) {
+        let result = measure_row(&bench, row, &contenders, &readers, rounds);
+        for (contender, outcome) in contenders.iter().zip(&result.outcomes) {
             if let Outcome::Failed(reason) = outcome {
                 failures += 1;
                 eprintln!("{}, {}: {reason}", row.name, contender.name);
             }
         }
-        results.push((row.clone(), outcomes));
+        for reason in &result.limits.failures {
+            failures += 1;
+            eprintln!("{}, {reason}", row.name);
+        }
+        results.push(result);
     }
 
-    let position = |name: &str| contenders.iter().position(|contender| contender.name == name);
-    let bars = match (position("ringmill"), position("qsd")) {
-        (Some(own), Some(base)) => bars(&results, own, base),
-        _ => Vec::new(),
+    let report = Report {
+        extent: options.extent,
+        conditions,
+        contenders: contenders.iter().map(|c| method::contender(&bench, c, &rows)).collect(),
+        jobs: method::jobs(&bench.client, &rows)?,
+        results,
     };
-    let described = contenders
-        .iter()
-        .map(|contender| {
-            let command = command_to_show(&bench, contender, &rows);
-            (contender.name.clone(), contender.version.clone(), command)
-        })
-        .collect();
-    let report = Report { conditions, contenders: described, results, bars };
     print!("{}", report.text());
+    if let Some(directory) = &options.plots {
+        plots::draw(&report, directory)?;
+    }
     if let Some(file) = &options.markdown {
-        write_section(file, "bench peers", &report.markdown())?;
+        let (section, plots) = match options.extent {
+            Extent::Full => ("bench bars", plots::markdown(&report)),
+            _ => ("bench peers", String::new()),
+        };
+        write_section(file, section, &(report.markdown() + &plots))?;
     }
     if failures > 0 {
         bail!(
@@ -118,8 +158,33 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+fn contender_names(options: &Options) -> Vec<String> {
+    if !options.contenders.is_empty() {
+        return options.contenders.clone();
+    }
+    let usual: &[&str] = match options.extent {
+        Extent::Standard => &["qsd", "ringmill"],
+        _ => &["qsd", "ringmill", "pinned"],
+    };
+    usual.iter().map(|&name| name.into()).collect()
+}
+
+fn choose_client(options: &Options, fio: Option<Fio>) -> Result<Client> {
+    let usual = match options.extent {
+        Extent::Standard => Wanted::Own,
+        _ => Wanted::Either,
+    };
+    Client::choose(options.client.unwrap_or(usual), fio)
+}
+
 /// All rounds of one row. A contender that fails is left out of the rounds that remain.
-fn measure_row(bench: &Bench, row: &Row, contenders: &[Contender], rounds: usize) -> Vec<Outcome> {
+fn measure_row(
+    bench: &Bench,
+    row: &Row,
+    contenders: &[Contender],
+    readers: &Readers,
+    rounds: usize,
+) -> RowResult {
     let mut outcomes: Vec<Outcome> = contenders
         .iter()
         .map(|_| match row.work {
@@ -127,6 +192,7 @@ fn measure_row(bench: &Bench, row: &Row, contenders: &[Contender], rounds: usize
             Work::Idle(_) => Outcome::Idle(Vec::new()),
         })
         .collect();
+    let mut limits = Limits::default();
     for round in 0..rounds {
         let mut turns: Vec<(&Contender, &mut Outcome)> =
             contenders.iter().zip(&mut outcomes).collect();
@@ -139,8 +205,11 @@ fn measure_row(bench: &Bench, row: &Row, contenders: &[Contender], rounds: usize
                 *outcome = Outcome::Failed(format!("{error:#}"));
             }
         }
+        if let (true, Work::Load(load)) = (row.limits, &row.work) {
+            readers.measure(bench, load, &mut limits);
+        }
     }
-    outcomes
+    RowResult { row: row.clone(), outcomes, limits }
 }
 
 fn measure_round(
@@ -181,17 +250,16 @@ fn chosen_rows(options: &Options) -> Result<Vec<Row>> {
 }
 
 /// The contenders; one that is named twice gets a number, and shows how large the noise is.
-fn find_contenders(options: &Options) -> Result<Vec<Contender>> {
+fn find_contenders(names: &[String], options: &Options) -> Result<Vec<Contender>> {
     let mut found: Vec<Contender> = Vec::new();
-    for name in &options.contenders {
+    for name in names {
         let mut contender = contender::find(name, &options.places)?;
-        let before = options.contenders[..found.len()].iter().filter(|&n| n == name).count();
+        let before = names[..found.len()].iter().filter(|&n| n == name).count();
         if before > 0 {
-            contender.name = format!("{name}#{}", before + 1);
+            contender.name = format!("{}#{}", contender.name, before + 1);
         }
         found.push(contender);
     }
-    ensure!(!found.is_empty(), "--contenders names none");
     Ok(found)
 }
 
@@ -205,52 +273,6 @@ pub(crate) fn cpus(client: Option<usize>, server: Option<usize>) -> Result<[Opti
         None => Ok(allowed.get(nth).copied()),
     };
     Ok([pick(client, 0)?, pick(server, 1)?])
-}
-
-fn describe_method(bench: &Bench, rounds: usize, size: u64) -> String {
-    let bound = match (bench.client_cpu, bench.server_cpu) {
-        (Some(client), Some(server)) if client != server => {
-            format!("client on CPU {client}, server on CPU {server}")
-        }
-        _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
-    };
-    let calls = match bench.count_syscalls {
-        true => "system calls counted by perf",
-        false => {
-            "system calls not counted, since perf does not work here (Debian: linux-perf, as root)"
-        }
-    };
-    let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
-    format!(
-        "Method: {rounds} round(s) of {:?} per server and row; {bound}; file of {} MiB, written with \
-         random data; {calls}{debug}",
-        bench.run_time,
-        size >> 20
-    )
-}
-
-/// The command of a contender, without what differs from machine to machine.
-fn command_to_show(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
-    let disk = rows.iter().map(|row| row.disk).find(|&disk| disk == Disk::File);
-    let setup = bench.setup(disk.unwrap_or(Disk::Null), Polling::Off, 1, 1);
-    let command = contender.command(&setup);
-    // The loader of another tree and its options come before the program proper.
-    let program = command.iter().rposition(|word| {
-        let path = Path::new(word);
-        path.is_absolute() && path.is_file()
-    });
-    command[program.unwrap_or(0)..]
-        .iter()
-        .enumerate()
-        .map(|(i, word)| match i {
-            0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),
-            _ => word
-                .to_string_lossy()
-                .replace(&*bench.directory.to_string_lossy(), "$DIR")
-                .replace(&*bench.sockets.0.to_string_lossy(), "$SOCKETS"),
-        })
-        .collect::<Vec<_>>()
-        .join(" ")
 }
 
 /// Builds ringmill beside this program when cargo has started it: `cargo run -p bench` does not,

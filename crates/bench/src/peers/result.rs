@@ -1,7 +1,58 @@
 //! Figures of several rounds, and their medians.
 
+use super::limit::Limits;
 use super::measure::{IdleSample, LoadSample};
+use super::rows::Row;
 use crate::figures::{median, range};
+
+/// Something that is measured of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Figure {
+    /// CPU time per request in microseconds, polling off.
+    Cpu,
+    /// Context switches per request, polling off.
+    Switches,
+    /// Requests per second, default polling.
+    Iops,
+    /// Median latency in microseconds, default polling.
+    P50,
+    /// 99th percentile of that.
+    P99,
+    /// 99.9th percentile of that.
+    P999,
+    /// CPU time with nothing to do, percent.
+    IdleCpu,
+    /// Context switches per second with nothing to do.
+    WakeUps,
+}
+
+impl Figure {
+    /// What it is called.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU us/req",
+            Self::Switches => "switches/req",
+            Self::Iops => "IOPS",
+            Self::P50 => "p50 us",
+            Self::P99 => "p99 us",
+            Self::P999 => "p99.9 us",
+            Self::IdleCpu => "CPU %",
+            Self::WakeUps => "wake-ups/s",
+        }
+    }
+
+    /// As many digits as say something.
+    pub(crate) fn show(self, value: f64) -> String {
+        let digits = match self {
+            _ if value.is_nan() => return "-".into(),
+            Self::Cpu | Self::Switches => 3,
+            Self::Iops => 0,
+            Self::P50 | Self::P99 | Self::P999 | Self::WakeUps => 1,
+            Self::IdleCpu => 2,
+        };
+        format!("{value:.digits$}")
+    }
+}
 
 /// What is known of one contender on one row.
 #[derive(Debug, Clone)]
@@ -25,42 +76,57 @@ pub(crate) struct LoadFigures {
     pub(crate) syscalls: Option<f64>,
 }
 
-impl LoadFigures {
-    /// Median requests per second.
-    pub(crate) fn iops(&self) -> f64 {
-        median(self.default.iter().map(|sample| sample.iops))
+/// What is known of one row.
+#[derive(Debug, Clone)]
+pub(crate) struct RowResult {
+    /// Which.
+    pub(crate) row: Row,
+    /// Of each contender.
+    pub(crate) outcomes: Vec<Outcome>,
+    /// With no server between.
+    pub(crate) limits: Limits,
+}
+
+impl Outcome {
+    /// The figure in each round; none where it does not apply.
+    pub(crate) fn rounds(&self, figure: Figure) -> Vec<f64> {
+        let load =
+            |of: fn(&LoadFigures) -> &[LoadSample], figure: fn(&LoadSample) -> f64| match self {
+                Self::Load(figures) => of(figures).iter().map(figure).collect(),
+                _ => Vec::new(),
+            };
+        let idle = |figure: fn(&IdleSample) -> f64| match self {
+            Self::Idle(samples) => samples.iter().map(figure).collect(),
+            _ => Vec::new(),
+        };
+        match figure {
+            Figure::Cpu => load(|f| &f.unpolled, |sample| sample.cpu),
+            Figure::Switches => load(|f| &f.unpolled, |sample| sample.switches),
+            Figure::Iops => load(|f| &f.default, |sample| sample.iops),
+            Figure::P50 => load(|f| &f.default, |sample| sample.latency[0]),
+            Figure::P99 => load(|f| &f.default, |sample| sample.latency[1]),
+            Figure::P999 => load(|f| &f.default, |sample| sample.latency[2]),
+            Figure::IdleCpu => idle(|sample| sample.cpu),
+            Figure::WakeUps => idle(|sample| sample.switches),
+        }
     }
 
-    /// Least and most requests per second of a round.
-    pub(crate) fn iops_range(&self) -> (f64, f64) {
-        range(self.default.iter().map(|sample| sample.iops))
+    /// The median of the rounds; NaN where there are none.
+    pub(crate) fn median(&self, figure: Figure) -> f64 {
+        median(self.rounds(figure).into_iter())
     }
 
-    /// Median CPU microseconds per request.
-    pub(crate) fn cpu(&self) -> f64 {
-        median(self.unpolled.iter().map(|sample| sample.cpu))
-    }
-
-    /// Least and most CPU microseconds per request of a round.
-    pub(crate) fn cpu_range(&self) -> (f64, f64) {
-        range(self.unpolled.iter().map(|sample| sample.cpu))
-    }
-
-    /// Median context switches per request.
-    pub(crate) fn switches(&self) -> f64 {
-        median(self.unpolled.iter().map(|sample| sample.switches))
-    }
-
-    /// Median latencies in microseconds: 50th, 99th, 99.9th percentile.
-    pub(crate) fn latency(&self) -> [f64; 3] {
-        [0, 1, 2].map(|i| median(self.default.iter().map(|sample| sample.latency[i])))
+    /// Least and most of the rounds.
+    pub(crate) fn range(&self, figure: Figure) -> String {
+        spread(figure, &self.rounds(figure))
     }
 }
 
-/// Median CPU percentage and context switches per second.
-pub(crate) fn idle(samples: &[IdleSample]) -> (f64, f64) {
-    (
-        median(samples.iter().map(|sample| sample.cpu)),
-        median(samples.iter().map(|sample| sample.switches)),
-    )
+/// Least and most.
+pub(crate) fn spread(figure: Figure, rounds: &[f64]) -> String {
+    if rounds.is_empty() {
+        return "-".into();
+    }
+    let (least, most) = range(rounds.iter().copied());
+    format!("{}..{}", figure.show(least), figure.show(most))
 }

@@ -1,5 +1,7 @@
 //! The rows of the table: which loads and nodes are measured.
 
+use super::result::Figure;
+use crate::goal::Bound;
 use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::offsets::Order;
 use crate::load::queue::Op;
@@ -23,6 +25,18 @@ pub(crate) enum Work {
     Idle(usize),
 }
 
+/// What is to be reached on a row: for a load the ratio to qemu-storage-daemon, for idling the figure
+/// itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    /// Of what.
+    pub(crate) figure: Figure,
+    /// From which side.
+    pub(crate) bound: Bound,
+    /// How much.
+    pub(crate) limit: f64,
+}
+
 /// One row.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
@@ -32,6 +46,10 @@ pub(crate) struct Row {
     pub(crate) disk: Disk,
     /// The work.
     pub(crate) work: Work,
+    /// What is to be reached.
+    pub(crate) targets: Vec<Target>,
+    /// Whether the same is measured with no server between client and disk.
+    pub(crate) limits: bool,
 }
 
 /// How many rows are wanted.
@@ -39,32 +57,44 @@ pub(crate) struct Row {
 pub(crate) enum Extent {
     /// A few, for CI: under a minute with one round.
     Quick,
-    /// Those that BENCHMARKS.md shows.
+    /// Many kinds of load, for comparing and for looking into.
     Standard,
-    /// Also those that take long or say little.
+    /// Those with something to be reached.
     Full,
 }
 
 /// The rows of an extent.
 pub(crate) fn rows(extent: Extent) -> Vec<Row> {
-    use Disk::{File, Null};
-    use Op::{Read, Write};
-    if extent == Extent::Quick {
-        return vec![
-            unpaced(Null, Read, 1, 1),
-            unpaced(Null, Read, 64, 1),
-            unpaced(File, Read, 1, 1),
-            unpaced(File, Write, 16, 4),
-            paced(Null, 400_000, 16),
-            idle(1),
-        ];
+    match extent {
+        Extent::Quick => quick(),
+        Extent::Standard => standard(),
+        Extent::Full => full(),
     }
+}
+
+/// Of the rows that matter one of each kind.
+fn quick() -> Vec<Row> {
+    const KINDS: [&str; 6] = [
+        "null randread 400000/s",
+        "null randread 4 jobs, depth 16",
+        "file randread depth 64",
+        "file randwrite depth 64",
+        "file read 128k depth 16",
+        "idle, 1 export",
+    ];
+    let mut rows = full();
+    rows.retain(|row| KINDS.contains(&row.name.as_str()));
+    rows
+}
+
+fn standard() -> Vec<Row> {
+    use Disk::{File, Null};
     let mut rows = Vec::new();
     for disk in [Null, File] {
         // Depth is per queue. 64 on each of 4 queues would be the natural fourth, but there
         // qemu-storage-daemon 11.1.3 stops answering on a file node.
         for (depth, queues) in [(1, 1), (64, 1), (1, 4), (16, 4)] {
-            for op in [Read, Write] {
+            for op in [Op::Read, Op::Write] {
                 rows.push(unpaced(disk, op, depth, queues));
             }
         }
@@ -74,14 +104,56 @@ pub(crate) fn rows(extent: Extent) -> Vec<Row> {
             rows.push(paced(disk, 400_000, 16));
         }
     }
-    rows.push(idle(1));
-    if extent == Extent::Full {
-        rows.push(paced(Null, 200_000, 1));
-        rows.push(polled(Null, 1));
-        rows.push(polled(Null, 64));
-        rows.push(idle(100));
-    }
+    rows.extend([paced(Null, 200_000, 1), polled(Null, 1), polled(Null, 64), idle(1)]);
     rows
+}
+
+/// What ringmill is to reach beside qemu-storage-daemon, row by row.
+fn full() -> Vec<Row> {
+    use Disk::{File, Null};
+    use Figure::{Cpu, Iops, P50, P99, P999};
+    use Op::{Read, Write};
+    let mut rows = vec![
+        paced(Null, 400_000, 1).to_reach(&[(Cpu, 0.50)]),
+        paced(Null, 200_000, 1).to_reach(&[(Cpu, 0.55)]),
+        unpaced(Null, Read, 64, 1).to_reach(&[(Iops, 1.05)]),
+        jobs(Null, 4, 16).to_reach(&[(Iops, 1.05)]),
+        unpaced(Null, Read, 1, 1).to_reach(&[(P50, 0.55), (Cpu, 0.80)]),
+        unpaced(File, Read, 1, 1).to_reach(&[(Cpu, 0.75), (P50, 0.90)]).beside_the_limit(),
+        unpaced(File, Write, 1, 1).to_reach(&[(Cpu, 0.75), (P50, 0.90)]),
+        unpaced(File, Read, 64, 1).to_reach(&[(Cpu, 0.60)]).beside_the_limit(),
+        unpaced(File, Write, 64, 1).to_reach(&[(Cpu, 0.65)]),
+        sequential(File, 16).to_reach(&[(Cpu, 0.85)]).beside_the_limit(),
+        seldom(File, 2_000).to_reach(&[(Cpu, 0.75), (P99, 1.0)]),
+    ];
+    for row in &mut rows {
+        row.targets.push(Target::new(P999, 1.0));
+    }
+    rows.extend([idle(1), idle(100)]);
+    rows
+}
+
+impl Target {
+    fn new(figure: Figure, limit: f64) -> Self {
+        // Of requests there can only be too few, of all else too much.
+        let bound = if figure == Figure::Iops { Bound::AtLeast } else { Bound::AtMost };
+        Self { figure, bound, limit }
+    }
+}
+
+impl Row {
+    fn new(name: String, disk: Disk, load: Load) -> Self {
+        Self { name, disk, work: Work::Load(load), targets: Vec::new(), limits: false }
+    }
+
+    fn to_reach(mut self, targets: &[(Figure, f64)]) -> Self {
+        self.targets = targets.iter().map(|&(figure, limit)| Target::new(figure, limit)).collect();
+        self
+    }
+
+    fn beside_the_limit(self) -> Self {
+        Self { limits: true, ..self }
+    }
 }
 
 /// As much as the server takes.
@@ -90,7 +162,21 @@ pub(crate) fn unpaced(disk: Disk, op: Op, depth: usize, queues: usize) -> Row {
         1 => format!("{} {} depth {depth}", disk.name(), verb(op)),
         _ => format!("{} {} depth {queues}x{depth}", disk.name(), verb(op)),
     };
-    Row { name, disk, work: Work::Load(Load { op, depth, queues, ..load() }) }
+    Row::new(name, disk, Load { op, depth, queues, ..load() })
+}
+
+/// Random reads, a queue and a client thread for each of `count` jobs.
+fn jobs(disk: Disk, count: usize, depth: usize) -> Row {
+    let name = format!("{} randread {count} jobs, depth {depth}", disk.name());
+    let threads = Threads::PerQueue;
+    Row::new(name, disk, Load { depth, queues: count, threads, ..load() })
+}
+
+/// Reads of 128 KiB, one after the other.
+fn sequential(disk: Disk, depth: usize) -> Row {
+    let name = format!("{} read 128k depth {depth}", disk.name());
+    let order = Order::Sequential;
+    Row::new(name, disk, Load { depth, order, block_size: 128 << 10, ..load() })
 }
 
 /// Random reads at a fixed rate.
@@ -100,22 +186,31 @@ pub(crate) fn paced(disk: Disk, per_second: u32, burst: u32) -> Row {
         _ => format!("{} randread {per_second}/s by {burst}", disk.name()),
     };
     let arrivals = Arrivals::Paced(Pace { per_second: per_second.into(), burst });
-    Row { name, disk, work: Work::Load(Load { arrivals, depth: 64, ..load() }) }
+    Row::new(name, disk, Load { arrivals, depth: 64, ..load() })
+}
+
+/// Random reads at a rate so low that one is over before the next.
+fn seldom(disk: Disk, per_second: u32) -> Row {
+    let name = format!("{} randread {per_second}/s", disk.name());
+    let arrivals = Arrivals::Paced(Pace { per_second: per_second.into(), burst: 1 });
+    Row::new(name, disk, Load { arrivals, ..load() })
 }
 
 /// Unpaced, from a client that polls for completions.
 fn polled(disk: Disk, depth: usize) -> Row {
     let name = format!("{} randread depth {depth}, client polls", disk.name());
-    Row { name, disk, work: Work::Load(Load { wait: Wait::Poll, depth, ..load() }) }
+    Row::new(name, disk, Load { wait: Wait::Poll, depth, ..load() })
 }
 
 /// Nothing.
-pub(crate) fn idle(exports: usize) -> Row {
+fn idle(exports: usize) -> Row {
     let plural = if exports == 1 { "" } else { "s" };
     Row {
         name: format!("idle, {exports} export{plural}"),
         disk: Disk::Null,
         work: Work::Idle(exports),
+        targets: vec![Target::new(Figure::IdleCpu, 0.0), Target::new(Figure::WakeUps, 0.0)],
+        limits: false,
     }
 }
 
@@ -156,10 +251,17 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let mut names: Vec<String> = rows(Extent::Full).into_iter().map(|row| row.name).collect();
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count);
+        for extent in [Extent::Quick, Extent::Standard, Extent::Full] {
+            let mut names: Vec<String> = rows(extent).into_iter().map(|row| row.name).collect();
+            let count = names.len();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), count);
+        }
+    }
+
+    #[test]
+    fn the_quick_rows_are_there() {
+        assert_eq!(rows(Extent::Quick).len(), 6);
     }
 }

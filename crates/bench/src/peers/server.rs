@@ -56,16 +56,17 @@ impl Server {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Waits until export number `export` has its socket, and gives that.
+    /// The socket of export number `export`, as soon as the server listens on it.
     pub(crate) fn listening(&mut self, export: usize) -> Result<PathBuf> {
         let socket = self.sockets.get(export).context("there is no such export")?.clone();
         let start = Instant::now();
-        // Servers have no common way to say that they listen.
-        while !socket.exists() {
+        // Servers have no common way to say that they listen, and most take one client only, so
+        // that it cannot be tried.
+        while !is_listening(&socket)? {
             self.check()?;
             if start.elapsed() > PATIENCE {
                 bail!(
-                    "{} has not made its socket within {PATIENCE:?}: {}",
+                    "{} has not listened on its socket within {PATIENCE:?}: {}",
                     self.name,
                     self.words()
                 );
@@ -77,21 +78,13 @@ impl Server {
 
     /// Connects a client to export number `export`, as soon as the server takes it.
     pub(crate) fn connect(&mut self, export: usize, load: &Load) -> Result<Client> {
-        let start = Instant::now();
         let socket = self.listening(export)?;
-        loop {
-            // Between bind and listen, connections are refused.
-            let refused = match Client::connect(&socket, load) {
-                Ok(client) => return Ok(client),
-                Err(error) => error,
-            };
-            let kind = refused.root_cause().downcast_ref::<std::io::Error>().map(|e| e.kind());
-            if kind != Some(std::io::ErrorKind::ConnectionRefused) || start.elapsed() > PATIENCE {
+        Client::connect(&socket, load)
+            .or_else(|refused| {
                 self.check()?;
-                return Err(refused.context(format!("{} ({})", self.name, self.words())));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+                Err(refused)
+            })
+            .with_context(|| format!("{} ({})", self.name, self.words()))
     }
 
     /// Fails if the server has ended.
@@ -144,5 +137,36 @@ impl Drop for Server {
         for socket in &self.sockets {
             let _ = fs::remove_file(socket);
         }
+    }
+}
+
+/// Whether a process listens on the socket: it is bound before, and refuses connections until then.
+fn is_listening(socket: &Path) -> Result<bool> {
+    /// `__SO_ACCEPTCON` (include/linux/net.h).
+    const ACCEPTS: u32 = 1 << 16;
+    let sockets = fs::read_to_string("/proc/net/unix").context("reading /proc/net/unix")?;
+    let path = format!(" {}", socket.display());
+    // Num RefCount Protocol Flags Type St Inode Path
+    Ok(sockets.lines().filter(|line| line.ends_with(&path)).any(|line| {
+        let flags = line.split_whitespace().nth(3);
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags, 16).ok());
+        flags.is_some_and(|flags| flags & ACCEPTS != 0)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_any_more_is_not_taken_for_one() {
+        let name = format!("bench-listening-{}.sock", std::process::id());
+        let socket = std::env::temp_dir().join(name);
+        assert!(!is_listening(&socket).unwrap());
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(is_listening(&socket).unwrap());
+        drop(listener);
+        assert!(!is_listening(&socket).unwrap());
+        fs::remove_file(&socket).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use super::Contender;
 use crate::figures::median;
 use crate::host::{affinity, data_file};
 use crate::load::queue::Op;
+use crate::peers::client::Client;
 use crate::peers::contender::{Places, Polling, find};
 use crate::peers::measure::{Bench, LoadSample, SocketDirectory, make_directory};
 use crate::peers::rows::{Disk, Row, Work, paced, unpaced};
@@ -88,6 +89,7 @@ pub(crate) fn live(rounds: usize, run_time: Duration, directory: &Path) -> Resul
         run_time,
         client_cpu,
         server_cpu,
+        client: Client::Own,
         count_syscalls: false,
     };
     if let Some(cpu) = client_cpu {

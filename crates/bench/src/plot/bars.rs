@@ -1,4 +1,4 @@
-//! Plots: bars in groups, as SVG.
+//! Bars that stand, in groups.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,26 +8,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::figures::{median, range};
-
-/// A bar: the median of several rounds, with the least and the most of them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Bar {
-    /// Its height.
-    pub(crate) median: f64,
-    /// Where its whisker ends below.
-    pub(crate) least: f64,
-    /// Where its whisker ends above.
-    pub(crate) most: f64,
-}
-
-impl Bar {
-    /// Of the figures of several rounds.
-    pub(crate) fn of(rounds: &[f64]) -> Self {
-        let (least, most) = range(rounds.iter().copied());
-        Bar { median: median(rounds.iter().copied()), least, most }
-    }
-}
+use super::{Bar, COLOURS, FONT, HEADING, draw_heading, failed, short};
+use crate::figures::range;
 
 /// Groups of bars that stand side by side.
 #[derive(Debug, Clone)]
@@ -46,17 +28,6 @@ pub(crate) struct Bars {
 const SIZE: (u32, u32) = (900, 420);
 /// Of the groups' names.
 const LINE: u32 = 15;
-const FONT: &str = "sans-serif";
-const GREY: RGBColor = RGBColor(110, 110, 110);
-/// Colours that differ also for those who do not see red and green apart (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(153, 153, 153),
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-];
 
 impl Bars {
     /// Draws them into `file`.
@@ -69,12 +40,9 @@ impl Bars {
     }
 
     fn draw_on(&self, root: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
-        let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
         root.fill(&WHITE).map_err(failed)?;
-        let (heading, body) = root.split_vertically(58);
-        let title = (FONT, 18).into_font().color(&BLACK);
-        heading.draw_text(&self.title, &title, (12, 8)).map_err(failed)?;
-        self.draw_legend(&heading)?;
+        let (heading, body) = root.split_vertically(HEADING);
+        draw_heading(&heading, &self.title, &self.series)?;
         let groups = self.groups.len() as f64;
         let mut chart = ChartBuilder::on(&body)
             .margin(10)
@@ -119,21 +87,6 @@ impl Bars {
         Ok(())
     }
 
-    fn draw_legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
-        let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
-        let mut x = 14;
-        for (series, name) in self.series.iter().enumerate() {
-            let colour = COLOURS[series % COLOURS.len()];
-            let corners = [(x, 38), (x + 12, 50)];
-            area.draw(&Rectangle::new(corners, colour.filled())).map_err(failed)?;
-            let style = (FONT, 13).into_font().color(&GREY);
-            area.draw_text(name, &style, (x + 17, 37)).map_err(failed)?;
-            // Without the font at hand its width is an estimate.
-            x += 32 + 7 * name.chars().count() as i32;
-        }
-        Ok(())
-    }
-
     /// Lines of the longest name beyond the first: each comma begins one.
     fn extra_lines(&self) -> u32 {
         let lines = self.groups.iter().map(|(name, _)| name.matches(", ").count() as u32);
@@ -156,34 +109,9 @@ impl Bars {
     }
 }
 
-/// Three digits, thousands and millions by letter.
-fn short(value: f64) -> String {
-    let (scaled, letter) = match value.abs() {
-        1e6.. => (value / 1e6, "M"),
-        1e4.. => (value / 1e3, "k"),
-        _ => (value, ""),
-    };
-    let digits = match scaled.abs() {
-        100.0.. => 0,
-        10.0.. => 1,
-        _ => 2,
-    };
-    let text = format!("{scaled:.digits$}");
-    let text =
-        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{letter}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn figures_are_short() {
-        let of = |value| short(value);
-        assert_eq!([of(0.0), of(1.25), of(99_108.0)], ["0", "1.25", "99.1k"]);
-        assert_eq!([of(2_500_000.0), of(-0.1), of(100.0)], ["2.5M", "-0.1", "100"]);
-    }
 
     #[test]
     fn a_plot_shows_each_group_and_series_and_leaves_gaps_out() {

@@ -1,0 +1,135 @@
+//! The bare ring: reads of a file with nothing between them and the kernel. What a server's requests
+//! can cost at least.
+
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use io_uring::{IoUring, opcode, types};
+use nix::fcntl::OFlag;
+use nix::time::{ClockId, clock_gettime};
+use vm_memory::mmap::MmapRegion;
+
+use crate::load::Load;
+use crate::load::offsets::Offsets;
+
+/// What the loop did.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Done {
+    /// Requests per second.
+    pub(crate) iops: f64,
+    /// CPU time of the thread per request, microseconds.
+    pub(crate) cpu: f64,
+}
+
+/// How many requests are submitted at once, and waited for: half of those in flight, so that the
+/// disk has the other half meanwhile. fio's t/io_uring gets the same.
+pub(crate) fn batch(depth: usize) -> usize {
+    (depth / 2).max(1)
+}
+
+/// Reads `path` as `load` says (block size, order, depth) on the calling thread, past the page
+/// cache, with the file and the buffers registered.
+pub(crate) fn read(path: &Path, load: &Load, run_time: Duration) -> Result<Done> {
+    let (file, size) = open(path).with_context(|| format!("opening {}", path.display()))?;
+    let block_size = load.block_size as u64;
+    ensure!(size >= block_size, "{} is smaller than a block", path.display());
+    let mut offsets = Offsets::new(load.order, size / block_size, block_size, 0, 1);
+    // Unmapped when dropped, never used for anything else: should an error leave reads in flight,
+    // they end in pages that only the registration still holds.
+    let buffers: MmapRegion =
+        MmapRegion::new(load.depth * load.block_size).context("mapping the buffers")?;
+    let mut ring = set_up(load.depth as u32).context("io_uring_setup")?;
+    ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;
+    let all = libc::iovec { iov_base: buffers.as_ptr().cast(), iov_len: buffers.size() };
+    // SAFETY: `all` is the whole mapping. Registration pins its pages: they stay the kernel's to
+    // write to until the ring is gone, even when the mapping is.
+    unsafe { ring.submitter().register_buffers(&[all]) }.context(
+        "registering the buffers (RLIMIT_MEMLOCK limits them for those who are not root)",
+    )?;
+
+    let mut free: Vec<usize> = (0..load.depth).collect();
+    let mut requests = 0u64;
+    let (begin, cpu_before) = (Instant::now(), cpu_time()?);
+    loop {
+        let goes_on = begin.elapsed() < run_time;
+        while goes_on && let Some(slot) = free.pop() {
+            // SAFETY: `slot` is less than the depth, so that its block lies within the mapping.
+            let buffer = unsafe { buffers.as_ptr().add(slot * load.block_size) };
+            let read = opcode::ReadFixed::new(types::Fixed(0), buffer, load.block_size as u32, 0)
+                .offset(offsets.next())
+                .build()
+                .user_data(slot as u64);
+            // SAFETY: the buffer is registered and this slot's own, nobody else reads or writes it.
+            unsafe { ring.submission().push(&read) }.context("the submission queue is full")?;
+        }
+        let in_flight = load.depth - free.len();
+        if in_flight == 0 {
+            break;
+        }
+        match ring.submit_and_wait(batch(load.depth).min(in_flight)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => drop(other.context("io_uring_enter")?),
+        }
+        for completion in ring.completion() {
+            let result = completion.result();
+            ensure!(result >= 0, "a read failed: {}", io::Error::from_raw_os_error(-result));
+            ensure!(result as usize == load.block_size, "a read returned {result} bytes");
+            free.push(completion.user_data() as usize);
+            requests += 1;
+        }
+    }
+    let cpu = cpu_time()?.saturating_sub(cpu_before);
+    Ok(Done {
+        iops: requests as f64 / begin.elapsed().as_secs_f64(),
+        cpu: cpu.as_secs_f64() * 1e6 / requests as f64,
+    })
+}
+
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let direct = OFlag::O_DIRECT.bits();
+    let mut file = OpenOptions::new().read(true).custom_flags(direct).open(path)?;
+    let size = file.seek(SeekFrom::End(0))?;
+    Ok((file, size))
+}
+
+/// With the flags that cost least, where the kernel has them (6.6), else without.
+fn set_up(entries: u32) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_no_sqarray();
+    builder.build(entries).or_else(|_| IoUring::new(entries))
+}
+
+fn cpu_time() -> Result<Duration> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("reading the CPU time")?;
+    Ok(time.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::data_file;
+    use crate::peers::rows::load;
+
+    #[test]
+    fn reads_are_counted_and_a_short_file_is_an_error() {
+        let name = format!("bench-bare-{}", std::process::id());
+        // Beside this program: /tmp may be a tmpfs, which takes O_DIRECT only since Linux 6.5.
+        let directory = std::env::current_exe().unwrap().with_file_name(name);
+        let file = data_file::prepare(&directory, 1 << 20).unwrap();
+        for (block_size, depth) in [(4096, 1), (4096, 64), (131_072, 16)] {
+            let load = Load { block_size, depth, ..load() };
+            let done = read(&file, &load, Duration::from_millis(20)).unwrap();
+            assert!(done.iops > 0.0 && done.cpu > 0.0, "{done:?}");
+        }
+        let load = Load { block_size: 2 << 20, ..load() };
+        assert!(read(&file, &load, Duration::ZERO).is_err());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

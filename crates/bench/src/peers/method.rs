@@ -1,0 +1,118 @@
+//! How a run measures, in words, so that anyone can repeat it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::client::Client;
+use super::contender::{Contender, Polling};
+use super::fio::{self, Fio, Target};
+use super::measure::{Bench, SETTLE};
+use super::report::Described;
+use super::rows::{Disk, Row, Work};
+
+/// Rounds, CPUs, the file.
+pub(crate) fn describe(bench: &Bench, rounds: usize, size: u64) -> String {
+    let bound = match (bench.client_cpu, bench.server_cpu) {
+        (Some(client), Some(server)) if client != server => {
+            format!("client on CPU {client}, server on CPU {server}")
+        }
+        _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
+    };
+    let calls = match bench.count_syscalls {
+        true => "system calls counted by perf",
+        false => {
+            "system calls not counted, since perf does not work here (Debian: linux-perf, as root)"
+        }
+    };
+    let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
+    format!(
+        "Method: {rounds} round(s) of {:?} per server and row; {bound}; file of {} MiB, written with \
+         random data; {calls}{debug}",
+        bench.run_time,
+        size >> 20
+    )
+}
+
+/// Who sent the load.
+pub(crate) fn describe_client(bench: &Bench) -> String {
+    match &bench.client {
+        Client::Own => "Client: the load generator of `bench`".into(),
+        Client::Fio(fio) => format!(
+            "Client: {} with libblkio: `{}`, with `--runtime={}ms`, where latency and IOPS are taken \
+             also `--ramp_time={}ms`. Idle servers and counted system calls: the load generator of \
+             `bench`",
+            fio.version,
+            Fio::command_to_show(Target::Export("$SOCKETS/export0.sock".as_ref())),
+            bench.run_time.as_millis(),
+            bench.warm_up.as_millis()
+        ),
+    }
+}
+
+/// What fio is told for each row, if it is the client.
+pub(crate) fn jobs(client: &Client, rows: &[Row]) -> Result<Vec<(String, String)>> {
+    let loads = rows.iter().filter_map(|row| match (&row.work, client) {
+        (Work::Load(load), Client::Fio(_)) => Some((&row.name, load)),
+        _ => None,
+    });
+    loads.map(|(name, load)| Ok((name.clone(), fio::job(load)?.join(" ")))).collect()
+}
+
+/// About how long a run takes.
+pub(crate) fn estimate(
+    bench: &Bench,
+    rows: &[Row],
+    contenders: usize,
+    rounds: usize,
+    readers: usize,
+) -> Duration {
+    /// To start and end a server and a client.
+    const BETWEEN: Duration = Duration::from_secs(1);
+    let (contenders, rounds) = (contenders as u32, rounds as u32);
+    let once = bench.run_time + BETWEEN;
+    let row = |row: &Row| match row.work {
+        Work::Idle(_) => (SETTLE + once) * contenders * rounds,
+        Work::Load(_) => {
+            let counted = bench.run_time.min(Duration::from_secs(1)) + BETWEEN;
+            let counted = if bench.count_syscalls { counted } else { Duration::ZERO };
+            let limits = if row.limits { once * readers as u32 } else { Duration::ZERO };
+            ((once + once + bench.warm_up) * contenders + limits) * rounds + counted * contenders
+        }
+    };
+    rows.iter().map(row).sum()
+}
+
+/// A contender in words.
+pub(crate) fn contender(bench: &Bench, contender: &Contender, rows: &[Row]) -> Described {
+    Described {
+        name: contender.name.clone(),
+        version: contender.version.clone(),
+        command: command_to_show(bench, contender, rows),
+    }
+}
+
+/// The command of a contender, without what differs from machine to machine.
+fn command_to_show(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
+    let disk = rows.iter().map(|row| row.disk).find(|&disk| disk == Disk::File);
+    let setup = bench.setup(disk.unwrap_or(Disk::Null), Polling::Off, 1, 1);
+    let command = contender.command(&setup);
+    // The loader of another tree and its options come before the program proper.
+    let program = command.iter().rposition(|word| {
+        let path = Path::new(word);
+        path.is_absolute() && path.is_file()
+    });
+    command[program.unwrap_or(0)..]
+        .iter()
+        .enumerate()
+        .map(|(i, word)| match i {
+            0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),
+            _ => word
+                .to_string_lossy()
+                .replace(&*bench.directory.to_string_lossy(), "$DIR")
+                .replace(&*bench.sockets.0.to_string_lossy(), "$SOCKETS"),
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
