@@ -2,7 +2,7 @@
 //! and to the bare ring.
 
 use super::result::{Figure, RowResult, spread};
-use super::rows::{Target, Work};
+use super::rows::{Row, Target, Work};
 use crate::figures::median;
 use crate::goal::{Bound, Goal};
 use crate::report::Table;
@@ -106,6 +106,14 @@ pub(crate) fn met(results: &[RowResult], own: usize, base: usize) -> (usize, usi
     verdicts.fold((0, 0), |(met, all), verdict| (met + usize::from(verdict), all + 1))
 }
 
+/// What a row's CPU time per request is to reach as a ratio to the bare ring's.
+pub(crate) fn of_the_ring(row: &Row) -> Option<f64> {
+    match &row.work {
+        Work::Load(load) if row.limits && load.depth == 64 => Some(OF_THE_RING),
+        _ => None,
+    }
+}
+
 /// What is to be reached beside the limit, by each of the contenders at `own`.
 pub(crate) fn beside_the_limit(results: &[RowResult], own: &[(usize, &str)]) -> Vec<Goal> {
     let mut goals = Vec::new();
@@ -123,14 +131,14 @@ pub(crate) fn beside_the_limit(results: &[RowResult], own: &[(usize, &str)]) -> 
                     .map(|figure| figure / median(of.iter().copied()));
                 goals.push(Goal { what, bound, limit, value, digits: 3 });
             };
-            if load.depth == 64 {
+            if let Some(limit) = of_the_ring(&result.row) {
                 let cpu = figure(Figure::Cpu);
                 for (rival, rounds) in
                     [("t/io_uring", &limits.t_io_uring), ("bare loop", &limits.bare)]
                 {
                     let rounds: Vec<f64> = rounds.iter().map(|done| done.cpu).collect();
                     let what = format!("CPU per request, {}: {name} / {rival}", result.row.name);
-                    add(what, Bound::AtMost, OF_THE_RING, cpu, &rounds);
+                    add(what, Bound::AtMost, limit, cpu, &rounds);
                 }
             }
             let what = format!("IOPS, {}: guest of {name} / fio on the file", result.row.name);

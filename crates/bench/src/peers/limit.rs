@@ -63,7 +63,7 @@ impl Readers {
         let t_io_uring = match self.t_io_uring {
             Some(_) => format!(
                 "t/io_uring: fio's, on the servers' CPU: `t_io_uring {} $DIR/FILE`",
-                bare_options(&super::rows::load(), 4).join(" ")
+                bare_options(&Load { depth: 64, ..super::rows::load() }, 4).join(" ")
             ),
             None => "t/io_uring: not there, made by scripts/setup-peers.sh".into(),
         };

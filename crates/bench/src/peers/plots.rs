@@ -4,59 +4,39 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::bars::{Shown, shown};
+use super::bars::{self, Shown, shown};
 use super::report::Report;
 use super::result::{Figure, RowResult};
 use super::rows::Work;
+use crate::bare::Done;
+use crate::figures::median;
+use crate::plot::Bar;
 use crate::plot::lines::{Group, Line, Lines, Mark, Scale};
-use crate::plot::{Bar, Bars};
-
-/// A picture of a report.
-#[derive(Debug)]
-pub(crate) enum Picture {
-    /// Figures that lie.
-    Lines(Lines),
-    /// Bars that stand.
-    Bars(Bars),
-}
 
 /// The pictures that a report has something for, by file name.
-pub(crate) fn pictures(report: &Report) -> Vec<(&'static str, Picture)> {
+pub(crate) fn pictures(report: &Report) -> Vec<(&'static str, Lines)> {
     let cpu = "CPU per request beside qemu-storage-daemon's: less is better";
     let iops = "Requests per second beside qemu-storage-daemon's: more is better";
-    let mut all = Vec::new();
-    if loads(report).next().is_some() {
-        all.push(("peers-cpu.svg", Picture::Lines(ratios(report, Figure::Cpu, cpu))));
-        all.push(("peers-iops.svg", Picture::Lines(ratios(report, Figure::Iops, iops))));
-        all.push(("peers-latency.svg", Picture::Lines(latencies(report))));
-    }
-    if report.results.iter().any(|result| result.row.limits) {
-        all.push(("peers-limit.svg", Picture::Bars(limits(report))));
-    }
-    all
+    let pictures = [
+        ("peers-cpu.svg", ratios(report, Figure::Cpu, cpu)),
+        ("peers-iops.svg", ratios(report, Figure::Iops, iops)),
+        ("peers-latency.svg", latencies(report)),
+        ("peers-limit.svg", limits(report)),
+    ];
+    pictures.into_iter().filter(|(_, lines)| !lines.groups.is_empty()).collect()
 }
 
 /// Draws them into `directory`.
 pub(crate) fn draw(report: &Report, directory: &Path) -> Result<()> {
     std::fs::create_dir_all(directory)
         .with_context(|| format!("making {}", directory.display()))?;
-    for (file, picture) in pictures(report) {
-        match picture {
-            Picture::Lines(lines) => lines.draw(&directory.join(file))?,
-            Picture::Bars(bars) => bars.draw(&directory.join(file))?,
-        }
-    }
-    Ok(())
+    pictures(report).iter().try_for_each(|(file, lines)| lines.draw(&directory.join(file)))
 }
 
 /// The pictures in a document in whose directory `plots` is.
 pub(crate) fn markdown(report: &Report) -> String {
-    let pictures = pictures(report).into_iter().map(|(file, picture)| match picture {
-        Picture::Lines(Lines { title, .. }) | Picture::Bars(Bars { title, .. }) => {
-            format!("\n![{title}](plots/{file})\n")
-        }
-    });
-    pictures.collect()
+    let pictures = pictures(report).into_iter();
+    pictures.map(|(file, Lines { title, .. })| format!("\n![{title}](plots/{file})\n")).collect()
 }
 
 fn loads(report: &Report) -> impl Iterator<Item = &RowResult> {
@@ -124,20 +104,35 @@ fn latencies(report: &Report) -> Lines {
     }
 }
 
-fn limits(report: &Report) -> Bars {
-    let mut series = vec!["t/io_uring".to_owned(), "bare loop".into()];
-    series.extend(names(report));
+fn limits(report: &Report) -> Lines {
     let groups = report.results.iter().filter(|result| result.row.limits).map(|result| {
         let limits = &result.limits;
-        let of = |done: &[crate::bare::Done]| done.iter().map(|done| done.cpu).collect();
-        let mut rounds: Vec<Vec<f64>> = vec![of(&limits.t_io_uring), of(&limits.bare)];
-        rounds.extend(result.outcomes.iter().map(|outcome| outcome.rounds(Figure::Cpu)));
-        let bars = rounds.iter().map(|rounds| (!rounds.is_empty()).then(|| Bar::of(rounds)));
-        (result.row.name.clone(), bars.collect())
+        let of = |done: &[Done]| done.iter().map(|done| done.cpu).collect();
+        let mut all: Vec<Vec<f64>> =
+            result.outcomes.iter().map(|outcome| outcome.rounds(Figure::Cpu)).collect();
+        all.extend([of(&limits.bare), of(&limits.t_io_uring)]);
+        // Ours where fio's is not there.
+        let base = all.iter().rev().find(|rounds| !rounds.is_empty());
+        let base = base.map_or(f64::NAN, |rounds| median(rounds.iter().copied()));
+        let lines = all.iter().map(|rounds| {
+            let own = median(rounds.iter().copied());
+            let ratios: Vec<f64> = rounds.iter().map(|round| round / base).collect();
+            let label = format!("{:.2} ({})", own / base, with_unit(Figure::Cpu, own));
+            (!rounds.is_empty()).then(|| Line { mark: Mark::Bar(Bar::of(&ratios)), label })
+        });
+        Group {
+            name: result.row.name.clone(),
+            lines: lines.collect(),
+            goal: bars::of_the_ring(&result.row),
+        }
     });
-    Bars {
-        title: "CPU per read of the file, servers beside bare rings".into(),
-        unit: "CPU us per read".into(),
+    let mut series = names(report);
+    series.extend(["bare loop".to_owned(), "t/io_uring".into()]);
+    Lines {
+        title: "CPU per read of the file, beside bare rings: less is better".into(),
+        unit: "ratio to fio's t/io_uring; thick stroke: to be reached; thin line: all rounds"
+            .into(),
+        scale: Scale::Linear(4.0),
         series,
         groups: groups.collect(),
     }

@@ -61,8 +61,9 @@ impl Server {
         let socket = self.sockets.get(export).context("there is no such export")?.clone();
         let start = Instant::now();
         // Servers have no common way to say that they listen, and most take one client only, so
-        // that it cannot be tried.
-        while !is_listening(&socket)? {
+        // that it cannot be tried. Of the server before, the kernel may still be closing a socket of
+        // the same name (a ring's files are put after its process has ended): hence the file too.
+        while !socket.exists() || !is_listening(&socket)? {
             self.check()?;
             if start.elapsed() > PATIENCE {
                 bail!(

@@ -161,9 +161,7 @@ impl Lines {
 
     fn ticks(&self) -> Vec<f64> {
         match self.scale {
-            Scale::Linear(most) => {
-                (0..).map(|i| f64::from(i) * 0.25).take_while(|&tick| tick <= most).collect()
-            }
+            Scale::Linear(most) => (0..=8).map(|i| f64::from(i) * most / 8.0).collect(),
             Scale::Decades(from, to) => (from..=to).map(|power| 10f64.powi(power)).collect(),
         }
     }
