@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use io_uring::{IoUring, opcode, types};
 use nix::fcntl::OFlag;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::time::{ClockId, clock_gettime};
+use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
 use crate::load::Load;
@@ -43,8 +45,7 @@ pub(crate) fn read(path: &Path, load: &Load, run_time: Duration) -> Result<Done>
     let mut offsets = Offsets::new(load.order, size / block_size, block_size, 0, 1);
     // Unmapped when dropped, never used for anything else: should an error leave reads in flight,
     // they end in pages that only the registration still holds.
-    let buffers: MmapRegion =
-        MmapRegion::new(load.depth * load.block_size).context("mapping the buffers")?;
+    let buffers = shared_memory(load.depth * load.block_size)?;
     let mut ring = set_up(load.depth as u32).context("io_uring_setup")?;
     ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;
     let all = libc::iovec { iov_base: buffers.as_ptr().cast(), iov_len: buffers.size() };
@@ -97,6 +98,15 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     let mut file = OpenOptions::new().read(true).custom_flags(direct).open(path)?;
     let size = file.seek(SeekFrom::End(0))?;
     Ok((file, size))
+}
+
+/// Memory as a guest has it: in anonymous memory the kernel may use huge pages, and a large read then
+/// costs it a fraction.
+fn shared_memory(size: usize) -> Result<MmapRegion> {
+    let file = memfd_create("bench-bare", MFdFlags::MFD_CLOEXEC).context("memfd_create")?;
+    let file = File::from(file);
+    file.set_len(size as u64).context("sizing the buffers")?;
+    MmapRegion::from_file(FileOffset::new(file, 0), size).context("mapping the buffers")
 }
 
 /// With the flags that cost least, where the kernel has them (6.6), else without.

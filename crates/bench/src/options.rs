@@ -26,7 +26,7 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --full                the rows with something to reach, and the bare ring (about 25 minutes)
   --rows TEXT,...       only rows whose name contains one of these
   --rounds N            rounds per row (3; with --quick 1)
-  --runtime SECONDS     measured time per round (2; with --full 4, with --quick 0.3)
+  --runtime SECONDS     measured time per round (2; with --full 5, with --quick 0.3)
   --contenders NAME,... of qsd, ringmill, pinned (ringmill with pin-memory=on); the first is what
                         others are compared with (qsd,ringmill; with --full and --quick all);
                         qsd,qsd shows the noise

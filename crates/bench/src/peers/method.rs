@@ -69,7 +69,7 @@ pub(crate) fn estimate(
     readers: usize,
 ) -> Duration {
     /// To start and end a server and a client.
-    const BETWEEN: Duration = Duration::from_secs(1);
+    const BETWEEN: Duration = Duration::from_millis(500);
     let (contenders, rounds) = (contenders as u32, rounds as u32);
     let once = bench.run_time + BETWEEN;
     let row = |row: &Row| match row.work {

@@ -85,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let run_time = Duration::from_millis(match options.extent {
         Extent::Quick => 300,
         Extent::Standard => 2000,
-        Extent::Full => 4000,
+        Extent::Full => 5000,
     });
     let bench = Bench {
         data_file: match needs_file {
@@ -111,7 +111,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         conditions.extend(readers.describe());
     }
     let estimate = method::estimate(&bench, &rows, contenders.len(), rounds, readers.count());
-    eprintln!("this takes about {:.0} minutes", (estimate.as_secs_f64() / 60.0).ceil());
+    eprintln!("this takes about {:.1} minutes", estimate.as_secs_f64() / 60.0);
 
     let mut results = Vec::new();
     let mut failures = 0;

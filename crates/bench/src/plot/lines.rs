@@ -110,7 +110,8 @@ impl Lines {
                 let y = top + series * LINE + LINE / 2;
                 let end = self.draw_mark(&body, line.mark, y, colour)?;
                 let label = text(13, BLACK, HPos::Left);
-                body.draw_text(&line.label, &label, (end + 7, y)).map_err(failed)?;
+                let x = self.beside(end, &line.label, group.goal);
+                body.draw_text(&line.label, &label, (x, y)).map_err(failed)?;
             }
             if let Some(goal) = group.goal {
                 let x = self.place(goal);
@@ -120,6 +121,16 @@ impl Lines {
             }
         }
         Ok(())
+    }
+
+    /// Where the label of a line that ends at `end` begins: not across the goal's stroke.
+    fn beside(&self, end: i32, label: &str, goal: Option<f64>) -> i32 {
+        // Without the font at hand its width is an estimate.
+        let width = 8 * label.chars().count() as i32;
+        match goal.map(|goal| self.place(goal)) {
+            Some(goal) if (end..end + width).contains(&goal) => goal + 7,
+            _ => end + 7,
+        }
     }
 
     /// Returns where it ends.
