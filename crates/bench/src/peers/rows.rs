@@ -114,17 +114,17 @@ fn full() -> Vec<Row> {
     use Figure::{Cpu, Iops, P50, P99, P999};
     use Op::{Read, Write};
     let mut rows = vec![
-        paced(Null, 400_000, 1).to_reach(&[(Cpu, 0.50)]),
-        paced(Null, 200_000, 1).to_reach(&[(Cpu, 0.55)]),
-        unpaced(Null, Read, 64, 1).to_reach(&[(Iops, 1.05)]),
-        jobs(Null, 4, 16).to_reach(&[(Iops, 1.05)]),
-        unpaced(Null, Read, 1, 1).to_reach(&[(P50, 0.55), (Cpu, 0.80)]),
-        unpaced(File, Read, 1, 1).to_reach(&[(Cpu, 0.75), (P50, 0.90)]).beside_the_limit(),
-        unpaced(File, Write, 1, 1).to_reach(&[(Cpu, 0.75), (P50, 0.90)]),
-        unpaced(File, Read, 64, 1).to_reach(&[(Cpu, 0.60)]).beside_the_limit(),
-        unpaced(File, Write, 64, 1).to_reach(&[(Cpu, 0.65)]),
-        sequential(File, 16).to_reach(&[(Cpu, 0.85)]).beside_the_limit(),
-        seldom(File, 2_000).to_reach(&[(Cpu, 0.75), (P99, 1.0)]),
+        paced(Null, 400_000, 1).reaching(&[(Cpu, 0.50)]),
+        paced(Null, 200_000, 1).reaching(&[(Cpu, 0.55)]),
+        unpaced(Null, Read, 64, 1).reaching(&[(Iops, 1.05)]),
+        jobs(Null, 4, 16).reaching(&[(Iops, 1.05)]),
+        unpaced(Null, Read, 1, 1).reaching(&[(P50, 0.55), (Cpu, 0.80)]),
+        unpaced(File, Read, 1, 1).reaching(&[(Cpu, 0.75), (P50, 0.90)]).beside_the_limit(),
+        unpaced(File, Write, 1, 1).reaching(&[(Cpu, 0.75), (P50, 0.90)]),
+        unpaced(File, Read, 64, 1).reaching(&[(Cpu, 0.60)]).beside_the_limit(),
+        unpaced(File, Write, 64, 1).reaching(&[(Cpu, 0.65)]),
+        sequential(File, 16).reaching(&[(Cpu, 0.85)]).beside_the_limit(),
+        seldom(File, 2_000).reaching(&[(Cpu, 0.75), (P99, 1.0)]),
     ];
     for row in &mut rows {
         row.targets.push(Target::new(P999, 1.0));
@@ -146,7 +146,7 @@ impl Row {
         Self { name, disk, work: Work::Load(load), targets: Vec::new(), limits: false }
     }
 
-    fn to_reach(mut self, targets: &[(Figure, f64)]) -> Self {
+    fn reaching(mut self, targets: &[(Figure, f64)]) -> Self {
         self.targets = targets.iter().map(|&(figure, limit)| Target::new(figure, limit)).collect();
         self
     }
