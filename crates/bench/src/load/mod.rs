@@ -66,7 +66,13 @@ pub(crate) struct Client {
     queues: Vec<Queue>,
     capacity: u64,
     load: Load,
+    /// How much later than the one before each queue begins, where requests go by the clock,
+    /// nanoseconds.
+    stagger: u64,
 }
+
+/// That of clients that are joined: a server is not met by all of them at once.
+const STAGGER: u64 = 1_000_000;
 
 impl Client {
     /// Connects to the server at `socket` and sets up memory and queues for `load`.
@@ -113,7 +119,7 @@ impl Client {
             .enumerate()
             .map(|(i, queue)| Queue::new(queue, i, &transport, &buffers, i * load.depth))
             .collect();
-        Ok(Self { queues, capacity, load: load.clone() })
+        Ok(Self { queues, capacity, load: load.clone(), stagger: 0 })
     }
 
     /// One client with the queues of several that have the same load.
@@ -121,6 +127,7 @@ impl Client {
         clients.into_iter().reduce(|mut all, client| {
             all.queues.extend(client.queues);
             all.capacity = all.capacity.min(client.capacity);
+            all.stagger = STAGGER;
             all
         })
     }
@@ -145,7 +152,7 @@ impl Client {
                 i as u64,
                 queues as u64,
             ),
-            schedule: Schedule::new(load.arrivals, queues, 0),
+            schedule: Schedule::new(load.arrivals, queues, i as u64 * self.stagger),
             free: (0..load.depth as u16).rev().collect(),
             started: vec![0; load.depth],
         });

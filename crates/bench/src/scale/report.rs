@@ -101,6 +101,10 @@ fn idle_table(figures: &Figures, servers: &[&str]) -> Table {
     ]);
     for (exports, server, rounds) in lines(figures, servers) {
         let idle = &rounds.idle;
+        if idle.is_empty() {
+            table.row([exports.to_string(), server.to_owned(), "failed".into()]);
+            continue;
+        }
         let each = |figure: fn(&Idle) -> f64, digits| {
             let each = figures.each(exports, server, figure);
             each.map_or("-".into(), |each| format!("{each:.digits$}"))
@@ -137,6 +141,12 @@ fn busy_table(figures: &Figures, servers: &[&str]) -> Table {
     let mut add = |what: String, pick: &dyn Fn(&Rounds) -> &[Busy]| {
         for (exports, server, rounds) in lines(figures, servers) {
             let rounds = pick(rounds);
+            if rounds.is_empty() {
+                let failed =
+                    [what.clone(), server.to_owned(), exports.to_string(), "failed".into()];
+                table.row(failed);
+                continue;
+            }
             let fewest = figures.exports().first().and_then(|&n| figures.get(n, server)).map(pick);
             let (least, most) = range(rounds.iter().map(|busy| busy.iops));
             table.row([
@@ -253,7 +263,7 @@ fn plots(figures: &Figures, servers: &[&str]) -> Vec<(&'static str, Bars)> {
     let groups = |bar: &dyn Fn(usize, &str) -> Option<Bar>| {
         let group = |exports: usize| {
             let bars = servers.iter().map(|server| bar(exports, server)).collect();
-            (format!("{exports} exports"), bars)
+            (format!("{exports} export{}", if exports == 1 { "" } else { "s" }), bars)
         };
         figures.exports().into_iter().map(group).collect()
     };
