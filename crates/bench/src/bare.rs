@@ -100,8 +100,7 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// Memory as a guest has it: in anonymous memory the kernel may use huge pages, and a large read then
-/// costs it a fraction.
+/// Memory as a guest has it, shared; anonymous memory may consist of huge pages.
 fn shared_memory(size: usize) -> Result<MmapRegion> {
     let file = memfd_create("bench-bare", MFdFlags::MFD_CLOEXEC).context("memfd_create")?;
     let file = File::from(file);

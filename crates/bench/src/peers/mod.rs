@@ -69,7 +69,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if names.iter().any(|name| name != "qsd") && options.places.ringmill.is_none() {
         build_ringmill()?;
     }
-    if options.contenders.is_empty() && !contender::can_pin(&options.places)? {
+    let pinned = options.contenders.is_empty() && names.iter().any(|name| name == "pinned");
+    let no_pinned = pinned && !contender::can_pin(&options.places)?;
+    if no_pinned {
         names.retain(|name| name != "pinned");
     }
     let rows = chosen_rows(options)?;
@@ -107,6 +109,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     conditions.push(method::describe(&bench, rounds, size));
     conditions.push(method::describe_client(&bench));
+    if no_pinned {
+        conditions.push("ringmill pinned: not measured, this ringmill has no pin-memory".into());
+    }
     if rows.iter().any(|row| row.limits) {
         conditions.extend(readers.describe());
     }
