@@ -12,7 +12,7 @@ sudo=
 # taken with. Debian 12's own is 7.2, and the two cannot be installed side by side.
 # gcc links Rust programs, g++ builds the fuzzer's runtime; event-loop's feature `glib` links to GLib;
 # valgrind counts the instructions of `bench guards`.
-packages="busybox-static cpio e2fsprogs fio g++ kmod libglib2.0-dev pkgconf python3 util-linux valgrind"
+packages="busybox-static cpio e2fsprogs fio g++ kmod libglib2.0-dev pkgconf python3 sg3-utils util-linux valgrind"
 qemu="qemu-system-x86 qemu-utils"
 
 installed() {
@@ -77,7 +77,9 @@ cp /bin/busybox "$root/bin/"
 for applet in $(/bin/busybox --list); do
     [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
 done
-for program in mke2fs e2fsck blkdiscard blockdev fallocate; do
+for program in mke2fs e2fsck blkdiscard blockdev fallocate \
+    sg_inq sg_vpd sg_luns sg_modes sg_opcodes sg_persist sg_readcap sg_requests sg_reset sg_sync sg_unmap sg_verify \
+    sg_wr_mode sg_write_same; do
     add_program "$program"
 done
 

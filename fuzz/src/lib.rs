@@ -6,6 +6,7 @@
 pub mod ahci;
 pub mod input;
 pub mod queue;
+pub mod scsi;
 pub mod vhost_user;
 
 #[cfg(test)]
@@ -31,6 +32,11 @@ mod tests {
     #[test]
     fn queue() {
         replay("queue", super::queue::run);
+    }
+
+    #[test]
+    fn scsi() {
+        replay("scsi", super::scsi::run);
     }
 
     #[test]

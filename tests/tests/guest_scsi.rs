@@ -1,20 +1,135 @@
-//! A guest whose disks are logical units of a virtio-scsi device.
+//! A guest whose disks are logical units of a virtio-scsi device: what Linux makes of them by itself, and what
+//! sg3_utils, which know the standards, say of them.
 
-use integration::{Guest, Image, Scratch, ServerCommand};
+use integration::{Guest, Image, Scratch, ServerCommand, pattern};
+
+const MIB: u64 = 1 << 20;
+
+/// What Linux has found out, and a file system on it.
+const LINUX: &str = "
+    ls -d /sys/class/scsi_device/* | wc -l
+    cat /sys/block/sda/device/vendor /sys/block/sda/device/model
+    for disk in sda sdb; do
+        echo $(cat /sys/block/$disk/size /sys/block/$disk/ro)
+        dd if=/sys/block/$disk/device/vpd_pg80 bs=1 skip=4 2>/dev/null
+        echo
+    done
+    cd /sys/block/sda/queue
+    cat logical_block_size physical_block_size rotational write_cache fua
+    [ $(cat discard_max_bytes) -ge $((32 << 20)) ]
+    [ $(cat write_zeroes_max_bytes) -ge $((32 << 20)) ]
+    cat /sys/block/sda/device/scsi_disk/*/provisioning_mode
+    cd /
+
+    /bin/mke2fs -q -t ext4 /dev/sda
+    mount -t ext4 /dev/sda /mnt
+    head -c 24000000 /dev/urandom >/mnt/a
+    head -c 8000000 /dev/urandom >/mnt/b
+    sync
+    rm /mnt/a
+    fstrim -v /mnt >/tmp/trimmed
+    md5sum </mnt/b >/tmp/before
+    umount /mnt
+    echo 'write through' >$(echo /sys/block/sda/device/scsi_disk/*)/cache_type
+    cat /sys/block/sda/queue/write_cache
+    mount -t ext4 /dev/sda /mnt
+    head -c 1000000 /dev/urandom >/mnt/c
+    md5sum </mnt/b >/tmp/after
+    cmp /tmp/before /tmp/after
+    umount /mnt
+    e2fsck -fn /dev/sda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
+    md5sum </dev/sda";
 
 #[test]
-fn data_goes_to_the_image_and_back() {
+fn linux_finds_two_disks_and_uses_them() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk.img", 32);
+    let disk = Image::empty(&scratch, "disk.img", 64);
+    let other = Image::filled(&scratch, "other.img", 16);
+    let before = other.md5();
+    let server = ServerCommand::new(&scratch)
+        .iothread("io0")
+        .iothread("io1")
+        .file("disk", &disk, "discard=unmap")
+        .file("other", &other, "discard=unmap")
+        .export_scsi("scsi", &["disk", "other"], "num-queues=2,iothread.0=io0,iothread.1=io1")
+        .start();
+    let lines = Guest::new().scsi(server.socket("scsi")).queues(2).run(LINUX);
+    server.stop();
+    let sum = format!("{}  -", disk.md5());
+    #[rustfmt::skip]
+    let expected = [
+        "2", "RINGMILL", "VIRTIO DISK     ",
+        "131072 0", "scsi-0", "32768 0", "scsi-1",
+        "512", "4096", "0", "write back", "1", "unmap",
+        "write through", &sum,
+    ];
+    assert_eq!(lines, expected);
+    assert_eq!(other.md5(), before);
+    // File `a` is given back, and what mke2fs has discarded.
+    assert!(disk.allocated() < 30 * MIB, "{} bytes are allocated", disk.allocated());
+}
+
+/// Commands that Linux does not send by itself. Programs of sg3_utils fail when sense data or lengths are not as
+/// they should be.
+const SG: &str = "
+    sg_inq /dev/sda | grep -E 'version=|length=|Vendor|Product|Unit serial' | sed 's/^ *//'
+    sg_vpd -p 0xb0 /dev/sda >/dev/null
+    sg_vpd -p 0xb1 /dev/sda | grep -i 'rotati'
+    sg_vpd -p 0xb2 /dev/sda | grep -E 'LBPU|LBPWS|LBPRZ' | sed 's/^ *//'
+    [ $(sg_vpd -p 0x83 /dev/sda | grep -c -i 'designator type') = 2 ]
+    [ $(sg_luns /dev/sda | grep -c '^    ') = 1 ]
+    sg_readcap -l /dev/sda | grep -E 'lbpme|Logical block length' | sed 's/^ *//'
+    sg_modes -p 8 /dev/sda >/dev/null
+    sg_modes -6 -p 0x3f /dev/sda >/dev/null
+    sg_opcodes -n /dev/sda >/dev/null
+    sg_opcodes --opcode=0x42 /dev/sda >/dev/null
+    sg_requests /dev/sda >/dev/null
+    sg_sync /dev/sda
+    sg_verify --lba=0 --count=128 /dev/sda
+    sg_unmap --force --lba=$((8 << 11)) --num=$((4 << 11)) /dev/sda
+    sg_write_same --16 --unmap --lba=$((16 << 11)) --num=$((4 << 11)) --xferlen=512 /dev/sda
+    sg_write_same --10 --lba=$((24 << 11)) --num=2048 --xferlen=512 /dev/sda
+    echo -n 0123456789abcdef >/tmp/block
+    for i in 1 2 3 4 5; do cat /tmp/block /tmp/block >/tmp/twice; mv /tmp/twice /tmp/block; done
+    sg_write_same --10 --in=/tmp/block --lba=$((32 << 11)) --num=2048 --xferlen=512 /dev/sda
+    if sg_persist --in --read-keys /dev/sda >/tmp/persist 2>&1; then exit 1; fi
+    grep -i 'not supported\\|illegal\\|invalid' /tmp/persist >/dev/null
+    dd if=/dev/sda of=/dev/null bs=64k iflag=direct 2>/dev/null &
+    sg_reset --device --no-esc /dev/sda
+    wait $!
+    dd if=/dev/sda of=/dev/null bs=1M count=1 iflag=direct 2>/dev/null";
+
+#[test]
+fn commands_are_as_the_standards_have_them() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 64);
     let server = ServerCommand::new(&scratch)
         .file("disk", &image, "discard=unmap")
-        .export_scsi("scsi", &["disk"], "num-queues=2")
+        .export_scsi("scsi", &["disk"], "")
         .start();
-    let lines = Guest::new().scsi(server.socket("scsi")).queues(2).run(
-        "dd if=/dev/urandom of=/dev/sda bs=64k seek=16 count=64 oflag=direct 2>/dev/null
-        dd if=/dev/urandom of=/dev/sda bs=4k seek=3000 count=64 conv=fsync 2>/dev/null
-        md5sum </dev/sda",
-    );
+    let lines = Guest::new().scsi(server.socket("scsi")).run(SG);
     server.stop();
-    assert_eq!(lines, [format!("{}  -", image.md5())]);
+    for mib in 0..64 {
+        let data = image.read(mib * MIB, MIB as usize);
+        if (8..12).contains(&mib) || (16..20).contains(&mib) || mib == 24 {
+            assert!(data.iter().all(|&byte| byte == 0), "MiB {mib} is not zero");
+            continue;
+        }
+        if mib == 32 {
+            assert!(data.chunks_exact(16).all(|block| block == b"0123456789abcdef"));
+            continue;
+        }
+        for (at, block) in (0..).zip(data.chunks_exact(pattern::BLOCK)) {
+            assert_eq!(pattern::generation(mib * (MIB / 4096) + at, block), Ok(0));
+        }
+    }
+    for line in [
+        "Vendor identification: RINGMILL",
+        "Unit serial number: scsi-0",
+        "Unmap command supported (LBPU): 1",
+        "Logical block length=512 bytes",
+        "Logical block provisioning: lbpme=1, lbprz=0",
+    ] {
+        assert!(lines.iter().any(|printed| printed == line), "no {line:?} in {lines:#?}");
+    }
 }

@@ -128,6 +128,51 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
     assert!(options.daemonize);
 }
 
+/// The export of a command line with nodes a and b, or its error.
+fn scsi(options: &str) -> Result<ExportOptions, String> {
+    let export = format!("vhost-user-scsi,id=e,addr.type=unix,addr.path=s{options}");
+    let arguments = ["ringmill", "storage-daemon", "--blockdev", "null-co,node-name=a"];
+    let arguments = arguments.into_iter().chain(["--blockdev", "null-co,node-name=b"]);
+    let arguments = arguments.chain(["--export", &export]);
+    match parse_args(arguments.map(Into::into)) {
+        Ok(Command::StorageDaemon(options)) => match options.steps.into_iter().next_back() {
+            Some(Step { action: Action::Export(export), .. }) => Ok(export),
+            other => panic!("{other:?}"),
+        },
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn logical_units_are_one_node_or_a_list() {
+    let one = scsi(",node-name=b").expect("one disk");
+    assert_eq!(one.nodes().collect::<Vec<_>>(), ["b"]);
+    let same = scsi(",luns.0=b").expect("a list of one");
+    assert_eq!(one, same);
+    let two = scsi(",luns.0=b,luns.1=a,num-queues=254,logical-block-size=4k").expect("two disks");
+    assert_eq!(two.nodes().collect::<Vec<_>>(), ["b", "a"]);
+    let expected = ExportKind::VhostUserScsi {
+        options: VhostUserOptions {
+            addr: Addr::Unix { path: PathBuf::from("s") },
+            num_queues: 254,
+            logical_block_size: 4096,
+        },
+        more_luns: vec!["a".to_owned()],
+    };
+    assert_eq!(two.kind, expected);
+    for (options, error) in [
+        ("", "Parameter 'node-name' is missing"),
+        (",node-name=a,luns.0=b", "node-name and luns exclude each other"),
+        (",luns=a", "Invalid parameter type for 'luns', expected: list of strings"),
+        (",luns.0=a,luns.1=c", "Cannot find device='' nor node-name='c'"),
+        (",node-name=a,num-queues=255", "num-queues must be at most 254"),
+    ] {
+        let refused = scsi(options).expect_err(options);
+        assert!(refused.contains(error), "{options}: {refused}");
+    }
+}
+
 #[test]
 fn both_syntaxes_give_the_same_node() {
     let text = node(

@@ -1,0 +1,8 @@
+//! virtio-scsi with a driver of ours at the other end: what each command returns, byte by byte, and
+//! what it does.
+
+mod answers;
+mod model;
+mod requests;
+mod rig;
+mod tasks;

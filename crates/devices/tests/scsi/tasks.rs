@@ -1,0 +1,160 @@
+//! The control queue and the event queue.
+
+use crate::rig::{Rig, SIZE};
+
+const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+fn lun(number: u8) -> [u8; 8] {
+    [1, 0, 0x40, number, 0, 0, 0, 0]
+}
+
+/// A task management request.
+fn function(function: u32, lun: [u8; 8], id: u64) -> Vec<u8> {
+    let mut request = vec![0, 0, 0, 0];
+    request.extend(function.to_le_bytes());
+    request.extend(lun);
+    request.extend(id.to_le_bytes());
+    request
+}
+
+/// A rig with three reads under way: tasks 1 and 2 of LUN 0 on either queue, task 3 of LUN 1.
+fn busy() -> (Rig, [u64; 3]) {
+    let mut rig = Rig::new();
+    rig.disks.iter().for_each(|disk| disk.holds.set(true));
+    let slots = [(2, 0, 1), (3, 0, 2), (3, 1, 3)].map(|(queue, number, id)| {
+        let slot = rig.add(queue, lun(number), id, &READ, &[], 512, u32::MAX);
+        rig.publish(queue);
+        slot
+    });
+    (rig, slots)
+}
+
+/// A function that has to wait for tasks of the first disk: the responses of the three, and whether
+/// the answer came after the ends of those.
+fn end(kind: u32, address: [u8; 8], id: u64) -> [u8; 3] {
+    let (mut rig, slots) = busy();
+    let answer = rig.add_control(&function(kind, address, id), 1);
+    assert!(rig.nothing_comes(0), "function {kind} is not done before its tasks are");
+    // The last of the tasks decides.
+    let disks = rig.disks.clone();
+    disks[1].release();
+    if kind != 4 {
+        assert!(rig.nothing_comes(0), "the other disk's tasks do not matter");
+    }
+    disks[0].release();
+    rig.reap(0);
+    assert_eq!(rig.control_answer(answer, 1), [0], "FUNCTION COMPLETE");
+    let shown = (0..2).filter(|_| rig.drivers[3].reap().is_some()).count();
+    assert_eq!((shown, rig.drivers[2].reap().is_some()), (2, true), "and shown");
+    slots.map(|slot| rig.reply(slot, 512, 0).response)
+}
+
+#[test]
+fn tasks_end_before_the_function_that_ends_them() {
+    const OK: u8 = 0;
+    const ABORTED: u8 = 2;
+    const RESET: u8 = 4;
+    assert_eq!(end(0, lun(0), 2), [OK, ABORTED, OK], "ABORT TASK");
+    assert_eq!(end(1, lun(0), 0), [ABORTED, ABORTED, OK], "ABORT TASK SET");
+    assert_eq!(end(3, lun(0), 0), [ABORTED, ABORTED, OK], "CLEAR TASK SET");
+    assert_eq!(end(5, lun(0), 0), [RESET, RESET, OK], "LOGICAL UNIT RESET");
+    assert_eq!(end(4, lun(0), 0), [RESET, RESET, RESET], "I_T NEXUS RESET");
+}
+
+#[test]
+fn what_the_device_has_not_looked_at_yet_is_ended_too() {
+    let mut rig = Rig::new();
+    rig.disks[0].holds.set(true);
+    let slot = rig.add(2, lun(0), 5, &READ, &[], 512, u32::MAX);
+    let _ = rig.drivers[2].publish();
+    let answer = rig.add_control(&function(0, lun(0), 5), 1);
+    assert!(rig.nothing_comes(0));
+    rig.disks[0].clone().release();
+    rig.reap(0);
+    assert_eq!(rig.control_answer(answer, 1), [0]);
+    assert!(rig.drivers[2].reap().is_some());
+    assert_eq!(rig.reply(slot, 512, 0).response, 2);
+}
+
+#[test]
+fn resets_are_told() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.control(&function(5, lun(0), 0), 1), [0]);
+    assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 3));
+    assert_eq!(rig.command(0, &[0], &[], 0).status, 0);
+    assert_eq!(rig.command(1, &[0], &[], 0).status, 0, "not of the other one");
+    assert_eq!(rig.control(&function(4, lun(0), 0), 1), [0]);
+    assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 7));
+    assert_eq!(rig.command(1, &[0], &[], 0).code(), (6, 0x29, 7));
+}
+
+#[test]
+fn tasks_are_looked_for() {
+    let (mut rig, _) = busy();
+    assert_eq!(rig.control(&function(6, lun(0), 2), 1), [10], "QUERY TASK: SUCCEEDED");
+    assert_eq!(rig.control(&function(6, lun(0), 3), 1), [0], "of the other one");
+    assert_eq!(rig.control(&function(7, lun(1), 0), 1), [10], "QUERY TASK SET");
+    rig.disks.clone().iter().for_each(|disk| disk.release());
+    assert_eq!(rig.control(&function(7, lun(1), 0), 1), [0]);
+    assert_eq!(rig.control(&function(0, lun(0), 99), 1), [0], "aborting nothing is complete");
+}
+
+#[test]
+fn other_functions_and_addresses() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.control(&function(2, lun(0), 0), 1), [0], "CLEAR ACA");
+    assert_eq!(rig.control(&function(8, lun(0), 0), 1), [11], "FUNCTION REJECTED");
+    assert_eq!(rig.control(&function(5, lun(2), 0), 1), [12], "INCORRECT LUN");
+    assert_eq!(rig.control(&function(5, [1, 1, 0x40, 0, 0, 0, 0, 0], 0), 1), [3], "BAD TARGET");
+    for kind in [1u32, 2] {
+        let request = |lun: [u8; 8]| [&kind.to_le_bytes()[..], &lun, &[0xff; 4]].concat();
+        assert_eq!(rig.control(&request(lun(0)), 5), [0, 0, 0, 0, 0], "no such events");
+        assert_eq!(rig.control(&request(lun(2)), 5), [0, 0, 0, 0, 12]);
+    }
+    assert_eq!(rig.control(&[9, 0, 0, 0], 1), [9], "FAILURE");
+}
+
+#[test]
+fn a_change_of_capacity_is_told_by_an_event() {
+    let mut rig = Rig::new();
+    let add = |rig: &mut Rig| {
+        let slot = rig.slot();
+        rig.drivers[1].add(&[], &[queue::Segment { addr: slot, len: 16 }]).unwrap();
+        rig.publish(1);
+        slot
+    };
+    let slot = add(&mut rig);
+    assert!(rig.nothing_comes(1), "buffers wait");
+    rig.device.set_size(1, SIZE as u64 / 2);
+    assert_eq!(rig.reap(1).1, 16);
+    let event = |rig: &Rig, slot| rig.memory.read_array::<16>(slot).unwrap();
+    let expected = [3, 0, 0, 0, 1, 0, 0x40, 1, 0, 0, 0, 0, 0x2a, 0x09, 0, 0];
+    assert_eq!(event(&rig, slot), expected);
+    // Without a buffer the event waits.
+    rig.device.set_size(1, SIZE as u64);
+    assert!(rig.nothing_comes(1));
+    let slot = add(&mut rig);
+    assert_eq!(rig.reap(1).1, 16);
+    assert_eq!(event(&rig, slot), expected);
+    // A driver that did not ask for events gets none.
+    rig.device.set_features(0);
+    add(&mut rig);
+    rig.device.set_size(1, SIZE as u64 / 2);
+    assert!(rig.nothing_comes(1));
+}
+
+#[test]
+fn queues_stop_when_their_tasks_are_done() {
+    let (mut rig, _) = busy();
+    rig.add_control(&function(5, lun(0), 0), 1);
+    rig.event_loop.run_once(false).unwrap();
+    let stopped: Vec<_> = (0..4).map(|queue| rig.stop(queue)).collect();
+    assert!(rig.nothing_comes(0));
+    let states = |list: &[std::rc::Rc<std::cell::Cell<bool>>]| -> Vec<bool> {
+        list.iter().map(|stopped| stopped.get()).collect()
+    };
+    assert_eq!(states(&stopped), [false, true, false, false]);
+    rig.disks.clone().iter().for_each(|disk| disk.release());
+    rig.reap(0);
+    assert_eq!(states(&stopped), [true; 4]);
+}

@@ -1,0 +1,4 @@
+//! See [`fuzz::scsi`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::scsi::run(data));
