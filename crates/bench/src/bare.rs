@@ -115,7 +115,8 @@ fn set_up(entries: u32) -> io::Result<IoUring> {
     builder.build(entries).or_else(|_| IoUring::new(entries))
 }
 
-fn cpu_time() -> Result<Duration> {
+/// Of the calling thread.
+pub(crate) fn cpu_time() -> Result<Duration> {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("reading the CPU time")?;
     Ok(time.into())
 }

@@ -1,6 +1,7 @@
 //! Load generators and comparisons with peers. See docs/BENCHMARKS.md.
 
 mod bare;
+mod echo;
 mod figures;
 mod goal;
 mod guards;

@@ -9,8 +9,10 @@ use nix::sys::resource::{UsageWho, getrusage};
 use super::client::Client;
 use super::fio::{Fio, Target, Terms};
 use super::measure::Bench;
+use super::rows::Disk;
 use super::tree::Tree;
 use crate::bare;
+use crate::echo;
 use crate::host::affinity;
 use crate::load::Load;
 use crate::load::offsets::Order;
@@ -27,6 +29,8 @@ pub(crate) struct Limits {
     pub(crate) bare: Vec<bare::Done>,
     /// By fio's io_uring engine on the client's CPU: requests per second.
     pub(crate) fio: Vec<f64>,
+    /// At depth 1, also of a null node: a bare echo in place of the server.
+    pub(crate) echo: Vec<bare::Done>,
     /// What could not be measured, and why.
     pub(crate) failures: Vec<String>,
 }
@@ -74,7 +78,11 @@ impl Readers {
             ),
             None => "fio on the file: only with fio as the client".into(),
         };
-        vec![bare.into(), t_io_uring, fio]
+        let echo = "bare echo: ours (`crates/bench/src/echo.rs`): a thread on the servers' CPU sleeps in \
+                    read(2) of an eventfd, reads or writes a block of the file with pread(2) or pwrite(2) \
+                    (not for the null node), and writes another eventfd; the client does nothing else \
+                    than that, on its own CPU";
+        vec![bare.into(), t_io_uring, fio, echo.into()]
     }
 
     /// One round of each.
@@ -101,6 +109,15 @@ fn keep<T>(
         Ok(done) => rounds.push(done),
         Err(error) => failures.push(format!("{name}: {error:#}")),
     }
+}
+
+/// One round of the bare echo.
+pub(crate) fn measure_echo(bench: &Bench, disk: Disk, load: &Load, limits: &mut Limits) {
+    let cpus = echo::Cpus { client: bench.client_cpu, server: bench.server_cpu };
+    let file = (disk == Disk::File).then_some(&*bench.data_file);
+    keep(&mut limits.echo, &mut limits.failures, "bare echo", || {
+        echo::run(file, load, cpus, bench.run_time)
+    });
 }
 
 fn bare_loop(bench: &Bench, load: &Load) -> Result<bare::Done> {

@@ -77,7 +77,8 @@ pub(crate) fn estimate(
         Work::Load(_) => {
             let counted = bench.run_time.min(Duration::from_secs(1)) + BETWEEN;
             let counted = if bench.count_syscalls { counted } else { Duration::ZERO };
-            let limits = if row.limits { once * readers as u32 } else { Duration::ZERO };
+            let readers = if row.limits { readers as u32 } else { 0 };
+            let limits = once * (readers + u32::from(row.has_echo()));
             ((once + once + bench.warm_up) * contenders + limits) * rounds + counted * contenders
         }
     };

@@ -24,7 +24,7 @@ use crate::report::write_section;
 use client::{Client, Wanted};
 use contender::{Contender, Places, Polling};
 use fio::Fio;
-use limit::{Limits, Readers};
+use limit::{Limits, Readers, measure_echo};
 use measure::{Bench, SocketDirectory};
 use report::Report;
 use result::{LoadFigures, Outcome, RowResult};
@@ -212,6 +212,9 @@ fn measure_row(
         }
         if let (true, Work::Load(load)) = (row.limits, &row.work) {
             readers.measure(bench, load, &mut limits);
+        }
+        if let (true, Work::Load(load)) = (row.has_echo(), &row.work) {
+            measure_echo(bench, row.disk, load, &mut limits);
         }
     }
     RowResult { row: row.clone(), outcomes, limits }

@@ -108,6 +108,7 @@ impl Report {
             bars,
             goal::table("to reach beside the limit", &beside),
             self.limit_table(),
+            self.echo_table(),
             self.load_table(),
             self.idle_table(),
             self.job_table(),
@@ -160,6 +161,29 @@ impl Report {
                     of(iops, &readers[2].2),
                 ]);
             }
+        }
+        table
+    }
+
+    /// What sleeping and waking costs, which no server that sleeps can do without.
+    fn echo_table(&self) -> Table {
+        let mut head =
+            vec!["one at a time, polling off".to_owned(), "bare echo, CPU us/req".into()];
+        head.push("least..most".into());
+        for contender in &self.contenders {
+            head.extend([format!("{}, CPU us/req", contender.name), "x bare echo".into()]);
+        }
+        let mut table = Table { head, body: Vec::new() };
+        for result in self.results.iter().filter(|result| !result.limits.echo.is_empty()) {
+            let echo: Vec<f64> = result.limits.echo.iter().map(|done| done.cpu).collect();
+            let base = median(echo.iter().copied());
+            let mut line =
+                vec![result.row.name.clone(), Figure::Cpu.show(base), spread(Figure::Cpu, &echo)];
+            for outcome in &result.outcomes {
+                let own = outcome.median(Figure::Cpu);
+                line.extend([Figure::Cpu.show(own), format!("{:.3}", own / base)]);
+            }
+            table.row(line);
         }
         table
     }

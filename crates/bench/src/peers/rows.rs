@@ -151,6 +151,17 @@ impl Row {
         self
     }
 
+    /// Whether a bare echo does the same: one request at a time, as fast as they are answered.
+    pub(crate) fn has_echo(&self) -> bool {
+        match &self.work {
+            Work::Load(load) => {
+                (load.depth, load.queues, load.wait) == (1, 1, Wait::Signal)
+                    && matches!(load.arrivals, Arrivals::Closed)
+            }
+            Work::Idle(_) => false,
+        }
+    }
+
     fn beside_the_limit(self) -> Self {
         Self { limits: true, ..self }
     }
