@@ -143,7 +143,9 @@ impl Drop for Running {
 }
 
 fn engine(target: Target<'_>) -> Vec<String> {
-    let mut options = vec!["--name=job".to_owned(), "--output-format=json".into()];
+    // Jobs as threads: several can share a device's queues, and all end with fio when it is killed.
+    let mut options =
+        vec!["--name=job".to_owned(), "--thread=1".into(), "--output-format=json".into()];
     match target {
         Target::Export(socket) => options.extend([
             "--ioengine=libblkio".into(),
@@ -176,12 +178,8 @@ pub(crate) fn job(load: &Load) -> Result<Vec<String>> {
         "--time_based".into(),
     ];
     if load.queues > 1 {
-        // A queue each; libblkio's queues can be shared by threads only.
-        options.extend([
-            format!("--numjobs={}", load.queues),
-            "--thread=1".into(),
-            "--group_reporting=1".into(),
-        ]);
+        // A queue each.
+        options.extend([format!("--numjobs={}", load.queues), "--group_reporting=1".into()]);
     }
     if let Arrivals::Paced(pace) = load.arrivals {
         ensure!(pace.burst == 1, "fio does not pace bursts; use --client own");
@@ -241,7 +239,7 @@ mod tests {
     fn loads_are_spelled_as_fio_wants_them() {
         assert_eq!(
             options(unpaced(Disk::Null, Op::Read, 16, 4).work).unwrap(),
-            "--rw=randread --bs=4096 --iodepth=16 --time_based --numjobs=4 --thread=1 \
+            "--rw=randread --bs=4096 --iodepth=16 --time_based --numjobs=4 \
              --group_reporting=1"
         );
         assert_eq!(
