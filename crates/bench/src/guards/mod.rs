@@ -121,7 +121,7 @@ fn run_under_callgrind(row: &Row, file: &Path, rounds: u64, directory: &Path) ->
     Ok(count)
 }
 
-/// The child: serves `rounds` rounds of a row.
+/// The child: serves `rounds` rounds of a row, after a line on its standard input, or its end.
 pub(crate) fn serve(name: &str, rounds: u64, file: &Path) -> Result<()> {
     let row = ROWS.iter().find(|row| row.name == name).with_context(|| format!("no row {name}"))?;
     let mut disk = if row.file { direct(file)? } else { null_co(1 << 30) };
@@ -129,6 +129,8 @@ pub(crate) fn serve(name: &str, rounds: u64, file: &Path) -> Result<()> {
     let poll = PollParams { max_ns: 0, ..PollParams::default() };
     let event_loop = LoopConfig { poll, ..LoopConfig::default() };
     let mut guest = OneThread::new(event_loop, &disk, row.depth)?;
+    // Whoever traces this process has attached when the line comes.
+    std::io::stdin().read_line(&mut String::new()).context("waiting for a line")?;
     guest.read(rounds)?;
     // One to take the requests and one to answer what was read: else they did not go as one batch.
     let expected = rounds * if row.file { 2 } else { 1 };
