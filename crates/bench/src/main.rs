@@ -3,6 +3,7 @@
 mod bare;
 mod echo;
 mod figures;
+mod flame;
 mod goal;
 mod guards;
 mod host;
@@ -55,6 +56,12 @@ fn run() -> Result<()> {
             polling::run(&options)?;
         }
         Command::Load(options) => run_load(&options)?,
+        Command::Flame(options) => {
+            if options.ringmill.is_none() {
+                peers::build_ringmill()?;
+            }
+            flame::run(&options)?;
+        }
         Command::Guards(options) => guards::run(&options)?,
         Command::ServeRow { row, rounds, file } => guards::serve(&row, rounds, &file)?,
         #[cfg(feature = "loops")]

@@ -15,7 +15,7 @@ use crate::peers::client::Wanted;
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
-use crate::{guards, peers, polling, scale};
+use crate::{flame, guards, peers, polling, scale};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -98,7 +98,16 @@ bench guards [OPTIONS]   instructions per request, counted by callgrind, beside 
                         fails where a request has become dearer (half a minute)
   --record              record them (crates/bench/instructions.txt)
   --dir DIR             for a data file and callgrind's output (target/bench)
+
+bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by perf
+  --runtime SECONDS     how long it is recorded (10)
+  --ringmill PATH       ringmill to run (default: the one beside this program)
+  --dir DIR             for the data file, whose file system shows (target/bench)
+  --cpus N,M            CPUs of the client and of the server (none)
+  --output FILE         the graph (docs/plots/flame-read-64.svg)
 ";
+
+const COMMANDS: &str = "peers, scale, results, polling, load, guards, flame, loops";
 
 /// What is to be done.
 #[derive(Debug)]
@@ -117,7 +126,9 @@ pub(crate) enum Command {
     Load(LoadOptions),
     /// Count instructions per request.
     Guards(guards::Options),
-    /// A child of that: serve so many rounds.
+    /// Draw a flame graph.
+    Flame(flame::Options),
+    /// A child of [`Guards`](Self::Guards): serve so many rounds.
     ServeRow {
         /// By name.
         row: String,
@@ -165,6 +176,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
         Some(Value(command)) if command == "guards" => parse_guards(&mut parser),
+        Some(Value(command)) if command == "flame" => parse_flame(&mut parser),
         #[cfg(feature = "loops")]
         Some(Value(command)) if command == "loops" => parse_loops(&mut parser),
         #[cfg(not(feature = "loops"))]
@@ -172,17 +184,12 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
             bail!("loops: this program was built without the peers; add --features loops")
         }
         Some(Value(command)) => {
-            bail!(
-                "unknown command {}; known are peers, scale, results, polling, load, guards, loops",
-                command.display()
-            )
+            bail!("unknown command {}; known are {COMMANDS}", command.display())
         }
         Some(Short('h') | Long("help")) => Ok(Command::Help),
         Some(argument) => Err(argument.unexpected().into()),
         None => {
-            bail!(
-                "no command; known are peers, scale, results, polling, load, guards, loops (bench --help tells more)"
-            )
+            bail!("no command; known are {COMMANDS} (bench --help tells more)")
         }
     }
 }
@@ -406,6 +413,32 @@ fn parse_guards(parser: &mut lexopt::Parser) -> Result<Command> {
         }
     }
     Ok(Command::Guards(options))
+}
+
+fn parse_flame(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = flame::Options {
+        run_time: Duration::from_secs(10),
+        directory: default_directory()?,
+        output: "docs/plots/flame-read-64.svg".into(),
+        ringmill: None,
+        cpus: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("runtime") => options.run_time = seconds(parser, "--runtime")?,
+            Long("ringmill") => options.ringmill = Some(parser.value()?.into()),
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("output") => options.output = parser.value()?.into(),
+            Long("cpus") => {
+                let text = string(parser)?;
+                let cpus = text.split_once(',').context("--cpus: not two numbers")?;
+                options.cpus = Some([cpus.0.parse()?, cpus.1.parse()?]);
+            }
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(Command::Flame(options))
 }
 
 #[cfg(feature = "loops")]

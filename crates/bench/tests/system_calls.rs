@@ -49,6 +49,8 @@ fn calls(row: &str, rounds: u64, file: &Path) -> Calls {
             Ok(WaitStatus::Stopped(_, signal)) => Some(signal),
             Ok(WaitStatus::Exited(_, status)) => {
                 assert_eq!(status, 0, "{row}: the child's exit status");
+                // It has been waited for already.
+                let _ = child.wait();
                 return calls;
             }
             Ok(WaitStatus::PtraceEvent(..)) | Err(Errno::EINTR) => None,

@@ -259,7 +259,7 @@ fn watch_window(
 }
 
 /// Waits, unless the server or the client ends first.
-fn watch(server: &mut Server, running: &Running, time: Duration) -> Result<()> {
+pub(crate) fn watch(server: &mut Server, running: &Running, time: Duration) -> Result<()> {
     const STEP: Duration = Duration::from_millis(250);
     let end = std::time::Instant::now() + time;
     loop {
