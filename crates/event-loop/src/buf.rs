@@ -11,6 +11,8 @@ use std::any::Any;
 use std::fmt;
 use std::rc::Rc;
 
+use crate::registered::Place;
+
 /// The memory of one I/O operation: a scatter-gather list and the owner that keeps it mapped.
 ///
 /// The list keeps its capacity when it is cleared, so a preallocated request slot that gets its
@@ -20,17 +22,19 @@ pub struct IoBufs {
     iov: Vec<libc::iovec>,
     len: usize,
     owner: Option<Rc<dyn Any>>,
+    /// The place in a ring's table that all segments lie in, if they do.
+    place: Option<Place>,
 }
 
 impl IoBufs {
     /// No memory at all, as flush and discard have it. Does not allocate.
     pub const fn new() -> Self {
-        IoBufs { iov: Vec::new(), len: 0, owner: None }
+        IoBufs { iov: Vec::new(), len: 0, owner: None, place: None }
     }
 
     /// An empty list with room for `segments` segments.
     pub fn with_capacity(segments: usize) -> Self {
-        IoBufs { iov: Vec::with_capacity(segments), len: 0, owner: None }
+        IoBufs { iov: Vec::with_capacity(segments), ..IoBufs::new() }
     }
 
     /// Forgets segments and owner, keeps the list's capacity.
@@ -38,6 +42,7 @@ impl IoBufs {
         self.iov.clear();
         self.len = 0;
         self.owner = None;
+        self.place = None;
     }
 
     /// Names the owner of all segments pushed from here on.
@@ -63,8 +68,26 @@ impl IoBufs {
     /// writable for as long as the owner lives, and no Rust reference to that memory may exist
     /// while the `IoBufs` does, unless the memory is only read through both.
     pub unsafe fn push(&mut self, base: *mut u8, len: usize) {
+        // SAFETY: the caller's promise; no place is named.
+        unsafe { self.push_registered(base, len, None) };
+    }
+
+    /// The same of memory that has a `place` in a ring's table: an operation on that ring, with all
+    /// of its memory in one place, names it by that.
+    ///
+    /// # Safety
+    ///
+    /// As of [`push`](Self::push). The owner keeps the [`LoopMemory`](crate::LoopMemory) that the
+    /// place is of, and `base..base + len` are the bytes that the place was asked for.
+    #[inline]
+    pub unsafe fn push_registered(&mut self, base: *mut u8, len: usize, place: Option<Place>) {
         if len == 0 {
             return;
+        }
+        if self.iov.is_empty() {
+            self.place = place;
+        } else if self.place != place {
+            self.place = None;
         }
         self.len += len;
         if let Some(last) = self.iov.last_mut()
@@ -84,6 +107,12 @@ impl IoBufs {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The place in a ring's table that all of it lies in.
+    #[inline]
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.place
     }
 
     /// The segments, as system calls take them.
@@ -181,6 +210,7 @@ impl IoBufs {
     ) -> usize {
         self.clear();
         self.owner.clone_from(&whole.owner);
+        self.place = whole.place;
         whole.for_each(offset, len, |base, len| {
             if self.iov.len() < max_segments {
                 self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });

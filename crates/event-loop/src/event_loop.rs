@@ -82,6 +82,7 @@ pub(crate) struct Inner {
     pub(crate) ring: RefCell<Box<dyn Ring>>,
     chosen: Chosen,
     does_file_io: bool,
+    vectored_fixed: bool,
     clock: Box<dyn Clock>,
     /// The time of this iteration, once somebody has asked for it.
     now: Cell<Option<u64>>,
@@ -162,6 +163,7 @@ impl EventLoop {
         let entries = config.entries.clamp(1, MAX_ENTRIES);
         let event_loop = EventLoop(Rc::new(Inner {
             does_file_io: ring.does_file_io(),
+            vectored_fixed: ring.has_vectored_fixed(),
             ring: RefCell::new(ring),
             chosen,
             clock,
@@ -294,7 +296,8 @@ impl EventLoop {
         let (id, in_flight) = slots.insert(in_flight(Engine::Uring));
         // On another loop a registered file goes by its descriptor.
         let fixed = in_flight.file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
-        let ring_op = in_flight.ring_op(fixed.map(FixedFile::index));
+        let buffer = self.registered_place(&in_flight.bufs);
+        let ring_op = in_flight.ring_op(fixed.map(FixedFile::index), buffer);
         drop(slots);
         match ring_op {
             Some(op) => self.push(op, UserData::Op(id)),
@@ -326,6 +329,18 @@ impl EventLoop {
             Err(errno) => self.refuse(UserData::Op(id).pack(), errno),
         }
         self.0.shared.notify();
+    }
+
+    /// The place in this ring's table that an operation's memory has, if it is of use.
+    #[inline]
+    fn registered_place(&self, bufs: &IoBufs) -> Option<u16> {
+        let place = bufs.place()?;
+        let of_use = match bufs.iovecs() {
+            [] => false,
+            [_] => true,
+            _ => self.0.vectored_fixed,
+        };
+        (of_use && place.ring == self.ring_id()).then_some(place.index)
     }
 
     /// Completes an operation with an error, in the next iteration.

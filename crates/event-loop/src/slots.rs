@@ -21,9 +21,9 @@ pub(crate) struct InFlight {
 impl InFlight {
     /// The operation for the ring. Its pointers are good for as long as this stays in its slot: the
     /// segments and their description are on the heap, so the slot itself may move.
-    /// `fixed` is the file's place in this ring's table.
+    /// `fixed` is the file's place in this ring's table, `buffer` the memory's.
     #[inline]
-    pub(crate) fn ring_op(&self, fixed: Option<u32>) -> Option<RingOp> {
+    pub(crate) fn ring_op(&self, fixed: Option<u32>, buffer: Option<u16>) -> Option<RingOp> {
         let file = match fixed {
             Some(index) => RingFile::Fixed(index),
             None => RingFile::Fd(self.file.raw_fd()),
@@ -40,7 +40,10 @@ impl InFlight {
         let socket = self.file.0.is_socket;
         let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };
         Some(match self.bufs.iovecs() {
-            [segment] => RingOp::Rw { file, write, socket, segment: *segment, offset, rw_flags },
+            [segment] => {
+                let segment = *segment;
+                RingOp::Rw { file, write, socket, segment, offset, rw_flags, buffer }
+            }
             segments => RingOp::RwVectored {
                 file,
                 write,
@@ -49,6 +52,7 @@ impl InFlight {
                 count: u32::try_from(segments.len()).unwrap_or(u32::MAX),
                 offset,
                 rw_flags,
+                buffer,
             },
         })
     }

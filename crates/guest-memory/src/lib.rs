@@ -20,6 +20,7 @@ mod any_thread;
 mod error;
 mod memory;
 mod region;
+mod registered;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 mod view;
@@ -28,4 +29,5 @@ pub use access::prefetch;
 pub use error::{AccessError, Error};
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};
+pub use registered::RegisteredRegion;
 pub use view::MemoryView;

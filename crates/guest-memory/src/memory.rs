@@ -79,9 +79,14 @@ impl GuestMemory {
 
     /// The region that guest address `addr` lies in.
     pub fn region_at(&self, addr: u64) -> Option<&Arc<MappedRegion>> {
-        let after = self.regions.partition_point(|r| r.guest_addr() <= addr);
-        let region = self.regions.get(after.checked_sub(1)?)?;
-        (addr - region.guest_addr() < region.size()).then_some(region)
+        self.indexed_region_at(addr).map(|(_, region)| region)
+    }
+
+    /// The same, and where it is among the [`regions`](Self::regions).
+    pub(crate) fn indexed_region_at(&self, addr: u64) -> Option<(usize, &Arc<MappedRegion>)> {
+        let index = self.regions.partition_point(|r| r.guest_addr() <= addr).checked_sub(1)?;
+        let region = self.regions.get(index)?;
+        (addr - region.guest_addr() < region.size()).then_some((index, region))
     }
 
     /// The guest address of what the front end has at `user_addr`, when all `len` bytes from there

@@ -121,6 +121,10 @@ fn page_size(fd: &OwnedFd) -> io::Result<u64> {
     Ok(if page.is_power_of_two() { page } else { 4096 })
 }
 
+/// What [`MappedRegion::populate`] rounds to, bytes: no less than a page, huge or not, of the usual
+/// sizes.
+const POPULATED_UNIT: u64 = 2 << 20;
+
 impl MappedRegion {
     /// Where the guest sees it.
     pub fn guest_addr(&self) -> u64 {
@@ -135,6 +139,28 @@ impl MappedRegion {
     /// How long it is, in bytes; not 0.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Has the pages of `len` bytes from `offset` on, or of what there is of them, in memory and
+    /// mapped writable, as if each had been written to: madvise(2), `MADV_POPULATE_WRITE`. Takes
+    /// about a second per GiB that the guest has not used yet.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` before Linux 5.14; `ENOMEM`, `EFAULT`: not all of it can be had.
+    pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
+        // The mapping's own offsets. It begins, and ends, at a page boundary of the file's.
+        let lead = self.host.as_ptr() as usize - self.mapping.as_ptr() as usize;
+        let page = POPULATED_UNIT as usize;
+        let from = (lead + offset.min(self.size) as usize) / page * page;
+        let end = lead + offset.saturating_add(len).min(self.size) as usize;
+        let end = end.next_multiple_of(page).min(self.mapping_len);
+        let Some(len) = end.checked_sub(from).filter(|&len| len > 0) else { return Ok(()) };
+        // SAFETY: the range is inside this value's mapping; the advice does not change its contents.
+        let result = unsafe {
+            libc::madvise(self.mapping.as_ptr().byte_add(from), len, libc::MADV_POPULATE_WRITE)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Its first byte in our address space; valid for [`size`](Self::size) bytes while it lives.

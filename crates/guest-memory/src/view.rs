@@ -7,11 +7,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_loop::IoBufs;
+use event_loop::{IoBufs, LoopMemory, Places};
 
 use crate::access;
 use crate::error::AccessError;
 use crate::memory::GuestMemory;
+use crate::registered::RegisteredRegion;
 
 /// One thread's view of a [`GuestMemory`], kept in an `Rc`: translation that remembers the
 /// regions it last hit, copies, and segments for the kernel. Addresses are guest-physical, lengths bytes.
@@ -20,6 +21,8 @@ use crate::memory::GuestMemory;
 /// half done.
 pub struct MemoryView {
     memory: Arc<GuestMemory>,
+    /// What of it is registered with the thread's loop: by the regions' order.
+    registered: Box<[Option<LoopMemory>]>,
     hits: [Cell<Hit>; HITS],
     /// The hit to be replaced next.
     oldest: Cell<usize>,
@@ -35,14 +38,26 @@ struct Hit {
     guest_addr: u64,
     size: u64,
     host: *mut u8,
+    places: Option<Places>,
 }
 
 impl MemoryView {
     /// A view of `memory`.
     pub fn new(memory: Arc<GuestMemory>) -> Rc<Self> {
-        let nowhere = Hit { guest_addr: 0, size: 0, host: std::ptr::null_mut() };
+        Self::with_registered(memory, &[])
+    }
+
+    /// A view of `memory`, for a loop that `registered` is registered with: segments in its regions
+    /// say so, see [`IoBufs::push_registered`].
+    pub fn with_registered(memory: Arc<GuestMemory>, registered: &[RegisteredRegion]) -> Rc<Self> {
+        let registered = memory.regions().iter().map(|region| {
+            let found = registered.iter().find(|r| Arc::ptr_eq(r.region(), region))?;
+            Some(found.memory().clone())
+        });
+        let registered = registered.collect();
+        let nowhere = Hit { guest_addr: 0, size: 0, host: std::ptr::null_mut(), places: None };
         let hits = std::array::from_fn(|_| Cell::new(nowhere));
-        Rc::new(MemoryView { memory, hits, oldest: Cell::new(0) })
+        Rc::new(MemoryView { memory, registered, hits, oldest: Cell::new(0) })
     }
 
     /// The memory looked at.
@@ -75,11 +90,13 @@ impl MemoryView {
                 bufs.owner().is_some_and(|o| std::ptr::addr_eq(Rc::as_ptr(o), Rc::as_ptr(self)));
             assert!(owned, "segments of two owners in one list");
         }
-        self.pieces(addr, len, |host, len| {
+        self.pieces(addr, len, |host, len, hit, offset| {
+            let place = hit.places.and_then(|places| places.at(offset, len));
             // SAFETY: `pieces` gives addresses inside a region of `self.memory`, mapped readable and
-            // writable; the list's owner is `self`, which keeps it. No reference to guest memory is
-            // made anywhere.
-            unsafe { bufs.push(host, len) };
+            // writable; the list's owner is `self`, which keeps it, and what is registered of it. No
+            // reference to guest memory is made anywhere. `places` are those of the whole region,
+            // from its first byte on.
+            unsafe { bufs.push_registered(host, len, place) };
         })
     }
 
@@ -91,7 +108,7 @@ impl MemoryView {
     #[inline]
     pub fn read_bytes(&self, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         let mut rest = &mut *dst;
-        self.pieces(addr, rest.len(), |host, len| {
+        self.pieces(addr, rest.len(), |host, len, _, _| {
             let (piece, tail) = std::mem::take(&mut rest).split_at_mut(len);
             // SAFETY: `pieces` gives `len` mapped bytes of guest memory, which is never part of a
             // Rust object such as `dst`.
@@ -108,7 +125,7 @@ impl MemoryView {
     #[inline]
     pub fn write_bytes(&self, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         let mut rest = src;
-        self.pieces(addr, rest.len(), |host, len| {
+        self.pieces(addr, rest.len(), |host, len, _, _| {
             let (piece, tail) = rest.split_at(len);
             // SAFETY: as in `read_bytes`, the other way round.
             unsafe { access::copy_to(piece, host) };
@@ -197,13 +214,13 @@ impl MemoryView {
     }
 
     /// Calls `f` with each piece of the range, in order: a host address and how many bytes are
-    /// mapped there one after the other, at least 1.
+    /// mapped there one after the other, at least 1; and the region, and the offset in it.
     #[inline]
     fn pieces(
         &self,
         mut addr: u64,
         mut len: usize,
-        mut f: impl FnMut(*mut u8, usize),
+        mut f: impl FnMut(*mut u8, usize, &Hit, u64),
     ) -> Result<(), AccessError> {
         while len > 0 {
             let hit = match self.hit(addr) {
@@ -213,7 +230,7 @@ impl MemoryView {
             let offset = addr - hit.guest_addr;
             let there = usize::try_from(hit.size - offset).unwrap_or(usize::MAX);
             let n = len.min(there);
-            f(hit.host.wrapping_add(offset as usize), n);
+            f(hit.host.wrapping_add(offset as usize), n, &hit, offset);
             len -= n;
             // A region's end fits 64 bits (`Region::map`), so this does not wrap.
             addr += n as u64;
@@ -224,13 +241,15 @@ impl MemoryView {
     /// Finds the region of `addr` and remembers it.
     #[cold]
     fn miss(&self, addr: u64, len: usize) -> Result<Hit, AccessError> {
-        let Some(region) = self.memory.region_at(addr) else {
+        let Some((index, region)) = self.memory.indexed_region_at(addr) else {
             return Err(AccessError { addr, len: len as u64 });
         };
+        let registered = self.registered.get(index).and_then(Option::as_ref);
         let hit = Hit {
             guest_addr: region.guest_addr(),
             size: region.size(),
             host: region.host().as_ptr(),
+            places: registered.map(LoopMemory::places),
         };
         let oldest = self.oldest.get();
         self.hits[oldest].set(hit);

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+mod buffers;
 pub(crate) mod epoll;
 mod restrict;
 pub mod setup;
@@ -34,6 +35,8 @@ pub enum RingOp {
         offset: u64,
         /// `RWF_*`.
         rw_flags: i32,
+        /// The place of the registered buffer that the segment lies in: a hint.
+        buffer: Option<u16>,
     },
     /// Several segments read or written at an offset.
     RwVectored {
@@ -51,6 +54,9 @@ pub enum RingOp {
         offset: u64,
         /// `RWF_*`.
         rw_flags: i32,
+        /// The place of the registered buffer that all segments lie in, for rings with
+        /// [`has_vectored_fixed`](Ring::has_vectored_fixed): a hint.
+        buffer: Option<u16>,
     },
     /// fsync(2) or fdatasync(2).
     Fsync {
@@ -161,6 +167,33 @@ pub trait Ring {
 
     /// Gives a registered file's place back. Operations in flight keep the file.
     fn unregister_file(&mut self, index: u32);
+
+    /// Takes `count` places in a row in the table of registered buffers; returns the first.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](io::ErrorKind::Unsupported): this ring registers none. `ENOSPC`: not so many
+    /// are free. Others: those of io_uring_register(2), there is no table.
+    fn reserve_buffers(&mut self, _count: u32) -> io::Result<u32> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Registers memory, at most 1 GiB, at a place that was taken.
+    ///
+    /// # Errors
+    ///
+    /// Those of io_uring_register(2); the place is still taken.
+    fn register_buffer(&mut self, _index: u32, _memory: libc::iovec) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Gives a place back, and unregisters what is registered there.
+    fn release_buffer(&mut self, _index: u32) {}
+
+    /// Whether operations on several segments in one registered buffer are any different here.
+    fn has_vectored_fixed(&self) -> bool {
+        false
+    }
 }
 
 /// Whether an operation that failed with this errno may be tried again as it is.

@@ -11,10 +11,12 @@ use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode};
 
 /// What [`entry`](super::uring) makes of each [`RingOp`](super::RingOp).
-const OPERATIONS: [u8; 10] = [
+const OPERATIONS: [u8; 12] = [
     opcode::Read::CODE,
+    opcode::ReadFixed::CODE,
     opcode::Readv::CODE,
     opcode::Write::CODE,
+    opcode::WriteFixed::CODE,
     opcode::Writev::CODE,
     opcode::Recv::CODE,
     opcode::Send::CODE,
@@ -24,16 +26,28 @@ const OPERATIONS: [u8; 10] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// `IORING_REGISTER_FILES_UPDATE`: a file's place in the table is taken and given back while the
-/// ring is in use. The table itself is registered before.
-const REGISTER_FILES_UPDATE: u8 = 6;
+/// And where the kernel has them: a list with operations that it does not know is refused.
+const VECTORED_FIXED: [u8; 2] = [opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
+
+/// `IORING_REGISTER_*` of what happens while the ring is in use.
+const REGISTERING: [u8; 3] = [
+    // FILES_UPDATE: a file's place in the table is taken and given back. The table itself is
+    // registered before.
+    6,
+    // BUFFERS2 and BUFFERS_UPDATE: the table of buffers, which most rings never have, and its
+    // places.
+    15, 16,
+];
 
 /// Restricts a ring that was created with `IORING_SETUP_R_DISABLED`, then enables it: the calling
 /// thread becomes its single issuer, if it has one.
-pub(super) fn restrict(ring: &IoUring) -> io::Result<()> {
+pub(super) fn restrict(ring: &IoUring, vectored_fixed: bool) -> io::Result<()> {
     let mut list: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
+    if vectored_fixed {
+        list.extend(VECTORED_FIXED.map(Restriction::sqe_op));
+    }
     list.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
-    list.push(Restriction::register_op(REGISTER_FILES_UPDATE));
+    list.extend(REGISTERING.map(Restriction::register_op));
     ring.submitter().register_restrictions(&mut list)?;
     ring.submitter().register_enable_rings()
 }

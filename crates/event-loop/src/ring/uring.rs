@@ -5,8 +5,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use crate::ring::buffers::{self, BufferTable};
 use crate::ring::restrict::restrict;
 use crate::ring::setup::{Refused, RingFlags, TaskRun};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, workers};
@@ -24,6 +25,10 @@ pub(crate) struct UringRing {
     ring: IoUring,
     /// Free places in the table of registered files, last one first; empty where registering failed.
     free_files: Vec<u32>,
+    /// The table of registered buffers, once one was wanted.
+    buffers: Option<BufferTable>,
+    /// READV_FIXED and WRITEV_FIXED are there: Linux 6.15.
+    vectored_fixed: bool,
     /// `IORING_ENTER_NO_IOWAIT`, where it is in force.
     wait_flags: u32,
     /// DEFER_TASKRUN is in force.
@@ -89,12 +94,19 @@ impl UringRing {
             Err(_) => Vec::new(),
         };
         workers::limit(&ring, workers);
+        let mut probe = Probe::new();
+        let probed = ring.submitter().register_probe(&mut probe).is_ok();
+        let vectored_fixed = probed
+            && probe.is_supported(opcode::ReadvFixed::CODE)
+            && probe.is_supported(opcode::WritevFixed::CODE);
         if flags.restricted {
-            restrict(&ring).map_err(Refused::Restrictions)?;
+            restrict(&ring, vectored_fixed).map_err(Refused::Restrictions)?;
         }
         let defers = flags.task_run == TaskRun::Defer;
         let max_queued = entries.max(1) as usize;
-        let mut ring = UringRing { ring, free_files, wait_flags, defers, max_queued };
+        let buffers = None;
+        let mut ring =
+            UringRing { ring, free_files, buffers, vectored_fixed, wait_flags, defers, max_queued };
         // A filter may let rings be made and not entered: better found here than in the first turn.
         ring.enter(Wait::No).map_err(Refused::Entry)?;
         Ok(ring)
@@ -119,7 +131,7 @@ macro_rules! with_file {
 
 fn entry(op: &RingOp) -> squeue::Entry {
     match *op {
-        RingOp::Rw { file, write, socket, segment, offset, rw_flags } => {
+        RingOp::Rw { file, write, socket, segment, offset, rw_flags, buffer } => {
             let base = segment.iov_base.cast::<u8>();
             // A segment is part of a request that was checked against `MAX_IO`: it fits.
             let len = u32::try_from(segment.iov_len).unwrap_or(u32::MAX);
@@ -129,6 +141,18 @@ fn entry(op: &RingOp) -> squeue::Entry {
                     with_file!(file, |fd| opcode::Send::new(fd, base, len).build())
                 } else {
                     with_file!(file, |fd| opcode::Recv::new(fd, base, len).build())
+                }
+            } else if let Some(index) = buffer {
+                if write {
+                    with_file!(file, |fd| opcode::WriteFixed::new(fd, base, len, index)
+                        .offset(offset)
+                        .rw_flags(rw_flags)
+                        .build())
+                } else {
+                    with_file!(file, |fd| opcode::ReadFixed::new(fd, base, len, index)
+                        .offset(offset)
+                        .rw_flags(rw_flags)
+                        .build())
                 }
             } else if write {
                 with_file!(file, |fd| opcode::Write::new(fd, base, len)
@@ -143,8 +167,22 @@ fn entry(op: &RingOp) -> squeue::Entry {
             }
         }
         // RECVMSG and SENDMSG would want a header that lasts; these do for sockets as well.
-        RingOp::RwVectored { file, write, segments, count, offset, rw_flags, .. } => {
-            if write {
+        RingOp::RwVectored { file, write, segments, count, offset, rw_flags, socket, buffer } => {
+            if let Some(index) = buffer
+                && !socket
+            {
+                if write {
+                    with_file!(file, |fd| opcode::WritevFixed::new(fd, segments, count, index)
+                        .offset(offset)
+                        .rw_flags(rw_flags)
+                        .build())
+                } else {
+                    with_file!(file, |fd| opcode::ReadvFixed::new(fd, segments, count, index)
+                        .offset(offset)
+                        .rw_flags(rw_flags)
+                        .build())
+                }
+            } else if write {
                 with_file!(file, |fd| opcode::Writev::new(fd, segments, count)
                     .offset(offset)
                     .rw_flags(rw_flags)
@@ -282,6 +320,35 @@ impl Ring for UringRing {
             self.free_files.push(index);
         }
     }
+
+    fn reserve_buffers(&mut self, count: u32) -> io::Result<u32> {
+        let table = match &mut self.buffers {
+            Some(table) => table,
+            none => {
+                self.ring.submitter().register_buffers_sparse(buffers::PLACES)?;
+                none.insert(BufferTable::new())
+            }
+        };
+        table.take(count).ok_or(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    fn register_buffer(&mut self, index: u32, memory: libc::iovec) -> io::Result<()> {
+        // SAFETY: the call pins what is mapped there now, whatever it is. What operations do with
+        // it is their submitter's promise.
+        unsafe { self.ring.submitter().register_buffers_update(index, &[memory], None) }
+    }
+
+    fn release_buffer(&mut self, index: u32) {
+        let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let released = self.register_buffer(index, nothing);
+        if let (Ok(()), Some(table)) = (released, &mut self.buffers) {
+            table.give_back(index);
+        }
+    }
+
+    fn has_vectored_fixed(&self) -> bool {
+        self.vectored_fixed
+    }
 }
 
 /// For the tests of `restrict.rs`: what the loop never does.
@@ -297,7 +364,7 @@ impl UringRing {
     }
 
     pub(super) fn restrict_again(&self) -> io::Result<()> {
-        restrict(&self.ring)
+        restrict(&self.ring, false)
     }
 }
 
@@ -320,7 +387,7 @@ mod tests {
         let opcode = |write, socket, len| {
             let segment = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: len };
             let file = RingFile::Fd(-1);
-            let op = RingOp::Rw { file, write, socket, segment, offset: 0, rw_flags: 0 };
+            let op = RingOp::Rw { file, write, socket, segment, offset: 0, rw_flags: 0, buffer: None };
             let (entry, traced) = (entry(&op).get_opcode() as u8, op.trace_opcode());
             assert!(entry == traced || len == 0, "{op:?}");
             entry

@@ -33,8 +33,14 @@ impl RingOp {
         match self {
             RingOp::Rw { socket: true, write: false, .. } => opcode::Recv::CODE,
             RingOp::Rw { socket: true, write: true, .. } => opcode::Send::CODE,
+            RingOp::Rw { write: false, buffer: Some(_), .. } => opcode::ReadFixed::CODE,
+            RingOp::Rw { write: true, buffer: Some(_), .. } => opcode::WriteFixed::CODE,
             RingOp::Rw { write: false, .. } => opcode::Read::CODE,
             RingOp::Rw { write: true, .. } => opcode::Write::CODE,
+            RingOp::RwVectored { socket: false, write, buffer: Some(_), .. } => match write {
+                false => opcode::ReadvFixed::CODE,
+                true => opcode::WritevFixed::CODE,
+            },
             RingOp::RwVectored { write: false, .. } => opcode::Readv::CODE,
             RingOp::RwVectored { write: true, .. } => opcode::Writev::CODE,
             RingOp::Fsync { .. } => opcode::Fsync::CODE,

@@ -1,0 +1,189 @@
+//! Memory that is registered with a loop's ring: the "fixed buffers" of io_uring_register(2).
+//!
+//! The kernel looks its pages up and pins them once, not for every operation. What that costs:
+//! pinned pages stay in memory, they count towards `RLIMIT_MEMLOCK` unless the process has
+//! `CAP_IPC_LOCK`, and what replaces a page in the mapping (a hole punched in the file, and written
+//! to again) is not what operations see from then on.
+//!
+//! An operation names the memory by an index into the ring's table, which the kernel looks up when
+//! the operation is submitted: later than [`submit`](EventLoop::submit), by as much as the queue is
+//! full. So an index must not be given to other memory meanwhile. It is not, because an index is
+//! only given back when its [`LoopMemory`] has been dropped, and that is kept by the owner of each
+//! [`IoBufs`](crate::IoBufs) that names it ([`IoBufs::push_registered`](crate::IoBufs::push_registered)),
+//! which the loop keeps in the operation's slot from `submit` to the completion.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use crate::event_loop::{EventLoop, Inner};
+
+/// Bytes registered at once, and so for how long the loop is held up: pinning takes about 1.1 ms for
+/// 64 MiB of pages that are there and mapped. The kernel would take up to 1 GiB.
+const PIECE: usize = 1 << PIECE_SHIFT;
+const PIECE_SHIFT: u32 = 26;
+
+/// Memory registered with one loop. Clones share it.
+///
+/// It is given back when the last clone is dropped, all at once, or piece by piece by
+/// [`unregister`](Self::unregister).
+#[derive(Clone)]
+pub struct LoopMemory(Rc<Registered>);
+
+struct Registered {
+    inner: Weak<Inner>,
+    /// First place in the ring's table.
+    first: u32,
+    /// Places taken from there on.
+    taken: Cell<u32>,
+    /// Keeps the memory mapped. Goes last.
+    _owner: Rc<dyn Any>,
+}
+
+/// Which places in which ring's table some registered memory has: what a translation of addresses
+/// remembers of a [`LoopMemory`].
+#[derive(Debug, Clone, Copy)]
+pub struct Places {
+    ring: RingId,
+    first: u16,
+}
+
+/// A loop's ring, told from others by an address that is not used again as long as memory is
+/// registered with it. Never dereferenced.
+pub(crate) type RingId = NonNull<()>;
+
+/// A place in a ring's table of registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub(crate) ring: RingId,
+    pub(crate) index: u16,
+}
+
+impl Places {
+    /// The place of `len` bytes from `offset` on in the registered memory; `None` where they lie in
+    /// two.
+    #[inline]
+    pub fn at(self, offset: u64, len: usize) -> Option<Place> {
+        let last = offset.wrapping_add(len as u64).wrapping_sub(1);
+        // The ring has no more places than fit 16 bits.
+        let index = self.first.wrapping_add((offset >> PIECE_SHIFT) as u16);
+        (offset >> PIECE_SHIFT == last >> PIECE_SHIFT).then_some(Place { ring: self.ring, index })
+    }
+}
+
+impl EventLoop {
+    /// Registers `len` bytes from `base` on with this loop's ring, for operations with
+    /// [`IoBufs::push_registered`](crate::IoBufs::push_registered). `owner` keeps them mapped,
+    /// readable and writable.
+    ///
+    /// 64 MiB are registered per iteration. Pages that are not there, or not mapped yet, take far
+    /// longer than others: madvise(2), `MADV_POPULATE_WRITE`, on another thread before this.
+    /// Dropping the future undoes what has been done.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is registered then, and all operations go on without.
+    ///
+    /// - [`Unsupported`](io::ErrorKind::Unsupported): the loop does not run on io_uring.
+    /// - `EINVAL`: Linux before 5.19.
+    /// - `ENOMEM`: more than `RLIMIT_MEMLOCK` lets this user pin, or no memory.
+    /// - `EFAULT`: not mapped, or a file's on a file system that needs to know of writes.
+    /// - `ENOSPC`: all 16384 places of 64 MiB are taken.
+    pub async fn register_memory(
+        &self,
+        owner: Rc<dyn Any>,
+        base: NonNull<u8>,
+        len: usize,
+    ) -> io::Result<LoopMemory> {
+        let count = u32::try_from(len.div_ceil(PIECE)).unwrap_or(u32::MAX);
+        let first = self.0.ring.borrow_mut().reserve_buffers(count)?;
+        let inner = Rc::downgrade(&self.0);
+        let memory = Registered { inner, first, taken: Cell::new(count), _owner: owner };
+        for piece in 0..count {
+            if piece > 0 {
+                self.next_iteration().await;
+            }
+            let at = piece as usize * PIECE;
+            let segment = libc::iovec {
+                iov_base: base.as_ptr().wrapping_add(at).cast(),
+                iov_len: PIECE.min(len - at),
+            };
+            self.0.ring.borrow_mut().register_buffer(first + piece, segment)?;
+        }
+        Ok(LoopMemory(Rc::new(memory)))
+    }
+
+    async fn next_iteration(&self) {
+        self.sleep_until(self.now_ns()).await;
+    }
+
+    pub(crate) fn ring_id(&self) -> RingId {
+        NonNull::from(&*self.0).cast()
+    }
+}
+
+impl LoopMemory {
+    /// What to find an operation's place by.
+    pub fn places(&self) -> Places {
+        let ring = NonNull::new(self.0.inner.as_ptr().cast_mut().cast());
+        Places { ring: ring.unwrap_or(NonNull::dangling()), first: self.0.first as u16 }
+    }
+
+    /// Gives the memory back, 64 MiB per iteration, if nobody else has it any more: operations that
+    /// are in flight in it, for one.
+    pub async fn unregister(self) {
+        let Ok(registered) = Rc::try_unwrap(self.0) else { return };
+        while registered.release_last() {
+            let Some(inner) = registered.inner.upgrade() else { return };
+            EventLoop(inner).next_iteration().await;
+        }
+    }
+}
+
+impl Registered {
+    /// Gives the last place back. `false`: there is none left.
+    fn release_last(&self) -> bool {
+        let Some(left) = self.taken.get().checked_sub(1) else { return false };
+        self.taken.set(left);
+        // A loop that is gone has closed its ring. None of its callbacks runs while it uses that.
+        if let Some(inner) = self.inner.upgrade()
+            && let Ok(mut ring) = inner.ring.try_borrow_mut()
+        {
+            ring.release_buffer(self.first + left);
+        }
+        left > 0
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        while self.release_last() {}
+    }
+}
+
+impl fmt::Debug for LoopMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Registered { first, taken, .. } = &*self.0;
+        write!(f, "LoopMemory({} places from {first} on)", taken.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_has_a_place_and_no_operation_has_two() {
+        let places = Places { ring: NonNull::dangling(), first: 7 };
+        let piece = PIECE as u64;
+        let index = |offset, len| places.at(offset, len).map(|place| place.index);
+        assert_eq!((index(0, 1), index(0, PIECE)), (Some(7), Some(7)));
+        assert_eq!((index(piece - 1, 1), index(piece, 1)), (Some(7), Some(8)));
+        assert_eq!((index(piece - 1, 2), index(0, PIECE + 1)), (None, None));
+        assert_eq!(index(16 * piece + 5, PIECE - 5), Some(23));
+        assert_eq!(index(u64::MAX, 2), None);
+    }
+}

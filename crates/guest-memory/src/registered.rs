@@ -1,0 +1,43 @@
+//! A region that is registered with a loop's ring.
+
+use std::any::Any;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::{EventLoop, LoopMemory};
+
+use crate::region::MappedRegion;
+
+/// A region registered with a loop, for views of that loop's thread
+/// ([`MemoryView::with_registered`](crate::MemoryView::with_registered)). Clones share it; views, and
+/// so operations in flight, keep it.
+#[derive(Debug, Clone)]
+pub struct RegisteredRegion {
+    region: Arc<MappedRegion>,
+    memory: LoopMemory,
+}
+
+impl RegisteredRegion {
+    /// Registers a region: see [`EventLoop::register_memory`], also for the errors.
+    pub async fn new(event_loop: &EventLoop, region: Arc<MappedRegion>) -> io::Result<Self> {
+        let owner: Rc<dyn Any> = Rc::new(region.clone());
+        let len = usize::try_from(region.size()).map_err(io::Error::other)?;
+        let memory = event_loop.register_memory(owner, region.host(), len).await?;
+        Ok(RegisteredRegion { region, memory })
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Arc<MappedRegion> {
+        &self.region
+    }
+
+    pub(crate) fn memory(&self) -> &LoopMemory {
+        &self.memory
+    }
+
+    /// Gives it back: see [`LoopMemory::unregister`].
+    pub async fn unregister(self) {
+        self.memory.unregister().await;
+    }
+}
