@@ -387,7 +387,8 @@ mod tests {
         let opcode = |write, socket, len| {
             let segment = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: len };
             let file = RingFile::Fd(-1);
-            let op = RingOp::Rw { file, write, socket, segment, offset: 0, rw_flags: 0, buffer: None };
+            let op =
+                RingOp::Rw { file, write, socket, segment, offset: 0, rw_flags: 0, buffer: None };
             let (entry, traced) = (entry(&op).get_opcode() as u8, op.trace_opcode());
             assert!(entry == traced || len == 0, "{op:?}");
             entry

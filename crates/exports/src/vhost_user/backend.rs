@@ -11,6 +11,7 @@ use guest_memory::{GuestMemory, Region};
 
 use super::error::RequestError;
 use super::eventfd::EventFd;
+use super::pin::{Pinning, populate};
 use super::session::{MAX_MEM_SLOTS, RingSetup};
 use super::wire::RegionId;
 use super::worker::WorkerHandle;
@@ -18,6 +19,8 @@ use super::worker::WorkerHandle;
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
 pub(crate) struct Backend {
     workers: Rc<Vec<WorkerHandle>>,
+    /// Memory is to be pinned.
+    pinning: Option<Arc<Pinning>>,
     memory: Arc<GuestMemory>,
     /// The rings that run, and how they were started.
     running: BTreeMap<u16, RingSetup>,
@@ -26,9 +29,10 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(workers: Rc<Vec<WorkerHandle>>) -> Self {
+    pub(crate) fn new(workers: Rc<Vec<WorkerHandle>>, pinning: Option<Arc<Pinning>>) -> Self {
         Backend {
             workers,
+            pinning,
             memory: Arc::new(GuestMemory::new()),
             running: BTreeMap::new(),
             lost: BTreeMap::new(),
@@ -67,6 +71,7 @@ impl Backend {
         for answer in asked {
             answer.await?.map_err(|(index, error)| RequestError::Ring { index, error })?;
         }
+        self.pin_memory();
         Ok(())
     }
 
@@ -81,6 +86,7 @@ impl Backend {
         let mut rings = std::mem::take(&mut self.running);
         let bases = self.stop(rings.keys().copied()).await?;
         self.memory = Arc::new(memory);
+        self.unpin_other_memory().await?;
         let mut result = Ok(());
         for (index, base) in bases {
             if let Some(mut setup) = rings.remove(&index) {
@@ -91,7 +97,50 @@ impl Backend {
                 }
             }
         }
+        self.pin_memory();
         result
+    }
+
+    /// Begins to pin what is new of the memory.
+    fn pin_memory(&self) {
+        if self.pinning.is_none() || self.memory.regions().is_empty() {
+            return;
+        }
+        let populated = populate(&self.memory, self.workers.len());
+        for (worker, populated) in self.workers.iter().zip(populated) {
+            let memory = self.memory.clone();
+            // Nobody waits for it.
+            drop(worker.ask(move |worker, answer| {
+                worker.pin_memory(memory, populated);
+                answer.send(());
+            }));
+        }
+    }
+
+    /// Unpins what was pinned of other memory than there is now. No ring runs.
+    async fn unpin_other_memory(&self) -> Result<(), RequestError> {
+        if self.pinning.is_none() {
+            return Ok(());
+        }
+        let ask = |worker: &WorkerHandle| {
+            let memory = self.memory.clone();
+            worker.ask(move |worker, answer| worker.unpin_all_but(memory, answer))
+        };
+        let asked: Vec<_> = self.workers.iter().map(ask).collect();
+        for answer in asked {
+            answer.await?;
+        }
+        Ok(())
+    }
+
+    /// Stops all rings and lets go of all memory.
+    pub(crate) async fn end(mut self) -> Result<(), RequestError> {
+        self.stop_rings().await?;
+        self.memory = Arc::default();
+        if let Some(pinning) = &self.pinning {
+            pinning.forget_failure();
+        }
+        self.unpin_other_memory().await
     }
 
     /// Starts a ring; one that runs goes on where it was.

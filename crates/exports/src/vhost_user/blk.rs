@@ -38,6 +38,11 @@ pub struct VhostUserBlkConfig {
     pub writethrough: bool,
     /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
+    /// `pin-memory`: the guest's memory is registered with the I/O threads' rings, which saves the
+    /// look-up of its pages with every request, and pins all of it. Pages that the VMM discards
+    /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
+    /// it cannot be had, a warning says why.
+    pub pin_memory: bool,
     /// Serial number; its first 20 bytes count.
     pub serial: String,
 }
@@ -65,7 +70,8 @@ impl VhostUserExport {
         })
         .map_err(|error| ExportError::Config(error.to_string()))?;
         let blk = Blk { device: Arc::new(device), num_queues, node, stats: stats.clone() };
-        VhostUserExport::start(control_loop, id, listen, io_threads, Arc::new(blk), stats).await
+        let (pin, blk) = (config.pin_memory, Arc::new(blk));
+        VhostUserExport::start(control_loop, id, listen, io_threads, blk, stats, pin).await
     }
 }
 

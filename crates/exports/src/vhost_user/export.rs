@@ -29,8 +29,10 @@ impl VhostUserExport {
         io_threads: Vec<LoopHandle>,
         device: Arc<dyn Device>,
         stats: Arc<[Arc<QueueStats>]>,
+        pin_memory: bool,
     ) -> Result<Self, ExportError> {
-        let server = Server::start(control_loop, id.clone(), listen, device, &io_threads).await?;
+        let server =
+            Server::start(control_loop, id.clone(), listen, device, &io_threads, pin_memory).await?;
         Ok(VhostUserExport { id, server, io_threads, stats })
     }
 

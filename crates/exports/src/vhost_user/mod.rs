@@ -19,6 +19,7 @@ mod export;
 mod fd_passing;
 mod flush;
 mod listener;
+mod pin;
 mod scsi;
 mod server;
 pub mod session;

@@ -44,6 +44,8 @@ pub struct VhostUserScsiConfig {
     pub writethrough: bool,
     /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
+    /// `pin-memory`: as in [`VhostUserBlkConfig`](super::VhostUserBlkConfig).
+    pub pin_memory: bool,
 }
 
 impl VhostUserExport {
@@ -73,7 +75,8 @@ impl VhostUserExport {
         })
         .map_err(|error| ExportError::Config(error.to_string()))?;
         let scsi = Scsi { device: Arc::new(device), nodes, stats: stats.clone() };
-        VhostUserExport::start(control_loop, id, listen, io_threads, Arc::new(scsi), stats).await
+        let (pin, scsi) = (config.pin_memory, Arc::new(scsi));
+        VhostUserExport::start(control_loop, id, listen, io_threads, scsi, stats, pin).await
     }
 }
 

@@ -21,6 +21,7 @@ use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
 use super::listener::{Listen, Listener};
+use super::pin::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
 use super::worker::WorkerHandle;
@@ -40,7 +41,8 @@ pub struct Server {
 
 impl Server {
     /// Offers a device under the name `id`. Its queues are spread over the I/O threads, queue i on
-    /// thread i, counted round. When this returns front ends can connect.
+    /// thread i, counted round. When this returns front ends can connect. `pin_memory`: see
+    /// [`VhostUserBlkConfig`](super::VhostUserBlkConfig).
     ///
     /// # Errors
     ///
@@ -52,6 +54,7 @@ impl Server {
         listen: Listen,
         device: Arc<dyn Device>,
         io_threads: &[LoopHandle],
+        pin_memory: bool,
     ) -> Result<Server, ExportError> {
         let num_queues = device.num_queues();
         if num_queues == 0 || num_queues > MAX_QUEUES {
@@ -61,9 +64,11 @@ impl Server {
         if io_threads.is_empty() {
             return Err(ExportError::Config("an export needs an I/O thread".into()));
         }
+        let pinning = pin_memory.then(|| Arc::new(Pinning::new(id.clone())));
         let mut workers = Vec::with_capacity(io_threads.len());
-        for io_thread in io_threads {
-            let worker = WorkerHandle::spawn(io_thread, device.clone())?;
+        // Threads without a queue have nothing to do, and no memory to pin.
+        for io_thread in io_threads.iter().take(num_queues.into()) {
+            let worker = WorkerHandle::spawn(io_thread, device.clone(), pinning.clone())?;
             worker.ask(|worker, answer| answer.send(worker.attach())).await?.map_err(|error| {
                 ExportError::Attach { io_thread: io_thread.name().into(), error }
             })?;
@@ -78,6 +83,7 @@ impl Server {
             id,
             device,
             workers: Rc::new(workers),
+            pinning,
             stop: StopRequest(RefCell::new(stop_request)),
             connected: connected.clone(),
         };
@@ -133,6 +139,7 @@ struct Service {
     id: String,
     device: Arc<dyn Device>,
     workers: Rc<Vec<WorkerHandle>>,
+    pinning: Option<Arc<Pinning>>,
     stop: StopRequest,
     connected: Arc<AtomicBool>,
 }
@@ -173,15 +180,14 @@ impl Service {
     /// Serves a front end until it leaves, and then finishes what is in flight.
     async fn serve(&self, socket: OwnedFd) -> Result<End, ConnectionError> {
         let mut connection = Connection::new(&self.event_loop, socket);
-        let mut backend = Backend::new(self.workers.clone());
+        let mut backend = Backend::new(self.workers.clone(), self.pinning.clone());
         let end = self.converse(&mut connection, &mut backend).await;
-        if let Err(error) = backend.stop_rings().await {
-            log::error!("export {}: {error}", self.id);
-        }
-        // Only now is nothing left that writes to the guest's memory: it is unmapped. And only now
+        // Only then is nothing left that writes to the guest's memory: it is unmapped. And only then
         // may the front end, if it still is there, see us go: it takes from the used rings what it
         // has to submit again elsewhere.
-        drop(backend);
+        if let Err(error) = backend.end().await {
+            log::error!("export {}: {error}", self.id);
+        }
         drop(connection);
         end
     }

@@ -20,6 +20,7 @@ use queue::{Queue, QueueError};
 
 use super::device::{Device, DeviceOnLoop};
 use super::eventfd::EventFd;
+use super::pin::{Pinned, Pinning};
 use super::session::RingSetup;
 
 type Job = Box<dyn FnOnce(&Worker) + Send>;
@@ -38,12 +39,14 @@ pub(crate) struct Worker {
     event_loop: EventLoop,
     device: Arc<dyn Device>,
     on_loop: OnceCell<Rc<dyn DeviceOnLoop>>,
-    rings: RefCell<BTreeMap<u16, Rc<Ring>>>,
+    rings: Rc<RefCell<BTreeMap<u16, Rc<Ring>>>>,
+    /// The guest's memory is to be pinned.
+    pinned: Option<Rc<Pinned>>,
 }
 
 /// A ring that runs here.
-struct Ring {
-    queue: Rc<dyn Virtqueue>,
+pub(crate) struct Ring {
+    pub(crate) queue: Rc<dyn Virtqueue>,
     enabled: Cell<bool>,
 }
 
@@ -60,15 +63,23 @@ impl WorkerHandle {
     /// # Errors
     ///
     /// The loop is gone.
-    pub(crate) fn spawn(io_thread: &LoopHandle, device: Arc<dyn Device>) -> Result<Self, LoopGone> {
+    pub(crate) fn spawn(
+        io_thread: &LoopHandle,
+        device: Arc<dyn Device>,
+        pinning: Option<Arc<Pinning>>,
+    ) -> Result<Self, LoopGone> {
         let (jobs, mut receiver) = mailbox::channel::<Job>();
         let (end, ended) = oneshot::channel();
         io_thread.spawn(move |event_loop| {
+            let rings = Rc::<RefCell<_>>::default();
+            let pinned =
+                pinning.map(|pinning| Pinned::new(event_loop.clone(), pinning, rings.clone()));
             let worker = Worker {
                 event_loop: event_loop.clone(),
                 device,
                 on_loop: OnceCell::new(),
-                rings: RefCell::default(),
+                rings,
+                pinned,
             };
             event_loop.spawn(async move {
                 while let Some(job) = receiver.receive().await {
@@ -119,7 +130,7 @@ impl Worker {
     ) -> Result<(), QueueError> {
         // An export whose device could not attach does not start.
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
-        let queue = Queue::new(MemoryView::new(memory), setup.config)?;
+        let queue = Queue::new(self.view(memory), setup.config)?;
         let has_kick = setup.kick.is_some();
         let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), fd_of(&setup.call));
         queue.set_err(fd_of(&setup.err));
@@ -152,11 +163,37 @@ impl Worker {
         &self,
         memory: &Arc<GuestMemory>,
     ) -> Result<(), (u16, QueueError)> {
+        if let Some(pinned) = &self.pinned {
+            // It would have the rings go on in the memory that it was told of.
+            pinned.interrupt();
+        }
         for (&index, ring) in self.rings.borrow().iter() {
-            let view = MemoryView::new(memory.clone());
+            let view = self.view(memory.clone());
             ring.queue.replace_memory(view).map_err(|error| (index, error))?;
         }
         Ok(())
+    }
+
+    fn view(&self, memory: Arc<GuestMemory>) -> Rc<MemoryView> {
+        match &self.pinned {
+            Some(pinned) => pinned.view(memory),
+            None => MemoryView::new(memory),
+        }
+    }
+
+    /// Pins memory, once it is populated, if that is wanted.
+    pub(crate) fn pin_memory(&self, memory: Arc<GuestMemory>, populated: oneshot::Receiver<()>) {
+        if let Some(pinned) = &self.pinned {
+            pinned.clone().register(memory, populated);
+        }
+    }
+
+    /// Unpins what is not part of `memory`. No ring runs.
+    pub(crate) fn unpin_all_but(&self, memory: Arc<GuestMemory>, done: oneshot::Sender<()>) {
+        match &self.pinned {
+            Some(pinned) => pinned.clone().retain(memory, done),
+            None => done.send(()),
+        }
     }
 
     /// Sets the call eventfd of a ring that runs, then signals it.

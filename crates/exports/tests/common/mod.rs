@@ -231,6 +231,7 @@ impl Daemon {
             writable: true,
             writethrough: false,
             logical_block_size: 512,
+            pin_memory: false,
             serial: "serial".into(),
         }
     }
