@@ -9,7 +9,8 @@ use block::options::{
 
 use crate::error::OptionError;
 use crate::export::{
-    Addr, ExportKind, ExportOptions, MAX_QUEUES, VhostUserOptions, check_socket_path,
+    Addr, ExportKind, ExportOptions, MAX_QUEUES, PIN_MEMORY_HELP, VhostUserOptions,
+    check_socket_path,
 };
 use crate::object::IothreadOptions;
 use crate::storage_daemon::{Action, Step};
@@ -48,6 +49,8 @@ pub struct ServeOptions {
     pub locking: Locking,
     /// `--block-size` in bytes: a power of two from 512 to 2 MiB.
     pub block_size: u32,
+    /// `--pin-memory`: keep the guest's memory registered with io_uring.
+    pub pin_memory: bool,
     /// `--poll-max-ns`: longest time to busy-poll before sleeping, nanoseconds.
     pub poll_max_ns: u64,
     /// `--trace`.
@@ -100,6 +103,7 @@ impl ServeOptions {
             discard: Discard::Unmap,
             locking: Locking::Auto,
             block_size: 512,
+            pin_memory: false,
             poll_max_ns: IothreadOptions::default().poll_max_ns,
             trace: TraceOptions::default(),
         }
@@ -136,6 +140,7 @@ impl ServeOptions {
                 addr: Addr::Unix { path: self.socket.clone() },
                 num_queues: self.queues,
                 logical_block_size: self.block_size,
+                pin_memory: self.pin_memory,
             }),
         };
         let objects = iothreads.into_iter().map(|id| {
@@ -314,6 +319,12 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         }),
         need: Need::Default("512"),
         help: "unit in which the guest addresses the disk, a power of 2 from 512 to 2M",
+    },
+    Field {
+        name: "pin-memory",
+        kind: Kind::Flag(|serve| serve.pin_memory = true),
+        need: Need::Optional("off"),
+        help: PIN_MEMORY_HELP,
     },
     Field {
         name: "poll-max-ns",

@@ -60,7 +60,8 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
     let iothread = "iothread,id=io0,poll-policy=weighted,poll-max-ns=0,poll-grow=3,poll-shrink=4,poll-weight=5,\
                     aio-max-batch=6,thread-pool-min=7,thread-pool-max=8";
     let export = "vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=7,writable=on,\
-                  writethrough=on,num-queues=4,logical-block-size=4k,iothread.0=io0,iothread.1=io1";
+                  writethrough=on,num-queues=4,logical-block-size=4k,pin-memory=on,\
+                  iothread.0=io0,iothread.1=io1";
     let options = daemon(&[
         "--object",
         iothread,
@@ -119,6 +120,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                     addr: Addr::Fd { fd: 7 },
                     num_queues: 4,
                     logical_block_size: 4096,
+                    pin_memory: true,
                 }),
             }),
         ),
@@ -320,6 +322,7 @@ fn serve_is_steps_too() {
         "directsync",
         "--aio",
         "io_uring",
+        "--pin-memory",
         "--block-size",
         "4k",
         "--poll-max-ns",
@@ -361,6 +364,7 @@ fn serve_is_steps_too() {
                 addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
                 num_queues: 4,
                 logical_block_size: 4096,
+                pin_memory: true,
             }),
         }),
     ];

@@ -2,8 +2,8 @@
 
 mod vhost_user;
 
-pub(crate) use vhost_user::check_socket_path;
 pub use vhost_user::{Addr, MAX_QUEUES, VhostUserOptions};
+pub(crate) use vhost_user::{PIN_MEMORY_HELP, check_socket_path};
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};

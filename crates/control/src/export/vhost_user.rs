@@ -17,12 +17,14 @@ pub struct VhostUserOptions {
     pub num_queues: u16,
     /// `logical-block-size` in bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
+    /// `pin-memory`: keep the guest's memory registered with io_uring.
+    pub pin_memory: bool,
 }
 
 impl Default for VhostUserOptions {
     fn default() -> Self {
         let addr = Addr::Unix { path: PathBuf::new() };
-        VhostUserOptions { addr, num_queues: 1, logical_block_size: 512 }
+        VhostUserOptions { addr, num_queues: 1, logical_block_size: 512, pin_memory: false }
     }
 }
 
@@ -46,7 +48,8 @@ pub enum Addr {
 }
 
 /// Options of `vhost-user-blk`.
-pub(super) static BLK: &[Field<Draft>] = &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES];
+pub(super) static BLK: &[Field<Draft>] =
+    &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY];
 
 /// Options of `vhost-user-scsi`.
 pub(super) static SCSI: &[Field<Draft>] = &[
@@ -74,6 +77,7 @@ pub(super) static SCSI: &[Field<Draft>] = &[
     ADDR,
     LOGICAL_BLOCK_SIZE,
     NUM_QUEUES,
+    PIN_MEMORY,
 ];
 
 /// The most logical units of a target.
@@ -149,6 +153,22 @@ const NUM_QUEUES: Field<Draft> = Field {
     need: Need::Default("1"),
     help: "request queues the guest may use, 1 to 256",
 };
+
+const PIN_MEMORY: Field<Draft> = Field {
+    name: "pin-memory",
+    kind: Kind::Bool(|export, on| {
+        export.vhost_user.pin_memory = on;
+        Ok(())
+    }),
+    need: Need::Default("off"),
+    help: PIN_MEMORY_HELP,
+};
+
+/// What is to be known of it, wherever it is an option.
+pub(crate) const PIN_MEMORY_HELP: &str = "register the guest's memory with io_uring: less CPU time \
+    per request on images with aio=io_uring. All of it becomes resident and must fit into \
+    RLIMIT_MEMLOCK, once per I/O thread; the guest must have no balloon, free page reporting or \
+    virtio-mem, which would lose its data";
 
 /// Whether a socket can be bound to `path`.
 pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {

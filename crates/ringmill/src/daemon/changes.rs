@@ -1,7 +1,7 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
 use control::qmp::DeleteMode;
-use control::{Action, Addr, ExportKind, ExportOptions, MonitorOptions, Step};
+use control::{Action, Addr, ExportKind, ExportOptions, MonitorOptions, Step, VhostUserOptions};
 use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
 use serde_json::json;
 
@@ -93,8 +93,7 @@ impl Daemon {
         let node = |name: &String| self.nodes.get(name).map_err(DaemonError::from);
         let (id, control) = (options.id.clone(), self.control.clone());
         let io_threads = self.threads.handles(&options.iothreads)?;
-        let (num_queues, logical_block_size) =
-            (vhost_user.num_queues, vhost_user.logical_block_size);
+        let VhostUserOptions { num_queues, logical_block_size, pin_memory, .. } = *vhost_user;
         let (writable, writethrough) = (options.writable, options.writethrough);
         let started = match &options.kind {
             ExportKind::VhostUserBlk(_) => {
@@ -108,6 +107,7 @@ impl Daemon {
                     writable,
                     writethrough,
                     logical_block_size,
+                    pin_memory,
                 };
                 VhostUserExport::blk(control, config).await
             }
@@ -121,6 +121,7 @@ impl Daemon {
                     writable,
                     writethrough,
                     logical_block_size,
+                    pin_memory,
                 };
                 VhostUserExport::scsi(control, config).await
             }

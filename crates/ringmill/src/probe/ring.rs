@@ -14,6 +14,8 @@ const OPERATIONS: &[(&str, u8)] = &[
     ("WRITE", opcode::Write::CODE),
     ("READV", opcode::Readv::CODE),
     ("WRITEV", opcode::Writev::CODE),
+    ("READ_FIXED", opcode::ReadFixed::CODE),
+    ("WRITE_FIXED", opcode::WriteFixed::CODE),
     ("FSYNC", opcode::Fsync::CODE),
     ("FALLOCATE", opcode::Fallocate::CODE),
     ("POLL_ADD", opcode::PollAdd::CODE),
