@@ -15,6 +15,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
@@ -92,28 +93,32 @@ impl EventLoop {
     /// - `ENOMEM`: more than `RLIMIT_MEMLOCK` lets this user pin, or no memory.
     /// - `EFAULT`: not mapped, or a file's on a file system that needs to know of writes.
     /// - `ENOSPC`: all 16384 places of 64 MiB are taken.
-    pub async fn register_memory(
+    pub fn register_memory(
         &self,
         owner: Rc<dyn Any>,
         base: NonNull<u8>,
         len: usize,
-    ) -> io::Result<LoopMemory> {
-        let count = u32::try_from(len.div_ceil(PIECE)).unwrap_or(u32::MAX);
-        let first = self.0.ring.borrow_mut().reserve_buffers(count)?;
-        let inner = Rc::downgrade(&self.0);
-        let memory = Registered { inner, first, taken: Cell::new(count), _owner: owner };
-        for piece in 0..count {
-            if piece > 0 {
-                self.next_iteration().await;
+    ) -> impl Future<Output = io::Result<LoopMemory>> + use<> {
+        let event_loop = self.clone();
+        async move {
+            let inner = &event_loop.0;
+            let count = u32::try_from(len.div_ceil(PIECE)).unwrap_or(u32::MAX);
+            let first = inner.ring.borrow_mut().reserve_buffers(count)?;
+            let taken = Cell::new(count);
+            let memory = Registered { inner: Rc::downgrade(inner), first, taken, _owner: owner };
+            for piece in 0..count {
+                if piece > 0 {
+                    event_loop.next_iteration().await;
+                }
+                let at = piece as usize * PIECE;
+                let segment = libc::iovec {
+                    iov_base: base.as_ptr().wrapping_add(at).cast(),
+                    iov_len: PIECE.min(len - at),
+                };
+                inner.ring.borrow_mut().register_buffer(first + piece, segment)?;
             }
-            let at = piece as usize * PIECE;
-            let segment = libc::iovec {
-                iov_base: base.as_ptr().wrapping_add(at).cast(),
-                iov_len: PIECE.min(len - at),
-            };
-            self.0.ring.borrow_mut().register_buffer(first + piece, segment)?;
+            Ok(LoopMemory(Rc::new(memory)))
         }
-        Ok(LoopMemory(Rc::new(memory)))
     }
 
     async fn next_iteration(&self) {

@@ -1,6 +1,7 @@
 //! A region that is registered with a loop's ring.
 
 use std::any::Any;
+use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,11 +21,15 @@ pub struct RegisteredRegion {
 
 impl RegisteredRegion {
     /// Registers a region: see [`EventLoop::register_memory`], also for the errors.
-    pub async fn new(event_loop: &EventLoop, region: Arc<MappedRegion>) -> io::Result<Self> {
+    pub fn new(
+        event_loop: &EventLoop,
+        region: Arc<MappedRegion>,
+    ) -> impl Future<Output = io::Result<Self>> + use<> {
         let owner: Rc<dyn Any> = Rc::new(region.clone());
-        let len = usize::try_from(region.size()).map_err(io::Error::other)?;
-        let memory = event_loop.register_memory(owner, region.host(), len).await?;
-        Ok(RegisteredRegion { region, memory })
+        // What is mapped fits `usize`.
+        let len = region.size() as usize;
+        let registering = event_loop.register_memory(owner, region.host(), len);
+        async move { Ok(RegisteredRegion { memory: registering.await?, region }) }
     }
 
     /// The region.

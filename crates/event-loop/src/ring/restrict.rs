@@ -95,6 +95,20 @@ mod tests {
             assert_eq!(result(&mut free, entry.clone()), unrestricted, "{entry:?}");
             assert_eq!(result(&mut restricted, entry.clone()), -libc::EACCES, "{entry:?}");
         }
+        // Fixed operations are on it: what is wrong is the place, where nothing is registered.
+        let nowhere = std::ptr::null_mut();
+        for (entry, errno) in [
+            (opcode::ReadFixed::new(not_ours, nowhere, 1, 0).build(), libc::EBADF),
+            (opcode::WriteFixed::new(not_ours, nowhere, 1, 0).build(), libc::EBADF),
+            (opcode::ReadvFixed::new(not_ours, nowhere.cast(), 1, 0).build(), libc::EBADF),
+            (opcode::WritevFixed::new(not_ours, nowhere.cast(), 1, 0).build(), libc::EBADF),
+        ] {
+            if restricted.has_vectored_fixed() || entry.get_opcode() < 60 {
+                assert_eq!(result(&mut restricted, entry.clone()), -errno, "{entry:?}");
+            } else {
+                assert_eq!(result(&mut restricted, entry.clone()), -libc::EACCES, "{entry:?}");
+            }
+        }
         let fsync = opcode::Fsync::new(not_ours).build();
         assert_eq!(result(&mut restricted, fsync), -libc::EBADF, "it is on the list");
     }
@@ -107,6 +121,12 @@ mod tests {
         free.register_eventfd(raw).unwrap();
         let error = restricted.register_eventfd(raw).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+        let page = Box::new([0u8; 4096]);
+        let memory = libc::iovec { iov_base: page.as_ptr().cast_mut().cast(), iov_len: 4096 };
+        let index = restricted.reserve_buffers(1).expect("a table of buffers");
+        restricted.register_buffer(index, memory).expect("buffers come and go");
+        restricted.release_buffer(index);
+        assert_eq!(restricted.reserve_buffers(1).unwrap(), index);
         // And no way out of it.
         let error = restricted.restrict_again().unwrap_err();
         assert!(matches!(error.raw_os_error(), Some(libc::EACCES | libc::EBADFD)), "{error}");
