@@ -261,10 +261,19 @@ impl Server {
 
     /// Its resident private memory in KiB.
     pub fn private_kib(&self) -> u64 {
+        self.status_kib("RssAnon:")
+    }
+
+    /// The memory that is pinned for it, in KiB: what is pinned twice counts twice.
+    pub fn pinned_kib(&self) -> u64 {
+        self.status_kib("VmPin:")
+    }
+
+    fn status_kib(&self, name: &str) -> u64 {
         let status = self.proc("status");
-        let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let field = status.lines().find_map(|line| line.strip_prefix(name));
         let number = field.and_then(|field| field.trim().strip_suffix(" kB"));
-        number.and_then(|number| number.parse().ok()).expect("RssAnon in /proc/PID/status")
+        number.and_then(|number| number.parse().ok()).expect("a field of /proc/PID/status")
     }
 
     fn proc(&self, file: &str) -> String {

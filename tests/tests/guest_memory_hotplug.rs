@@ -58,13 +58,13 @@ struct Machine {
     scratch: Scratch,
 }
 
-fn boot(job: &str) -> Machine {
+fn boot(job: &str, export_options: &str) -> Machine {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 64);
     let server = ServerCommand::new(&scratch)
         .iothread("io0")
         .file("disk", &image, "aio=io_uring,cache.direct=on")
-        .export("disk", "num-queues=2,iothread=io0")
+        .export("disk", &format!("num-queues=2,iothread=io0{export_options}"))
         .start();
     let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().single_threaded();
     let guest = guest.boot(&[FUNCTIONS, job].concat());
@@ -99,24 +99,54 @@ impl Machine {
 
 #[test]
 fn memory_is_plugged_in_under_load() {
-    let mut machine = boot(PLUG);
-    machine.guest.expect("ready");
-    machine.plug();
-    let (image, _scratch) = machine.finish();
-    assert_eq!(image.read(32 << 20, 16 << 20), image.read(48 << 20, 16 << 20));
+    plug_in("");
 }
 
 #[test]
 fn memory_is_taken_out_under_load() {
-    let mut machine = boot(UNPLUG);
+    take_out("");
+}
+
+#[test]
+fn memory_is_plugged_in_under_load_and_pinned() {
+    plug_in(",pin-memory=on");
+}
+
+#[test]
+fn pinned_memory_is_taken_out_under_load() {
+    take_out(",pin-memory=on");
+}
+
+fn plug_in(export_options: &str) {
+    let mut machine = boot(PLUG, export_options);
+    machine.guest.expect("ready");
+    let pinned = machine.server.pinned_kib();
+    assert_eq!(pinned > 0, !export_options.is_empty());
+    machine.plug();
+    if pinned > 0 {
+        let more = 256 << 10;
+        eventually("the new memory to be pinned", || {
+            (machine.server.pinned_kib() == pinned + more).then_some(())
+        });
+    }
+    let (image, _scratch) = machine.finish();
+    assert_eq!(image.read(32 << 20, 16 << 20), image.read(48 << 20, 16 << 20));
+}
+
+fn take_out(export_options: &str) {
+    let mut machine = boot(UNPLUG, export_options);
     for _ in 1..=3 {
         machine.guest.expect("plug");
         let mappings = machine.server.guest_mappings();
+        let pinned = machine.server.pinned_kib();
         machine.plug();
         machine.guest.expect("unplug");
         machine.unplug();
         eventually("the memory to be unmapped", || {
             (machine.server.guest_mappings() == mappings).then_some(())
+        });
+        eventually("the memory to be unpinned, and all other pinned", || {
+            (machine.server.pinned_kib() == pinned).then_some(())
         });
     }
     machine.finish();
