@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use common::{
     Daemon, Guest, NOT_YET, Options, PATIENCE, SECTOR, connect, eventually, is_signalled,
 };
+use event_loop::RingChoice;
 use exports::vhost_user::session::{VHOST_USER_F_PROTOCOL_FEATURES, protocol_features};
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{
@@ -82,7 +83,7 @@ fn a_queue_starts_serves_and_stops() {
 
 #[test]
 fn queues_are_spread_over_the_io_threads() {
-    let daemon = Daemon::with(Options { num_queues: 4, io_threads: 2 });
+    let daemon = Daemon::with(Options { num_queues: 4, io_threads: 2, ..Options::default() });
     let mut vmm = Vmm::new(&daemon, 4);
     vmm.start();
     for queue in 0..4 {
@@ -202,6 +203,115 @@ fn memory_is_added_and_removed_while_a_queue_runs() {
     vmm.front_end.set_mem_table(&regions).unwrap();
     assert_eq!(vmm.guest.read(0, 1, SECTOR), [1; SECTOR]);
     assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
+}
+
+/// KiB that the process has pinned.
+fn pinned_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+    field.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+/// The only test here that pins memory, so what is pinned is its own.
+#[test]
+fn pinned_memory_follows_that_of_the_guest() {
+    let pin_memory = true;
+    let daemon =
+        Daemon::with(Options { num_queues: 2, io_threads: 2, pin_memory, ..Options::default() });
+    // By each I/O thread.
+    let region_kib = 2 * common::MEMORY / 1024;
+    let pinned = |regions: u64| {
+        eventually("what is to be pinned is", || pinned_kib() == regions * region_kib);
+    };
+    for _ in 0..2 {
+        let mut vmm = Vmm::new(&daemon, 2);
+        vmm.front_end.add_mem_region(&vmm.guest.region()).unwrap();
+        vmm.start_queue(0, 0);
+        vmm.start_queue(1, 0);
+        pinned(1);
+        let more = Guest::new(0, 1);
+        let mut region = more.region();
+        region.guest_phys_addr += common::MEMORY;
+        region.userspace_addr += common::MEMORY;
+        let use_disk = |vmm: &mut Vmm, value: u8| {
+            for queue in 0..2 {
+                let sector = queue as u64;
+                assert_eq!(vmm.guest.write(queue, sector, &[value; SECTOR]), 0);
+                assert_eq!(vmm.guest.read(queue, sector, SECTOR), [value; SECTOR]);
+            }
+        };
+        for round in 0..3 {
+            vmm.front_end.add_mem_region(&region).unwrap();
+            pinned(2);
+            use_disk(&mut vmm, round);
+            vmm.front_end.remove_mem_region(&region).unwrap();
+            pinned(1);
+            use_disk(&mut vmm, round + 100);
+        }
+        // Faster than it can be pinned.
+        for round in 0..100 {
+            vmm.front_end.add_mem_region(&region).unwrap();
+            use_disk(&mut vmm, round);
+            vmm.front_end.remove_mem_region(&region).unwrap();
+        }
+        let regions = [vmm.guest.region()];
+        vmm.front_end.set_mem_table(&regions).unwrap();
+        pinned(1);
+        use_disk(&mut vmm, 200);
+        // With requests in flight.
+        daemon.disk.close_gate();
+        vmm.guest.offer(0, 0, 5, &[0; SECTOR]);
+        eventually("the request is in flight", || daemon.disk.waiting() == 1);
+        drop(vmm);
+        daemon.disk.open_gate();
+        pinned(0);
+    }
+}
+
+/// What is logged as a warning.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+#[test]
+fn memory_that_cannot_be_pinned_is_used_as_it_is() {
+    struct Warnings;
+    impl log::Log for Warnings {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.level() == log::Level::Warn
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                WARNINGS.lock().unwrap().push(record.args().to_string());
+            }
+        }
+        fn flush(&self) {}
+    }
+    log::set_logger(&Warnings).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let ring = RingChoice::Epoll;
+    let daemon = Daemon::with(Options { num_queues: 2, io_threads: 2, ring, pin_memory: true });
+    let warnings = || {
+        let warnings = WARNINGS.lock().unwrap();
+        warnings
+            .iter()
+            .filter(|warning| warning.contains("not pinned"))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    for connection in 1..=2 {
+        let mut vmm = Vmm::new(&daemon, 2);
+        vmm.start();
+        eventually("a warning", || warnings().len() == connection);
+        for queue in 0..2 {
+            assert_eq!(vmm.guest.write(queue, 1, &[1; SECTOR]), 0);
+            assert_eq!(vmm.guest.read(queue, 1, SECTOR), [1; SECTOR]);
+        }
+        drop(vmm);
+        eventually("its leave", || !daemon.export().is_connected());
+        let warnings = warnings();
+        assert_eq!(warnings.len(), connection, "{warnings:?}");
+        let warning = &warnings[connection - 1];
+        assert!(warning.contains("export e0") && warning.contains("ringmill probe"), "{warning}");
+    }
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn start(stream: &mut UnixStream, guest: &Guest) {
 
 #[test]
 fn two_hundred_front_ends_leave_nothing_behind() {
-    let daemon = Daemon::with(Options { num_queues: 2, io_threads: 2 });
+    let daemon = Daemon::with(Options { num_queues: 2, io_threads: 2, ..Options::default() });
     let mut guest = Guest::new(2, 8);
     let settled = |daemon: &Daemon| {
         eventually("the front end is gone", || !daemon.export().is_connected());

@@ -338,7 +338,7 @@ fn an_export_that_is_dropped_stops() {
 
 #[test]
 fn numbers_of_queues_and_threads_out_of_range_are_refused() {
-    let daemon = Daemon::with(Options { num_queues: 256, io_threads: 1 });
+    let daemon = Daemon::with(Options { num_queues: 256, ..Options::default() });
     let mut stream = daemon.connect();
     assert_eq!(ask(&mut stream, Request::GetQueueNum, 0, &[]), 256);
     let dir = Dir::new();

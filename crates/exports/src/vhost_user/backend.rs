@@ -11,7 +11,7 @@ use guest_memory::{GuestMemory, Region};
 
 use super::error::RequestError;
 use super::eventfd::EventFd;
-use super::pin::{Pinning, populate};
+use super::pinning::Pinning;
 use super::session::{MAX_MEM_SLOTS, RingSetup};
 use super::wire::RegionId;
 use super::worker::WorkerHandle;
@@ -103,11 +103,9 @@ impl Backend {
 
     /// Begins to pin what is new of the memory.
     fn pin_memory(&self) {
-        if self.pinning.is_none() || self.memory.regions().is_empty() {
-            return;
-        }
-        let populated = populate(&self.memory, self.workers.len());
-        for (worker, populated) in self.workers.iter().zip(populated) {
+        let Some(pinning) = &self.pinning else { return };
+        let populated = pinning.populate(&self.memory, self.workers.len());
+        for (worker, populated) in self.workers.iter().zip(populated.into_iter().flatten()) {
             let memory = self.memory.clone();
             // Nobody waits for it.
             drop(worker.ask(move |worker, answer| {

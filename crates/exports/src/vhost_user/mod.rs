@@ -20,6 +20,7 @@ mod fd_passing;
 mod flush;
 mod listener;
 mod pin;
+mod pinning;
 mod scsi;
 mod server;
 pub mod session;

@@ -21,7 +21,7 @@ use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
 use super::listener::{Listen, Listener};
-use super::pin::Pinning;
+use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
 use super::worker::WorkerHandle;
@@ -64,7 +64,7 @@ impl Server {
         if io_threads.is_empty() {
             return Err(ExportError::Config("an export needs an I/O thread".into()));
         }
-        let pinning = pin_memory.then(|| Arc::new(Pinning::new(id.clone())));
+        let pinning = pin_memory.then(|| Pinning::new(id.clone()));
         let mut workers = Vec::with_capacity(io_threads.len());
         // Threads without a queue have nothing to do, and no memory to pin.
         for io_thread in io_threads.iter().take(num_queues.into()) {

@@ -20,7 +20,8 @@ use queue::{Queue, QueueError};
 
 use super::device::{Device, DeviceOnLoop};
 use super::eventfd::EventFd;
-use super::pin::{Pinned, Pinning};
+use super::pin::Pinned;
+use super::pinning::Pinning;
 use super::session::RingSetup;
 
 type Job = Box<dyn FnOnce(&Worker) + Send>;

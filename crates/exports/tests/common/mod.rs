@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use block::node::{BlockNode, Channel, Geometry};
 use block::request::{Op, Request as BlockRequest};
-use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
+use event_loop::{EventLoop, IoThread, IoThreadConfig, RingChoice, oneshot};
 use exports::vhost_user::wire::{HEADER_LEN, Request};
 use exports::vhost_user::{ExportError, Listen, VhostUserBlkConfig, VhostUserExport};
 use guest_memory::test_util::{USER_BASE, memfd_region};
@@ -161,9 +161,10 @@ impl Drop for Dir {
     }
 }
 
-pub(crate) fn io_thread(name: &str) -> IoThread {
+pub(crate) fn io_thread(name: &str, ring: RingChoice) -> IoThread {
     let mut config = IoThreadConfig::default();
     config.event_loop.name = name.into();
+    config.event_loop.ring = ring;
     IoThread::spawn(config).unwrap()
 }
 
@@ -201,22 +202,33 @@ pub(crate) struct Daemon {
 pub(crate) struct Options {
     pub(crate) num_queues: u16,
     pub(crate) io_threads: usize,
+    /// What the I/O threads run on.
+    pub(crate) ring: RingChoice,
+    pub(crate) pin_memory: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let ring = RingChoice::default();
+        Options { num_queues: 1, io_threads: 1, ring, pin_memory: false }
+    }
 }
 
 impl Daemon {
     pub(crate) fn new() -> Self {
-        Self::with(Options { num_queues: 1, io_threads: 1 })
+        Self::with(Options::default())
     }
 
     pub(crate) fn with(options: Options) -> Self {
         let dir = Dir::new();
         let disk = RamDisk::new(2048);
-        let control = io_thread("control");
+        let control = io_thread("control", RingChoice::default());
         let io_threads: Vec<_> =
-            (0..options.io_threads).map(|i| io_thread(&format!("io{i}"))).collect();
+            (0..options.io_threads).map(|i| io_thread(&format!("io{i}"), options.ring)).collect();
         let mut daemon = Daemon { export: None, disk, control, io_threads, dir };
         let listen = Listen::Path(daemon.dir.socket());
-        let config = daemon.config(listen, options.num_queues);
+        let mut config = daemon.config(listen, options.num_queues);
+        config.pin_memory = options.pin_memory;
         daemon.export = Some(daemon.start(config).unwrap());
         daemon
     }

@@ -1,0 +1,230 @@
+//! Before a guest's memory can be pinned: what limits it, bringing it in, and what goes wrong.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use event_loop::{oneshot, sync::lock};
+use guest_memory::{GuestMemory, MappedRegion};
+use nix::errno::Errno;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+
+/// Bytes populated at once: for how long memory may have to wait to be unmapped.
+const CHUNK: u64 = 64 << 20;
+
+/// What an export's threads share about the pinning of its guest's memory.
+pub(crate) struct Pinning {
+    export: String,
+    /// It has failed, and that was said.
+    failed: AtomicBool,
+    populating: Mutex<Populating>,
+}
+
+/// Memory to be brought in, and who waits for that.
+struct Work {
+    regions: Vec<Weak<MappedRegion>>,
+    done: Vec<oneshot::Sender<()>>,
+}
+
+/// What a front end asks for is done by one thread, however often it asks.
+#[derive(Default)]
+struct Populating {
+    has_thread: bool,
+    next: Option<Work>,
+}
+
+impl Pinning {
+    pub(crate) fn new(export: String) -> Arc<Self> {
+        let (failed, populating) = Default::default();
+        Arc::new(Pinning { export, failed, populating })
+    }
+
+    /// Another front end: what it may pin is another question.
+    pub(crate) fn forget_failure(&self) {
+        self.failed.store(false, Ordering::Relaxed);
+    }
+
+    /// Has a thread bring all pages of `memory` in, which it does not keep. Each receiver hears when
+    /// that is done, or has been given up for registering to do it, which holds up the I/O thread; and
+    /// hears of its sender's end when other memory has come in between.
+    ///
+    /// `None`: there is more of it than can be pinned, and that was said.
+    pub(crate) fn populate(
+        self: &Arc<Self>,
+        memory: &GuestMemory,
+        listeners: usize,
+    ) -> Option<Vec<oneshot::Receiver<()>>> {
+        let size = memory.regions().iter().map(|region| region.size()).sum();
+        if memlock_limit().is_some_and(|limit| size > limit) {
+            self.warn(format_args!("pinning all {} of it", MiB(size)), &Errno::ENOMEM.into());
+            return None;
+        }
+        let regions = memory.regions().iter().map(Arc::downgrade).collect();
+        let (done, receivers) = (0..listeners).map(|_| oneshot::channel()).unzip();
+        let superseded = {
+            let mut state = lock(&self.populating);
+            let superseded = state.next.replace(Work { regions, done });
+            if state.has_thread {
+                return Some(receivers);
+            }
+            state.has_thread = true;
+            superseded
+        };
+        drop(superseded);
+        let me = self.clone();
+        let thread = std::thread::Builder::new().name("populate".into());
+        if thread.spawn(move || me.populate_all(true)).is_err() {
+            self.populate_all(false);
+        }
+        Some(receivers)
+    }
+
+    /// Does, or gives up, what there is to do.
+    fn populate_all(&self, for_real: bool) {
+        loop {
+            let work = {
+                let mut state = lock(&self.populating);
+                let work = state.next.take();
+                state.has_thread = work.is_some();
+                work
+            };
+            let Some(Work { regions, done }) = work else { return };
+            if for_real {
+                regions.iter().for_each(populate_region);
+            }
+            done.into_iter().for_each(|done| done.send(()));
+        }
+    }
+
+    /// Says that it has failed, once: what, and why.
+    pub(crate) fn warn(&self, what: impl fmt::Display, error: &io::Error) {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            let (id, advice) = (&self.export, advice(error));
+            log::warn!(
+                "export {id}: guest memory is not pinned, requests go on without: {what} failed: \
+                 {error}: {advice}"
+            );
+        }
+    }
+
+    /// The same of a region's registration on an I/O thread.
+    pub(crate) fn warn_of(&self, region: &MappedRegion, io_thread: &str, error: &io::Error) {
+        let (size, addr) = (MiB(region.size()), region.guest_addr());
+        let what = format_args!(
+            "io_uring_register of {size} at guest address {addr:#x} on I/O thread {io_thread}"
+        );
+        self.warn(what, error);
+    }
+
+    /// `id` of the export.
+    pub(crate) fn export(&self) -> &str {
+        &self.export
+    }
+}
+
+fn populate_region(region: &Weak<MappedRegion>) {
+    let mut offset = 0;
+    while let Some(region) = region.upgrade()
+        && offset < region.size()
+        && region.populate(offset, CHUNK).is_ok()
+    {
+        offset += CHUNK;
+    }
+}
+
+/// Bytes that this user may pin, in all; `None`: no limit.
+fn memlock_limit() -> Option<u64> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    (soft != RLIM_INFINITY && !has_ipc_lock()).then_some(soft)
+}
+
+/// Whether this process has `CAP_IPC_LOCK` in the initial user namespace, as the kernel wants it:
+/// capabilities(7), user_namespaces(7).
+fn has_ipc_lock() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let read = |file| fs::read_to_string(file).unwrap_or_default();
+    let status = read("/proc/thread-self/status");
+    let bits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
+    let map = read("/proc/self/uid_map");
+    bits & 1 << CAP_IPC_LOCK != 0 && map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// Bytes, for people.
+struct MiB(u64);
+
+impl fmt::Display for MiB {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} MiB", self.0.div_ceil(1 << 20))
+    }
+}
+
+/// What to do about a failure.
+fn advice(error: &io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw) {
+        None => "needs io_uring, see ringmill probe".into(),
+        Some(Errno::ENOMEM) => {
+            let limit =
+                memlock_limit().map_or("not in force".into(), |limit| MiB(limit).to_string());
+            format!(
+                "RLIMIT_MEMLOCK is {limit}; the memory of all guests of this user counts, times the \
+                 I/O threads of their exports: raise it (systemd: LimitMEMLOCK=), or leave \
+                 pin-memory off"
+            )
+        }
+        Some(Errno::EFAULT | Errno::EOPNOTSUPP) => {
+            "the guest's memory must be a memfd, or a file on tmpfs or hugetlbfs".into()
+        }
+        Some(Errno::EINVAL) => "needs Linux 5.19".into(),
+        Some(_) => "leave pin-memory off".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest_memory::test_util::memfd_memory;
+
+    #[test]
+    fn each_failure_has_its_advice() {
+        let of = |errno: Errno| advice(&errno.into());
+        assert!(of(Errno::ENOMEM).contains("LimitMEMLOCK="));
+        assert!(of(Errno::EFAULT).contains("memfd"));
+        assert!(of(Errno::EINVAL).contains("5.19"));
+        assert!(advice(&io::ErrorKind::Unsupported.into()).contains("probe"));
+    }
+
+    /// However often a front end changes its memory, one thread goes after it, and to the last.
+    #[test]
+    fn one_thread_populates_and_the_last_memory_is_heard_of() {
+        let pinning = Pinning::new("e".into());
+        let threads = || {
+            let tasks = fs::read_dir("/proc/self/task").unwrap();
+            let comm = |task: io::Result<fs::DirEntry>| {
+                fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
+            };
+            tasks.map(comm).filter(|comm| comm.trim() == "populate").count()
+        };
+        let memories: Vec<_> =
+            (0..100).map(|_| memfd_memory(&[(0, 4 << 20), (8 << 20, 4096)]).unwrap()).collect();
+        let mut heard = Vec::new();
+        for memory in &memories {
+            heard.extend(pinning.populate(memory, 2).unwrap());
+            assert!(threads() <= 1);
+        }
+        let event_loop = event_loop::EventLoop::new(event_loop::LoopConfig::default()).unwrap();
+        let wait = |receiver| event_loop.block_on(receiver).unwrap();
+        let last = heard.split_off(heard.len() - 2);
+        for receiver in last {
+            assert_eq!(wait(receiver), Ok(()));
+        }
+        // All others have heard something.
+        for receiver in heard {
+            let _ = wait(receiver);
+        }
+    }
+}
