@@ -84,11 +84,7 @@ impl IoBufs {
         if len == 0 {
             return;
         }
-        if self.iov.is_empty() {
-            self.place = place;
-        } else if self.place != place {
-            self.place = None;
-        }
+        self.join_place(place);
         self.len += len;
         if let Some(last) = self.iov.last_mut()
             && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base
@@ -97,6 +93,16 @@ impl IoBufs {
             return;
         }
         self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+    }
+
+    /// Before a segment in this place is appended.
+    #[inline]
+    fn join_place(&mut self, place: Option<Place>) {
+        if self.iov.is_empty() {
+            self.place = place;
+        } else if self.place != place {
+            self.place = None;
+        }
     }
 
     /// Bytes in all segments together.
@@ -237,6 +243,9 @@ impl IoBufs {
         } else if !self.has_owner_of(other) {
             return false;
         }
+        if !other.iov.is_empty() {
+            self.join_place(other.place);
+        }
         self.iov.extend_from_slice(&other.iov);
         self.len += other.len;
         true
@@ -368,6 +377,38 @@ mod tests {
         assert_eq!(part.set_part(&bufs, 8, 3, 10), 3);
         assert_eq!(part.iovecs()[0].iov_base as usize, memory.as_ptr() as usize + 32);
         assert_eq!(part.set_part(&bufs, 16, 3, 10), 0);
+    }
+
+    #[test]
+    fn a_list_has_a_place_while_all_of_it_lies_there() {
+        let memory = Rc::new([0u8; 64]);
+        let place = |index| Some(Place { ring: std::ptr::NonNull::dangling(), index });
+        let list = |places: &[Option<Place>]| {
+            let mut bufs = IoBufs::new();
+            bufs.set_owner(memory.clone());
+            for (i, place) in places.iter().enumerate() {
+                let base = memory.as_ptr().cast_mut().wrapping_add(16 * i);
+                // SAFETY: inside the array, which the owner keeps. There is no ring.
+                unsafe { bufs.push_registered(base, 8, *place) };
+            }
+            bufs
+        };
+        let (one, two) = (place(1), place(2));
+        assert_eq!(list(&[one]).place(), one);
+        assert_eq!(list(&[one, one]).place(), one);
+        for mixed in [[one, two, one], [None, one, one], [one, None, one]] {
+            assert_eq!(list(&mixed).place(), None);
+        }
+        let whole = list(&[two, two]);
+        let mut part = list(&[one]);
+        part.set_part(&whole, 4, 100, 10);
+        assert_eq!(part.place(), two);
+        assert!(part.append_shared(&list(&[])) && part.place() == two);
+        assert!(part.append_shared(&whole) && part.place() == two);
+        assert!(part.append_shared(&list(&[one])) && part.place().is_none());
+        part.clear();
+        assert_eq!(part.place(), None);
+        assert!(part.append_shared(&whole) && part.place() == two);
     }
 
     #[test]

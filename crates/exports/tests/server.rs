@@ -13,7 +13,7 @@ use common::{
     Daemon, Dir, Guest, NEED_REPLY, Options, SECTOR, ask, connect, eventually, io_thread, message,
     number, raw_message, receive, run_on, send_with, with_reply_ack,
 };
-use event_loop::EventLoop;
+use event_loop::{EventLoop, RingChoice};
 use exports::vhost_user::wire::{MAX_FDS, MAX_PAYLOAD, Request};
 use exports::vhost_user::{ExportError, Listen, VhostUserExport};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr};
@@ -390,7 +390,7 @@ fn a_node_that_cannot_work_on_a_thread_shows_when_the_export_starts() {
 fn an_io_thread_that_has_stopped_is_an_error_and_no_hang() {
     let daemon = Daemon::new();
     let dir = Dir::new();
-    let gone = io_thread("gone");
+    let gone = io_thread("gone", RingChoice::default());
     let mut config = daemon.config(Listen::Path(dir.socket()), 1);
     config.io_threads = vec![gone.handle().clone()];
     gone.stop().unwrap();

@@ -2,9 +2,10 @@
 //! queues with a process that plays the device.
 //!
 //! From the socket inwards: [`wire`] makes typed messages of bytes, [`session`] knows what was
-//! agreed on and says what is to be done, `backend` and `worker` do it on the I/O threads, `server`
-//! ties them to sockets. What the device is, is behind [`device::Device`]; `blk` and
-//! `scsi` put virtio-blk and virtio-scsi there, and make a [`VhostUserExport`] of them.
+//! agreed on and says what is to be done, `backend` and `worker` do it on the I/O threads (`pinning`
+//! and `pin` for memory that is to be pinned), `server` ties them to sockets. What the device is, is
+//! behind [`device::Device`]; `blk` and `scsi` put virtio-blk and virtio-scsi there, and make a
+//! [`VhostUserExport`] of them.
 //!
 //! The server is a task on the control loop, not a thread per connection: a front end that sends
 //! half a message is waited for as long as it likes, at the cost of a buffer.
