@@ -38,7 +38,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Each ring that registers memory: the last takes no operation that a loop does not need.
 fn loops() -> [EventLoop; 3] {
-    assert!(RingFlags::BEST.restricted);
+    const { assert!(RingFlags::BEST.restricted) };
     let deferring = RingFlags { task_run: TaskRun::Defer, ..RingFlags::BEST };
     [RingFlags::PLAIN, deferring, RingFlags::BEST]
         .map(|flags| event_loop(RingChoice::Exactly(flags)))
@@ -278,7 +278,7 @@ fn memory_is_unpinned_whichever_way_it_goes() {
         unpinned("by unregistering");
 
         let (registered, kept) = (register(&event_loop, &region).unwrap(), view(&region, &[]));
-        let view = view(&region, &[registered.clone()]);
+        let view = view(&region, std::slice::from_ref(&registered));
         event_loop.block_on(registered.unregister()).unwrap();
         assert_eq!(pinned_kib(), before + kib, "a view has it");
         drop((view, kept));

@@ -32,7 +32,8 @@ impl VhostUserExport {
         pin_memory: bool,
     ) -> Result<Self, ExportError> {
         let server =
-            Server::start(control_loop, id.clone(), listen, device, &io_threads, pin_memory).await?;
+            Server::start(control_loop, id.clone(), listen, device, &io_threads, pin_memory)
+                .await?;
         Ok(VhostUserExport { id, server, io_threads, stats })
     }
 
