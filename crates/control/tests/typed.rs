@@ -152,13 +152,15 @@ fn logical_units_are_one_node_or_a_list() {
     assert_eq!(one.nodes().collect::<Vec<_>>(), ["b"]);
     let same = scsi(",luns.0=b").expect("a list of one");
     assert_eq!(one, same);
-    let two = scsi(",luns.0=b,luns.1=a,num-queues=254,logical-block-size=4k").expect("two disks");
+    let two = scsi(",luns.0=b,luns.1=a,num-queues=254,logical-block-size=4k,pin-memory=on")
+        .expect("two disks");
     assert_eq!(two.nodes().collect::<Vec<_>>(), ["b", "a"]);
     let expected = ExportKind::VhostUserScsi {
         options: VhostUserOptions {
             addr: Addr::Unix { path: PathBuf::from("s") },
             num_queues: 254,
             logical_block_size: 4096,
+            pin_memory: true,
         },
         more_luns: vec!["a".to_owned()],
     };
