@@ -27,6 +27,7 @@ const LINUX: &str = "
     head -c 8000000 /dev/urandom >/mnt/b
     sync
     rm /mnt/a
+    sync
     fstrim -v /mnt >/tmp/trimmed
     md5sum </mnt/b >/tmp/before
     umount /mnt
