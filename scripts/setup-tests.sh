@@ -12,7 +12,7 @@ sudo=
 # taken with. Debian 12's own is 7.2, and the two cannot be installed side by side.
 # gcc links Rust programs, g++ builds the fuzzer's runtime; event-loop's feature `glib` links to GLib;
 # valgrind counts the instructions of `bench guards`.
-packages="busybox-static cpio e2fsprogs fio g++ kmod libglib2.0-dev pkgconf python3 sg3-utils util-linux valgrind"
+packages="busybox-static cpio e2fsprogs fio g++ kmod libglib2.0-dev pkgconf python3 python3-venv sg3-utils util-linux valgrind"
 qemu="qemu-system-x86 qemu-utils"
 
 installed() {
@@ -36,6 +36,14 @@ if [ "$(installed)" != "$(echo $packages $qemu | wc -w)" ] || [ ! -e "$guest/vml
 fi
 
 mkdir -p "$guest"
+
+# The QMP client that QEMU's own tests use, by the same people, at a version known to work.
+client=qemu.qmp==0.0.6
+if ! target/python/bin/pip freeze 2>/dev/null | grep -qxF "$client"; then
+    rm -rf target/python
+    /usr/bin/python3 -m venv target/python
+    target/python/bin/pip -q install --disable-pip-version-check "$client"
+fi
 
 # The kernel is unpacked, not installed: nothing outside of target/ has to do with the guest.
 if [ ! -e "$guest/vmlinuz" ]; then

@@ -5,6 +5,7 @@
 
 pub mod ahci;
 pub mod input;
+pub mod qmp;
 pub mod queue;
 pub mod scsi;
 pub mod vhost_user;
@@ -27,6 +28,11 @@ mod tests {
     #[test]
     fn ahci() {
         replay("ahci", super::ahci::run);
+    }
+
+    #[test]
+    fn qmp() {
+        replay("qmp", super::qmp::run);
     }
 
     #[test]

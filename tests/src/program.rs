@@ -24,6 +24,22 @@ pub fn tool(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is not installed: run scripts/setup-tests.sh"))
 }
 
+/// The Python that `scripts/setup-tests.sh` installs clients into.
+///
+/// # Panics
+///
+/// When it is missing, with a message that names the script.
+pub fn python() -> PathBuf {
+    let python = workspace().join("target/python/bin/python");
+    assert!(python.is_file(), "{} does not exist: run scripts/setup-tests.sh", python.display());
+    python
+}
+
+/// A client of the tests' own, by the name of its file.
+pub fn client(name: &str) -> PathBuf {
+    workspace().join("tests/clients").join(name)
+}
+
 /// A file of the guest that `scripts/setup-tests.sh` makes, by name.
 ///
 /// # Panics
@@ -37,7 +53,7 @@ pub(crate) fn guest_file(name: &str) -> PathBuf {
 
 /// A command line that starts with `program` and whose process is killed when the thread that started it
 /// ends, however it ends: a test that is killed leaves nothing behind.
-pub(crate) fn tied_command(program: &Path) -> Command {
+pub fn tied_command(program: &Path) -> Command {
     let mut command = Command::new(tool("setpriv"));
     command.args(["--pdeathsig", "KILL"]).arg(program);
     command

@@ -13,4 +13,4 @@ mod registry;
 pub mod request;
 
 pub use error::OpenError;
-pub use registry::NodeRegistry;
+pub use registry::{NodeInfo, NodeRegistry};

@@ -26,19 +26,51 @@ pub struct NodeRegistry {
     generated: u32,
 }
 
-enum Entry {
+struct Entry {
+    node: Held,
+    options: BlockdevOptions,
+    below: Option<String>,
+}
+
+enum Held {
     /// Opened by name.
     Top(Arc<dyn BlockNode>),
     /// Nested; the node on top keeps it.
     Nested(Weak<dyn BlockNode>),
 }
 
+/// A node that is open.
+pub struct NodeInfo<'a> {
+    /// Its name, which may have been generated.
+    pub name: &'a str,
+    /// What it is.
+    pub node: Arc<dyn BlockNode>,
+    /// What it was opened with.
+    pub options: &'a BlockdevOptions,
+    /// The node that lies below it, as its `file`.
+    pub below: Option<&'a str>,
+}
+
 impl Entry {
     fn node(&self) -> Option<Arc<dyn BlockNode>> {
-        match self {
-            Entry::Top(node) => Some(node.clone()),
-            Entry::Nested(node) => node.upgrade(),
+        match &self.node {
+            Held::Top(node) => Some(node.clone()),
+            Held::Nested(node) => node.upgrade(),
         }
+    }
+}
+
+/// A node that was opened and is not registered yet.
+struct Opened {
+    name: String,
+    node: Arc<dyn BlockNode>,
+    options: BlockdevOptions,
+    below: Option<String>,
+}
+
+impl Opened {
+    fn entry(self, node: Held) -> (String, Entry) {
+        (self.name, Entry { node, options: self.options, below: self.below })
     }
 }
 
@@ -59,11 +91,14 @@ impl NodeRegistry {
         };
         let name = self.new_name(name)?;
         let mut nested = Vec::new();
-        let node = self.open_tree(name.clone(), options, &mut nested)?;
-        for (name, node) in nested {
-            self.nodes.insert(name, Entry::Nested(node));
-        }
-        self.nodes.insert(name, Entry::Top(node.clone()));
+        let top = self.open_tree(name, options, &mut nested)?;
+        let node = top.node.clone();
+        let held = Held::Top(node.clone());
+        let nested = nested.into_iter().map(|nested| {
+            let held = Held::Nested(Arc::downgrade(&nested.node));
+            nested.entry(held)
+        });
+        self.nodes.extend(nested.chain([top.entry(held)]));
         Ok(node)
     }
 
@@ -90,25 +125,33 @@ impl NodeRegistry {
         self.nodes.iter().filter(|(_, entry)| entry.node().is_some()).map(|(name, _)| &**name)
     }
 
+    /// All nodes, nested ones included, in alphabetical order.
+    pub fn all(&self) -> impl Iterator<Item = NodeInfo<'_>> {
+        self.nodes.iter().filter_map(|(name, entry)| {
+            let (node, below) = (entry.node()?, entry.below.as_deref());
+            Some(NodeInfo { name, node, options: &entry.options, below })
+        })
+    }
+
     /// Closes a node that was opened by name.
     ///
     /// # Errors
     ///
     /// There is no such node, it is nested in another one, or somebody uses it.
     pub fn remove(&mut self, name: &str) -> Result<(), OpenError> {
-        match self.nodes.get(name) {
-            Some(Entry::Top(node)) if Arc::strong_count(node) > 1 => Err(OpenError::new(format!(
+        match self.nodes.get(name).map(|entry| &entry.node) {
+            Some(Held::Top(node)) if Arc::strong_count(node) > 1 => Err(OpenError::new(format!(
                 "Node '{name}' is busy: node is used by an export or by another node"
             ))),
-            Some(Entry::Top(_)) => {
+            Some(Held::Top(_)) => {
                 self.nodes.remove(name);
-                self.nodes.retain(|_, entry| match entry {
-                    Entry::Top(_) => true,
-                    Entry::Nested(node) => node.strong_count() > 0,
+                self.nodes.retain(|_, entry| match &entry.node {
+                    Held::Top(_) => true,
+                    Held::Nested(node) => node.strong_count() > 0,
                 });
                 Ok(())
             }
-            Some(Entry::Nested(_)) => {
+            Some(Held::Nested(_)) => {
                 Err(OpenError::new(format!("Node '{name}' is not owned by the monitor")))
             }
             None => Err(OpenError::new(format!("Failed to find node with node-name='{name}'"))),
@@ -120,33 +163,37 @@ impl NodeRegistry {
         &mut self,
         name: String,
         options: &BlockdevOptions,
-        nested: &mut Vec<(String, Weak<dyn BlockNode>)>,
-    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        nested: &mut Vec<Opened>,
+    ) -> Result<Opened, OpenError> {
         if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
             return Err(OpenError::new(
                 "setting detect-zeroes to unmap is not allowed without setting discard operation \
                  to unmap",
             ));
         }
-        Ok(match &options.driver {
-            Driver::File(file) => Arc::new(FileNode::open(name, Kind::File, options, file)?),
+        let mut below = None;
+        let own_name = name.clone();
+        let node: Arc<dyn BlockNode> = match &options.driver {
+            Driver::File(file) => Arc::new(FileNode::open(own_name, Kind::File, options, file)?),
             Driver::HostDevice(file) => {
-                Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
+                Arc::new(FileNode::open(own_name, Kind::HostDevice, options, file)?)
             }
             Driver::Raw(raw) => {
                 let child = self.open_child(&name, raw, nested)?;
-                Arc::new(RawNode::new(name, options, raw, child)?)
+                below = Some(child.name().to_owned());
+                Arc::new(RawNode::new(own_name, options, raw, child)?)
             }
-            Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
-            Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
-        })
+            Driver::NullCo(null) => null_node(own_name, Answer::Inline, null, options)?,
+            Driver::NullAio(null) => null_node(own_name, Answer::FromLoop, null, options)?,
+        };
+        Ok(Opened { name, node, options: options.clone(), below })
     }
 
     fn open_child(
         &mut self,
         parent_name: &str,
         raw: &RawOptions,
-        nested: &mut Vec<(String, Weak<dyn BlockNode>)>,
+        nested: &mut Vec<Opened>,
     ) -> Result<Arc<dyn BlockNode>, OpenError> {
         let options = match &raw.file {
             BlockdevRef::Name(name) => return self.get(name),
@@ -156,11 +203,12 @@ impl NodeRegistry {
             Some(name) => self.new_name(name)?,
             None => self.generate_name(),
         };
-        if name == parent_name || nested.iter().any(|(other, _)| *other == name) {
+        if name == parent_name || nested.iter().any(|other| other.name == name) {
             return Err(duplicate(&name));
         }
-        let node = self.open_tree(name.clone(), options, nested)?;
-        nested.push((name, Arc::downgrade(&node)));
+        let opened = self.open_tree(name, options, nested)?;
+        let node = opened.node.clone();
+        nested.push(opened);
         Ok(node)
     }
 

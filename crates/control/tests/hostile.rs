@@ -57,6 +57,13 @@ fn word() -> impl Strategy<Value = String> {
             "fd",
             "path",
             "str",
+            "socket",
+            "host",
+            "port",
+            "server",
+            "nowait",
+            "chardev",
+            "pretty",
             "num-queues",
             "help",
             "0",
@@ -90,7 +97,9 @@ fn argument() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
             "--blockdev",
+            "--chardev",
             "--export",
+            "--monitor",
             "--object",
             "--pidfile",
             "--daemonize",
@@ -149,7 +158,9 @@ proptest! {
 
     #[test]
     fn options_never_panic(
-        option in prop::sample::select(vec!["--blockdev", "--export", "--object", "--trace"]),
+        option in prop::sample::select(vec![
+            "--blockdev", "--chardev", "--export", "--monitor", "--object", "--trace",
+        ]),
         text in option_text(),
     ) {
         let argv = ["qemu-storage-daemon".to_owned(), option.to_owned(), text];

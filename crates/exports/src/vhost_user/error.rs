@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 
 use event_loop::LoopGone;
+use nix::errno::Errno;
 use queue::QueueError;
 
 use super::eventfd::NotEventfd;
@@ -226,6 +227,14 @@ impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ExportError::Config(reason) => f.write_str(reason),
+            // As QSD says it.
+            ExportError::Listen { socket, call: "bind", error } => {
+                write!(f, "Failed to bind socket to {socket}: ")?;
+                match error.raw_os_error() {
+                    Some(errno) => f.write_str(Errno::from_raw(errno).desc()),
+                    None => error.fmt(f),
+                }
+            }
             ExportError::Listen { socket, call, error } => {
                 write!(f, "cannot listen on {socket}: {call} failed: {error}")
             }

@@ -8,6 +8,7 @@ mod chardev;
 mod error;
 mod exports;
 mod monitor;
+mod nodes;
 mod open_files;
 mod qmp;
 mod signal;

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use super::exports::ExportInfo;
 use super::monitor::Outcome;
 use super::threads::Thread;
-use super::{Daemon, DaemonError};
+use super::{Daemon, DaemonError, nodes};
 
 impl From<DaemonError> for QmpError {
     fn from(error: DaemonError) -> Self {
@@ -39,7 +39,7 @@ impl Daemon {
                 return Ok(self.threads.named().iter().map(iothread_info).collect());
             }
             Command::QueryNamedBlockNodes => {
-                return Ok(self.nodes.names().map(|name| json!({"node-name": name})).collect());
+                return Ok(self.nodes.all().map(|node| nodes::info(&node)).collect());
             }
             Command::QueryBlockExports => return Ok(self.exports.all().map(export_info).collect()),
             // The one who waits for commands takes note of that.
