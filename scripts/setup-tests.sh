@@ -12,7 +12,7 @@ sudo=
 # taken with. Debian 12's own is 7.2, and the two cannot be installed side by side.
 # gcc links Rust programs, g++ builds the fuzzer's runtime; event-loop's feature `glib` links to GLib;
 # valgrind counts the instructions of `bench guards`.
-packages="busybox-static cpio e2fsprogs fio g++ kmod libglib2.0-dev pkgconf python3 python3-venv sg3-utils util-linux valgrind"
+packages="busybox-static cpio e2fsprogs fio g++ kmod libglib2.0-dev libnbd-bin pkgconf python3 python3-libnbd python3-venv sg3-utils util-linux valgrind"
 qemu="qemu-system-x86 qemu-utils"
 
 installed() {

@@ -11,6 +11,7 @@ mod blk_client;
 mod deny;
 mod guest;
 mod image;
+pub mod nbd;
 pub mod pattern;
 mod program;
 mod qmp;

@@ -11,6 +11,7 @@ pub mod node;
 pub mod options;
 mod registry;
 pub mod request;
+pub mod status;
 
 pub use error::OpenError;
 pub use registry::{NodeInfo, NodeRegistry};

@@ -28,6 +28,16 @@ pub enum Op {
         /// As of a write.
         fua: bool,
     },
+    /// Tell what is stored in the range: fills the one segment of the buffers with
+    /// [extents](crate::status::Extent), from the range's beginning on, as many as there is room for.
+    BlockStatus,
+}
+
+impl Op {
+    /// Whether it leaves the disk as it is: what a read-only node takes.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Op::Read | Op::Flush | Op::BlockStatus)
+    }
 }
 
 /// One request on its way down; owned by whoever works on it.
@@ -41,7 +51,7 @@ pub struct Request {
     pub offset: u64,
     /// Bytes in the range. For reads and writes it is `bufs.len()`; zero for a flush.
     pub len: u64,
-    /// The memory of a read or write; empty for all others.
+    /// The memory of a read, write or block status; empty for all others.
     pub bufs: IoBufs,
     reply: Reply,
 }

@@ -8,7 +8,7 @@ use block::options::{BlockdevOptions, BlockdevRef, Driver};
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
-use crate::export::{Addr, ExportOptions};
+use crate::export::{Addr, ExportKind, ExportOptions};
 use crate::storage_daemon::{Action, Step};
 
 /// Everything there is, by name.
@@ -21,6 +21,8 @@ pub struct Graph {
     iothreads: BTreeSet<String>,
     exports: BTreeMap<String, Export>,
     chardevs: BTreeMap<String, Chardev>,
+    /// There is one.
+    nbd_server: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -43,13 +45,16 @@ struct Access {
 struct Export {
     nodes: Vec<String>,
     iothreads: Vec<String>,
-    socket: Socket,
+    address: Address,
 }
 
+/// What no two exports can share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Socket {
+enum Address {
     Path(PathBuf),
     Fd(i32),
+    /// A name on the NBD server.
+    Nbd(String),
 }
 
 #[derive(Debug, Clone)]
@@ -171,6 +176,10 @@ impl Graph {
                 }
                 Ok(())
             }
+            Action::NbdServer(_) => match std::mem::replace(&mut self.nbd_server, true) {
+                true => Err(OptionError::new("NBD server already running")),
+                false => Ok(()),
+            },
         }
     }
 
@@ -243,16 +252,30 @@ impl Graph {
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
-        let socket = match &export.vhost_user().addr {
-            Addr::Unix { path } => Socket::Path(path.clone()),
-            Addr::Fd { fd } => Socket::Fd(*fd),
+        let address = match &export.kind {
+            ExportKind::Nbd(_) if !self.nbd_server => {
+                return Err(OptionError::new("NBD server not running")
+                    .hint("--nbd-server comes before it."));
+            }
+            ExportKind::Nbd(nbd) => Address::Nbd(nbd.name.clone()),
+            ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
+                match &options.addr {
+                    Addr::Unix { path } => Address::Path(path.clone()),
+                    Addr::Fd { fd } => Address::Fd(*fd),
+                }
+            }
         };
-        if let Some((other, _)) = self.exports.iter().find(|(_, other)| other.socket == socket) {
-            return Err(OptionError::new(format!("Export '{other}' has the same address"))
-                .hint("Each export needs a socket of its own."));
+        if let Some((other, _)) = self.exports.iter().find(|(_, other)| other.address == address) {
+            return Err(match address {
+                Address::Nbd(name) => {
+                    OptionError::new(format!("NBD server already has export named '{name}'"))
+                }
+                _ => OptionError::new(format!("Export '{other}' has the same address"))
+                    .hint("Each export needs a socket of its own."),
+            });
         }
         let (nodes, iothreads) = (export.nodes().cloned().collect(), export.iothreads.clone());
-        self.exports.insert(id.clone(), Export { nodes, iothreads, socket });
+        self.exports.insert(id.clone(), Export { nodes, iothreads, address });
         Ok(())
     }
 }

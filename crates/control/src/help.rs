@@ -3,7 +3,7 @@
 use crate::blockdev::{self, DRIVERS};
 use crate::cli::COMMANDS;
 use crate::table::{Field, Need, Row};
-use crate::{chardev, export, object, probe, serve, storage_daemon};
+use crate::{chardev, export, nbd_server, object, probe, serve, storage_daemon};
 
 /// The width of a terminal.
 const WIDTH: usize = 80;
@@ -74,6 +74,16 @@ pub(crate) fn storage_daemon(program: &str) -> String {
     text.drivers(None);
     text.exports();
     text.chardevs();
+    text.heading("--nbd-server options:");
+    text.rows(&nbd_server::rows());
+    text.done()
+}
+
+/// `--nbd-server help`.
+pub(crate) fn nbd_server() -> String {
+    let mut text = Text::default();
+    text.line("--nbd-server options:");
+    text.rows(&nbd_server::rows());
     text.done()
 }
 

@@ -8,11 +8,12 @@ use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::error::OptionError;
 use crate::export::ExportOptions;
 use crate::help;
+use crate::nbd_server::NbdServerOptions;
 use crate::object::IothreadOptions;
 use crate::table::{self, Context, Field, Kind, Need};
 use crate::trace::{self, TraceOptions};
 use crate::value::{Dialect, Object};
-use crate::{blockdev, export, json, keyval, object};
+use crate::{blockdev, export, json, keyval, nbd_server, object};
 
 /// A QSD command line: steps to carry out in order, and how to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub enum Action {
     Chardev(ChardevOptions),
     /// `--monitor`.
     Monitor(MonitorOptions),
+    /// `--nbd-server`.
+    NbdServer(NbdServerOptions),
 }
 
 /// The command line while it is read.
@@ -140,6 +143,22 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         help: "take commands by QMP on a character device",
     },
     Field {
+        name: "nbd-server",
+        kind: Kind::Text {
+            meta: "addr.type=inet|unix|fd[,<option>=<value>...]",
+            set: |draft, text| {
+                if text == "help" {
+                    return draft.help(help::nbd_server());
+                }
+                let wanted = structure(&text, None)?;
+                let server = nbd_server::read(wanted.object, &wanted.at)?;
+                draft.step(Action::NbdServer(server))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "start the NBD server, for exports of type nbd",
+    },
+    Field {
         name: "object",
         kind: Kind::Text {
             meta: "[qom-type=]<type>,id=<id>[,<property>=<value>...]",
@@ -200,11 +219,14 @@ impl Structure {
     }
 }
 
-fn structure(text: &str, implied: &str) -> Result<Structure, OptionError> {
+fn structure<'a>(
+    text: &str,
+    implied: impl Into<Option<&'a str>>,
+) -> Result<Structure, OptionError> {
     if text.starts_with('{') {
         let object = json::parse(text)?;
         return Ok(Structure { object, at: Context::new(Dialect::Json), help: false });
     }
-    let keyval::Parsed { object, help } = keyval::parse(text, Some(implied))?;
+    let keyval::Parsed { object, help } = keyval::parse(text, implied.into())?;
     Ok(Structure { object, at: Context::new(Dialect::Keyval), help })
 }

@@ -3,7 +3,8 @@
 use crate::blockdev::DRIVERS;
 use crate::table::{Field, Need, Row};
 use crate::{
-    Action, Command, chardev, export, help, object, parse_args, probe, serve, storage_daemon,
+    Action, Command, chardev, export, help, nbd_server, object, parse_args, probe, serve,
+    storage_daemon,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -11,10 +12,16 @@ fn parse(arguments: &[&str]) -> Command {
     parse_args(argv).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
 }
 
+const NBD_SERVER: &str = "addr.type=unix,addr.path=nbd.sock";
+
 /// What one option creates, last of all after what it needs.
 fn action(option: &str, value: &str) -> Action {
     let node = "null-co,node-name=other";
-    let arguments = ["qemu-storage-daemon", "--blockdev", node, option, value];
+    let mut arguments = vec!["qemu-storage-daemon", "--blockdev", node];
+    if option != "--nbd-server" {
+        arguments.extend(["--nbd-server", NBD_SERVER]);
+    }
+    arguments.extend([option, value]);
     match parse(&arguments) {
         Command::StorageDaemon(mut options) => options.steps.pop().expect("a step").action,
         other => panic!("{other:?}"),
@@ -36,6 +43,11 @@ fn defaults_count(option: &str, minimal: &str, rows: &[Row]) -> usize {
         .count()
 }
 
+/// Whether the row is of TCP addresses only.
+fn is_inet(row: &Row) -> bool {
+    row.help.contains("(type inet)")
+}
+
 #[test]
 fn left_out_options_count_as_their_defaults() {
     for driver in DRIVERS {
@@ -51,10 +63,17 @@ fn left_out_options_count_as_their_defaults() {
         let minimal = format!("{name},id=io0");
         assert!(defaults_count("--object", &minimal, &object::rows(name)) >= 7);
     }
+    let server = nbd_server::rows();
+    let server: Vec<Row> = server.into_iter().filter(|row| !is_inet(row)).collect();
+    assert!(defaults_count("--nbd-server", NBD_SERVER, &server) >= 4);
     for kind in export::TYPES {
         let name = kind.name;
-        let minimal = format!("{name},id=e,node-name=other,addr.type=unix,addr.path=s");
-        assert!(defaults_count("--export", &minimal, &export::rows(kind)) >= 6);
+        let (addr, least) = match name {
+            "nbd" => ("", 5),
+            _ => (",addr.type=unix,addr.path=s", 6),
+        };
+        let minimal = format!("{name},id=e,node-name=other{addr}");
+        assert!(defaults_count("--export", &minimal, &export::rows(kind)) >= least);
     }
 }
 
@@ -94,6 +113,7 @@ fn every_row_is_in_the_help() {
     let exports = export::TYPES.iter().flat_map(export::rows);
     let chardevs = chardev::TYPES.iter().flat_map(|(_, _, fields)| chardev::rows(fields));
     let others = objects.chain(exports).chain(chardevs).chain(chardev::monitor_rows());
+    let others = others.chain(nbd_server::rows());
     let rows = drivers.chain(others.map(|row| row.name));
     let options = names(storage_daemon::OPTIONS).into_iter().map(|name| format!("--{name}"));
     for name in rows.chain(options) {
@@ -142,6 +162,9 @@ fn help_inside_an_option_names_every_row() {
         assert!(names_it(&printed("--monitor", "help"), &row.name));
     }
     assert!(names_it(&printed("--object", "help"), "iothread"));
+    for row in nbd_server::rows() {
+        assert!(names_it(&printed("--nbd-server", "help"), &row.name));
+    }
 }
 
 #[test]

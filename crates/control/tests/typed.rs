@@ -7,8 +7,9 @@ use block::options::{
     NullOptions, RawOptions,
 };
 use control::{
-    Action, Addr, CacheMode, Command, ExportKind, ExportOptions, ImageKind, IothreadOptions, Step,
-    StorageDaemonOptions, VhostUserOptions, parse_args,
+    Action, Addr, CacheMode, Command, ExportKind, ExportOptions, ImageKind, IothreadOptions,
+    NbdAddr, NbdOptions, NbdServerOptions, Step, StorageDaemonOptions, VhostUserOptions,
+    parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -529,4 +530,50 @@ fn threads_kept_ready_are_bounded() {
     let error = refused(&["ringmill", "storage-daemon", "--object", &object(1025)]);
     assert!(error.contains("thread-pool-min=1025 is more threads than a pool can have"), "{error}");
     assert!(error.contains("at most 1024"), "{error}");
+}
+
+#[test]
+fn an_nbd_server_and_its_exports() {
+    let server = "addr.type=inet,addr.host=::1,addr.port=10809,addr.to=10820,addr.ipv6=on,\
+                  max-connections=0,handshake-max-seconds=3";
+    let argv = [
+        "qemu-storage-daemon",
+        "--blockdev",
+        "null-co,node-name=n",
+        "--nbd-server",
+        server,
+        "--export",
+        "nbd,id=e,node-name=n",
+        "--export",
+        "nbd,id=f,node-name=n,name=,description=a disk,writable=on",
+    ];
+    let Ok(Command::StorageDaemon(options)) = parse_args(argv.map(Into::into)) else {
+        panic!("not accepted");
+    };
+    let actions: Vec<_> = options.steps.into_iter().map(|step| step.action).collect();
+    let [_, Action::NbdServer(server), Action::Export(first), Action::Export(second)] =
+        &actions[..]
+    else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(
+        *server,
+        NbdServerOptions {
+            addr: NbdAddr::Inet {
+                host: "::1".to_owned(),
+                port: 10809,
+                to: 10820,
+                ipv4: false,
+                ipv6: true,
+            },
+            max_connections: 0,
+            handshake_max_seconds: 3,
+        }
+    );
+    let nbd = |name: &str, description: &str| {
+        let (name, description) = (name.to_owned(), description.to_owned());
+        ExportKind::Nbd(NbdOptions { name, description })
+    };
+    assert_eq!((&first.kind, first.writable), (&nbd("n", ""), false));
+    assert_eq!((&second.kind, second.writable), (&nbd("", "a disk"), true));
 }

@@ -11,6 +11,9 @@ use crate::slots::InFlight;
 const BLKDISCARD: libc::Ioctl = 0x1277;
 const BLKZEROOUT: libc::Ioctl = 0x127f;
 
+/// Bytes of a record of [`IoOp::Extents`].
+const RECORD: usize = 16;
+
 /// An operation for another thread: the slot on the loop keeps file and memory.
 pub(crate) struct BlockingOp {
     fd: RawFd,
@@ -55,8 +58,53 @@ impl BlockingOp {
         }
     }
 
+    /// See [`IoOp::Extents`].
+    fn extents(&self, offset: u64, len: u64) -> isize {
+        if self.count < 1 {
+            return 0;
+        }
+        // SAFETY: there is a segment, and its description is valid, see `new`.
+        let segment = unsafe { *self.segments };
+        let records = segment.iov_len / RECORD;
+        // SAFETY: the descriptor is open, see `new`; lseek(2) takes any numbers.
+        let seek = |at: u64, whence| unsafe { libc::lseek(self.fd, at.cast_signed(), whence) };
+        let end = offset.saturating_add(len);
+        let (mut at, mut done) = (offset, 0);
+        while at < end && done < records {
+            // Beyond the end of the file, and where no more data are, there is ENXIO.
+            let next = match seek(at, libc::SEEK_DATA) {
+                -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
+                -1 => at,
+                data => data.cast_unsigned(),
+            };
+            let (until, hole) = if next > at {
+                (next.min(end), 1)
+            } else {
+                match seek(at, libc::SEEK_HOLE) {
+                    hole if hole.cast_unsigned() > at && hole != -1 => {
+                        (hole.cast_unsigned().min(end), 0)
+                    }
+                    _ => (end, 0),
+                }
+            };
+            let record: [u64; 2] = [until - at, hole];
+            // SAFETY: record `done` lies inside the segment, which is writable, see `new`; it may
+            // lie anywhere, hence by bytes.
+            unsafe {
+                let place = segment.iov_base.cast::<u8>().add(done * RECORD);
+                std::ptr::copy_nonoverlapping(record.as_ptr().cast::<u8>(), place, RECORD);
+            }
+            at = until;
+            done += 1;
+        }
+        (done * RECORD) as isize
+    }
+
     fn call(&self) -> isize {
         let off = u64::cast_signed;
+        if let IoOp::Extents { offset, len } = self.op {
+            return self.extents(offset, len);
+        }
         // SAFETY: the descriptor and the memory of the segments stay valid, see `new`; each call
         // gets what its manual page asks for.
         unsafe {
@@ -73,6 +121,8 @@ impl BlockingOp {
                 IoOp::Fallocate { mode, offset, len } => {
                     libc::fallocate(self.fd, mode, off(offset), off(len)) as isize
                 }
+                // Above.
+                IoOp::Extents { .. } => 0,
                 IoOp::BlkDiscard { offset, len } => {
                     libc::ioctl(self.fd, BLKDISCARD, &[offset, len]) as isize
                 }

@@ -251,6 +251,23 @@ impl IoBufs {
         true
     }
 
+    /// Appends a part of `whole`: its bytes from `offset` on, at most `len`. Returns how many there
+    /// were. Of another owner's memory than what is in the list already, nothing is appended.
+    pub fn append_part(&mut self, whole: &IoBufs, offset: usize, len: usize) -> usize {
+        if self.iov.is_empty() {
+            self.owner.clone_from(&whole.owner);
+        } else if !self.has_owner_of(whole) {
+            debug_assert!(false, "parts of different owners in one list");
+            return 0;
+        }
+        let before = self.len;
+        whole.for_each(offset, len, |base, len| {
+            // SAFETY: the segment is of `whole`, whose owner keeps it, as it keeps this list's.
+            unsafe { self.push(base, len) };
+        });
+        self.len - before
+    }
+
     /// Copies `len` bytes of this list from `offset` on over `dst`'s from `dst_offset` on; returns
     /// how many there were in both.
     pub fn copy_to(&self, offset: usize, dst: &mut IoBufs, dst_offset: usize, len: usize) -> usize {
@@ -409,6 +426,19 @@ mod tests {
         part.clear();
         assert_eq!(part.place(), None);
         assert!(part.append_shared(&whole) && part.place() == two);
+    }
+
+    #[test]
+    fn parts_are_appended_and_merged() {
+        let (_memory, bufs) = two_segments();
+        let mut list = IoBufs::new();
+        assert_eq!(list.append_part(&bufs, 2, 3), 3);
+        assert_eq!(list.append_part(&bufs, 5, 100), 11);
+        assert_eq!((list.iovecs().len(), list.len()), (2, 14));
+        assert_eq!(list.append_part(&bufs, 0, 1), 1);
+        let mut out = [9; 15];
+        assert_eq!((list.iovecs().len(), list.copy_out(0, &mut out)), (3, 15));
+        assert!(list.owner().is_some());
     }
 
     #[test]

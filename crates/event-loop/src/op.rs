@@ -41,6 +41,17 @@ pub enum IoOp {
         /// Bytes.
         len: u64,
     },
+    /// Tell data from holes in a range, by lseek(2) with `SEEK_DATA` and `SEEK_HOLE`: fills the one
+    /// segment of the buffers with records of 16 bytes, each two integers of 64 bits in the machine's
+    /// order: how many bytes, and 0 for data or 1 for a hole. They follow each other from `offset`
+    /// on, up to the range's end or as far as there is room. The result counts bytes of records.
+    /// A file system that knows of no holes has data only. Always by a pool thread.
+    Extents {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// The `BLKDISCARD` ioctl of block devices. Always by a pool thread: it blocks.
     BlkDiscard {
         /// First byte.

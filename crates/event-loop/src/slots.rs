@@ -35,7 +35,9 @@ impl InFlight {
             IoOp::Fallocate { mode, offset, len } => {
                 return Some(RingOp::Fallocate { file, mode, offset, len });
             }
-            IoOp::BlkDiscard { .. } | IoOp::BlkZeroOut { .. } => return None,
+            IoOp::Extents { .. } | IoOp::BlkDiscard { .. } | IoOp::BlkZeroOut { .. } => {
+                return None;
+            }
         };
         let socket = self.file.0.is_socket;
         let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };

@@ -1,5 +1,7 @@
 //! Export protocols: how a block node is offered to virtual machines.
 //!
-//! [`vhost_user`]: virtio-blk over a unix socket, the guest's memory shared.
+//! [`vhost_user`]: virtio-blk over a unix socket, the guest's memory shared. [`nbd`]: network block
+//! devices over unix and TCP sockets.
 
+pub mod nbd;
 pub mod vhost_user;

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::NullOptions;
 use crate::request::{Op, Request};
+use crate::status::{self, Extent, State};
 
 /// Requests under way that a channel has room for from the start; what is not used is not touched.
 const FIRST: usize = 256;
@@ -110,11 +111,18 @@ impl NullChannel {
             let len = request.bufs.len();
             request.bufs.zero(0, len);
         }
+        if request.op == Op::BlockStatus {
+            let state = match self.node.options.read_zeroes {
+                true => State::Zeroes,
+                false => State::Data,
+            };
+            status::write_one(&mut request.bufs, Extent { len: request.len, state });
+        }
         request.complete(Ok(()));
     }
 
     fn check(&self, request: &Request) -> Result<(), Errno> {
-        if self.node.read_only && !matches!(request.op, Op::Read | Op::Flush) {
+        if self.node.read_only && !request.op.only_reads() {
             return Err(Errno::EROFS);
         }
         match request.offset.checked_add(request.len) {

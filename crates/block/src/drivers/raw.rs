@@ -111,7 +111,7 @@ struct RawChannel {
 impl RawChannel {
     fn check(&self, request: &Request) -> Result<(), Errno> {
         let Geometry { size, read_only, .. } = self.node.geometry;
-        if read_only && !matches!(request.op, Op::Read | Op::Flush) {
+        if read_only && !request.op.only_reads() {
             return Err(Errno::EROFS);
         }
         match request.offset.checked_add(request.len) {

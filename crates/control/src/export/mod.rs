@@ -1,9 +1,11 @@
 //! `--export`: nodes offered over a protocol.
 
+mod nbd;
 mod vhost_user;
 
+pub use nbd::NbdOptions;
 pub use vhost_user::{Addr, MAX_QUEUES, VhostUserOptions};
-pub(crate) use vhost_user::{PIN_MEMORY_HELP, check_socket_path};
+pub(crate) use vhost_user::{FD_ADDR, PIN_MEMORY_HELP, SocketDraft, UNIX_ADDR, check_socket_path};
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
@@ -43,13 +45,15 @@ pub enum ExportKind {
         /// `luns.1` and on: the nodes of the other logical units.
         more_luns: Vec<String>,
     },
+    /// `nbd`: a network block device.
+    Nbd(NbdOptions),
 }
 
 impl ExportOptions {
     /// The nodes that it offers.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
         let more_luns = match &self.kind {
-            ExportKind::VhostUserBlk(_) => [].as_slice(),
+            ExportKind::VhostUserBlk(_) | ExportKind::Nbd(_) => [].as_slice(),
             ExportKind::VhostUserScsi { more_luns, .. } => more_luns,
         };
         std::iter::once(&self.node_name).chain(more_luns)
@@ -60,15 +64,17 @@ impl ExportOptions {
         match &self.kind {
             ExportKind::VhostUserBlk(_) => "vhost-user-blk",
             ExportKind::VhostUserScsi { .. } => "vhost-user-scsi",
+            ExportKind::Nbd(_) => "nbd",
         }
     }
 
-    /// What it has as an export over vhost-user.
-    pub fn vhost_user(&self) -> &VhostUserOptions {
+    /// What it has as an export over vhost-user, if it is one.
+    pub fn vhost_user(&self) -> Option<&VhostUserOptions> {
         match &self.kind {
             ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
-                options
+                Some(options)
             }
+            ExportKind::Nbd(_) => None,
         }
     }
 }
@@ -84,6 +90,7 @@ pub(crate) struct Draft {
     fixed_iothread: bool,
     vhost_user: VhostUserOptions,
     luns: Vec<String>,
+    nbd: nbd::NbdDraft,
 }
 
 /// An export type.
@@ -109,6 +116,12 @@ pub(crate) static TYPES: &[Type] = &[
         help: "a virtio-scsi device for a virtual machine",
         fields: vhost_user::SCSI,
         kind: vhost_user::scsi,
+    },
+    Type {
+        name: "nbd",
+        help: "a network block device, on the server of --nbd-server",
+        fields: nbd::NBD,
+        kind: |draft| Ok(ExportKind::Nbd(nbd::finish(&mut draft.nbd, &draft.node_name))),
     },
 ];
 
@@ -148,7 +161,8 @@ static COMMON: &[Field<Draft>] = &[
                     name: "<n>".to_owned(),
                     value: "<id>".to_owned(),
                     need: Need::Optional("one thread"),
-                    help: "I/O thread number <n>, from 0; queues are dealt out to them in turn",
+                    help: "I/O thread number <n>, from 0; queues, or connections, are dealt out to them \
+                           in turn",
                 }]
             },
             read: iothreads,
@@ -163,7 +177,7 @@ static COMMON: &[Field<Draft>] = &[
             Ok(())
         }),
         need: Need::Default("off"),
-        help: "let the guest write",
+        help: "let the other side write",
     },
     Field {
         name: "writethrough",

@@ -183,14 +183,15 @@ pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
     Ok(())
 }
 
-/// `addr.*` while it is read.
+/// `addr.*` of a unix or an inherited socket while it is read.
 #[derive(Default)]
-struct AddrDraft {
-    path: PathBuf,
-    fd: RawFd,
+pub(crate) struct SocketDraft {
+    pub(crate) path: PathBuf,
+    pub(crate) fd: RawFd,
 }
 
-static UNIX: &[Field<AddrDraft>] = &[
+/// `addr.*` of type `unix`.
+pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
     Field {
         name: "path",
         kind: Kind::Path(|addr, path| {
@@ -219,7 +220,8 @@ static UNIX: &[Field<AddrDraft>] = &[
     },
 ];
 
-static FD: &[Field<AddrDraft>] = &[Field {
+/// `addr.*` of type `fd`.
+pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
     name: "str",
     kind: Kind::Text {
         meta: "<fd>",
@@ -245,7 +247,7 @@ fn addr_rows() -> Vec<Row> {
         need: Need::Required,
         help: "kind of address the front end connects to",
     };
-    let below = UNIX.iter().chain(FD).flat_map(Field::rows);
+    let below = UNIX_ADDR.iter().chain(FD_ADDR).flat_map(Field::rows);
     std::iter::once(own).chain(below).collect()
 }
 
@@ -257,10 +259,10 @@ fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {
         Some(kind) => table::text(kind, &at.full("type"), at)?,
         None => return Err(table::missing(&at.full("type")).hint("Known values: unix, fd")),
     };
-    let mut draft = AddrDraft::default();
+    let mut draft = SocketDraft::default();
     let fields = match kind.as_str() {
-        "unix" => UNIX,
-        "fd" => FD,
+        "unix" => UNIX_ADDR,
+        "fd" => FD_ADDR,
         "inet" | "vsock" => {
             return Err(OptionError::new(
                 "Only socket address types 'unix' and 'fd' are supported",

@@ -64,18 +64,25 @@ fn differences_from_qsd() {
     let node = |options: &str| refused(&["--blockdev", options]);
 
     // What QSD has and ringmill has not, yet: named, with what is known.
-    let error = refused(&["--nbd-server", "x"]);
-    assert_eq!(error.message, "unrecognized option '--nbd-server'");
-    assert!(error.hint.expect("a hint").contains("--blockdev, --chardev, --daemonize, --export"));
     let error = node("qcow2,node-name=n,file=x");
     assert!(error.message.ends_with("Parameter 'driver' does not accept value 'qcow2'"));
     let drivers = "Known values of 'driver': file, host_device, raw, null-co, null-aio";
     assert_eq!(error.hint.as_deref(), Some(drivers));
-    let error = refused(&["--export", "nbd,id=e,node-name=n"]);
+    let error = refused(&["--export", "fuse,id=e,node-name=n"]);
     assert_eq!(
         error.hint.as_deref(),
-        Some("Known values of 'type': vhost-user-blk, vhost-user-scsi")
+        Some("Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd")
     );
+    let nbd =
+        |options: &str| refused(&["--nbd-server", &format!("addr.type=unix,addr.path=s{options}")]);
+    for (options, what) in [
+        (",tls-creds=t", "Parameter 'tls-creds'"),
+        (",tls-authz=t", "Parameter 'tls-authz'"),
+        (",addr.abstract=on", "Parameter 'addr.abstract' with value 'on'"),
+    ] {
+        let expected = format!("{what} is not supported by ringmill yet");
+        assert!(nbd(options).message.ends_with(&expected), "{}", nbd(options));
+    }
     let error = refused(&["--object", "throttle-group,id=t"]);
     assert_eq!(error.hint.as_deref(), Some("Known values of 'qom-type': iothread"));
     for (options, what) in [
@@ -196,7 +203,8 @@ fn what_qsd_takes_is_taken() {
         };
         match options.steps.last().map(|step| &step.action) {
             Some(control::Action::Export(export)) => {
-                assert_eq!(export.vhost_user().logical_block_size, size);
+                let options = export.vhost_user().expect("an export over vhost-user");
+                assert_eq!(options.logical_block_size, size);
             }
             other => panic!("{export}: {other:?}"),
         }

@@ -66,7 +66,7 @@ impl Disk {
         match request.op {
             Op::Read => assert_eq!(request.bufs.copy_in(0, part), len),
             Op::Write { .. } => assert_eq!(request.bufs.copy_out(0, part), len),
-            Op::Flush => {}
+            Op::Flush | Op::BlockStatus => {}
             // What is discarded is recognised.
             Op::Discard => part.fill(0xdd),
             Op::WriteZeroes { .. } => part.fill(0),

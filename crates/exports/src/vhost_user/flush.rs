@@ -39,7 +39,7 @@ impl Completion for Flushes {
 
 /// Flushes what these channels go to, then calls `done` with the first error, maybe before this
 /// returns.
-pub(super) fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
+pub(crate) fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
     let flushes = Rc::new(Flushes {
         // One for this function, which may be answered while it still submits.
         left: Cell::new(1),

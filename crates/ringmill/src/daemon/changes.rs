@@ -1,12 +1,17 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
 use control::qmp::DeleteMode;
-use control::{Action, Addr, ExportKind, ExportOptions, MonitorOptions, Step, VhostUserOptions};
+use control::{
+    Action, Addr, ExportKind, ExportOptions, MonitorOptions, NbdAddr, NbdOptions, NbdServerOptions,
+    Step, VhostUserOptions,
+};
+use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
 use serde_json::json;
 
 use super::chardev::Chardev;
 use super::monitor::{Clients, Monitor};
+use super::running::Running;
 use super::{Daemon, DaemonError, Message};
 
 /// Tells all clients that an export is gone.
@@ -38,6 +43,7 @@ impl Daemon {
                 self.chardevs.insert(options.id.clone(), chardev);
             }
             Action::Monitor(options) => self.start_monitor(options),
+            Action::NbdServer(options) => self.start_nbd_server(options)?,
         }
         self.graph = graph;
         Ok(())
@@ -81,52 +87,102 @@ impl Daemon {
         tell_export_deleted(&self.clients, id);
     }
 
-    async fn start_export(
+    async fn start_export(&mut self, options: &ExportOptions) -> Result<Running, DaemonError> {
+        match &options.kind {
+            ExportKind::VhostUserBlk(vhost_user) => {
+                let blk = self.start_blk(options, vhost_user).await;
+                blk.map(Running::VhostUser)
+            }
+            ExportKind::VhostUserScsi { options: vhost_user, .. } => {
+                let scsi = self.start_scsi(options, vhost_user).await;
+                scsi.map(Running::VhostUser)
+            }
+            ExportKind::Nbd(nbd) => self.start_nbd(options, nbd).await.map(Running::Nbd),
+        }
+    }
+
+    async fn start_blk(
         &mut self,
         options: &ExportOptions,
+        vhost_user: &VhostUserOptions,
     ) -> Result<VhostUserExport, DaemonError> {
-        let vhost_user = options.vhost_user();
-        let listen = match &vhost_user.addr {
-            Addr::Unix { path } => Listen::Path(path.clone()),
-            Addr::Fd { fd } => Listen::inherited(*fd).map_err(DaemonError::new)?,
+        let config = VhostUserBlkConfig {
+            serial: options.id.clone(),
+            id: options.id.clone(),
+            listen: listen(&vhost_user.addr)?,
+            node: self.nodes.get(&options.node_name)?,
+            io_threads: self.threads.handles(&options.iothreads)?,
+            num_queues: vhost_user.num_queues,
+            writable: options.writable,
+            writethrough: options.writethrough,
+            logical_block_size: vhost_user.logical_block_size,
+            pin_memory: vhost_user.pin_memory,
         };
-        let node = |name: &String| self.nodes.get(name).map_err(DaemonError::from);
-        let (id, control) = (options.id.clone(), self.control.clone());
-        let io_threads = self.threads.handles(&options.iothreads)?;
-        let VhostUserOptions { num_queues, logical_block_size, pin_memory, .. } = *vhost_user;
-        let (writable, writethrough) = (options.writable, options.writethrough);
-        let started = match &options.kind {
-            ExportKind::VhostUserBlk(_) => {
-                let config = VhostUserBlkConfig {
-                    serial: id.clone(),
-                    id,
-                    listen,
-                    node: node(&options.node_name)?,
-                    io_threads,
-                    num_queues,
-                    writable,
-                    writethrough,
-                    logical_block_size,
-                    pin_memory,
-                };
-                VhostUserExport::blk(control, config).await
-            }
-            ExportKind::VhostUserScsi { .. } => {
-                let config = VhostUserScsiConfig {
-                    id,
-                    listen,
-                    nodes: options.nodes().map(node).collect::<Result<_, _>>()?,
-                    io_threads,
-                    num_queues,
-                    writable,
-                    writethrough,
-                    logical_block_size,
-                    pin_memory,
-                };
-                VhostUserExport::scsi(control, config).await
-            }
-        };
+        let started = VhostUserExport::blk(self.control.clone(), config).await;
         started.map_err(DaemonError::with_advice)
+    }
+
+    async fn start_scsi(
+        &mut self,
+        options: &ExportOptions,
+        vhost_user: &VhostUserOptions,
+    ) -> Result<VhostUserExport, DaemonError> {
+        let nodes = options.nodes().map(|name| self.nodes.get(name));
+        let config = VhostUserScsiConfig {
+            id: options.id.clone(),
+            listen: listen(&vhost_user.addr)?,
+            nodes: nodes.collect::<Result<_, _>>()?,
+            io_threads: self.threads.handles(&options.iothreads)?,
+            num_queues: vhost_user.num_queues,
+            writable: options.writable,
+            writethrough: options.writethrough,
+            logical_block_size: vhost_user.logical_block_size,
+            pin_memory: vhost_user.pin_memory,
+        };
+        let started = VhostUserExport::scsi(self.control.clone(), config).await;
+        started.map_err(DaemonError::with_advice)
+    }
+
+    async fn start_nbd(
+        &mut self,
+        options: &ExportOptions,
+        nbd: &NbdOptions,
+    ) -> Result<NbdExport, DaemonError> {
+        let Some(server) = &self.nbd_server else {
+            return Err(DaemonError::new("NBD server not running"));
+        };
+        let config = NbdExportConfig {
+            id: options.id.clone(),
+            name: nbd.name.clone(),
+            description: nbd.description.clone(),
+            node: self.nodes.get(&options.node_name)?,
+            io_threads: self.threads.handles(&options.iothreads)?,
+            writable: options.writable,
+            writethrough: options.writethrough,
+        };
+        server.add(config).await.map_err(DaemonError::with_advice)
+    }
+
+    fn start_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), DaemonError> {
+        let listen = match &options.addr {
+            NbdAddr::Unix { path } => NbdListen::Unix(path.clone()),
+            NbdAddr::Inet { host, port, to, ipv4, ipv6 } => NbdListen::Inet {
+                host: host.clone(),
+                port: *port,
+                to: *to,
+                ipv4: *ipv4,
+                ipv6: *ipv6,
+            },
+            NbdAddr::Fd { fd } => NbdListen::inherited(*fd).map_err(DaemonError::new)?,
+        };
+        let config = NbdServerConfig {
+            listen,
+            max_connections: options.max_connections,
+            handshake_max_seconds: options.handshake_max_seconds,
+        };
+        let server = NbdServer::start(&self.control, config);
+        self.nbd_server = Some(server.map_err(DaemonError::with_advice)?);
+        Ok(())
     }
 
     fn start_monitor(&mut self, options: &MonitorOptions) {
@@ -142,5 +198,12 @@ impl Daemon {
             requests: move |request| mailbox.push(Message::Request(request)),
         };
         self.control.spawn(monitor.run(chardev));
+    }
+}
+
+fn listen(addr: &Addr) -> Result<Listen, DaemonError> {
+    match addr {
+        Addr::Unix { path } => Ok(Listen::Path(path.clone())),
+        Addr::Fd { fd } => Listen::inherited(*fd).map_err(DaemonError::new),
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use control::ExportOptions;
 use devices::virtio_blk::QueueStats;
 use event_loop::{EventLoop, JoinHandle};
-use exports::vhost_user::VhostUserExport;
+
+use super::running::Running;
 
 /// The exports, in the order in which they were made.
 pub(super) struct Exports {
@@ -21,7 +22,7 @@ struct Export {
     node_name: String,
     kind: &'static str,
     /// `None` once it is being stopped.
-    serving: Option<VhostUserExport>,
+    serving: Option<Running>,
     /// Gives whether all could be flushed.
     stopping: Option<JoinHandle<bool>>,
 }
@@ -40,7 +41,7 @@ impl Exports {
         Exports { event_loop, exports: Vec::new(), on_end }
     }
 
-    pub(super) fn add(&mut self, options: &ExportOptions, export: VhostUserExport) {
+    pub(super) fn add(&mut self, options: &ExportOptions, export: Running) {
         self.exports.push(Export {
             id: options.id.clone(),
             node_name: options.node_name.clone(),
@@ -62,7 +63,7 @@ impl Exports {
     /// Whether somebody uses it. `None`: there is no such export.
     pub(super) fn is_connected(&self, id: &str) -> Option<bool> {
         let export = self.exports.iter().find(|export| export.id == id)?;
-        Some(export.serving.as_ref().is_some_and(VhostUserExport::is_connected))
+        Some(export.serving.as_ref().is_some_and(Running::is_connected))
     }
 
     /// Has an export finish what it is at and flush. It has ended when `on_end` is told.

@@ -11,6 +11,7 @@ mod monitor;
 mod nodes;
 mod open_files;
 mod qmp;
+mod running;
 mod signal;
 mod signals;
 mod status;
@@ -18,6 +19,7 @@ mod threads;
 
 use std::collections::BTreeMap;
 
+use ::exports::nbd::NbdServer;
 use block::NodeRegistry;
 use control::qmp::Command;
 use control::{Graph, Step};
@@ -36,6 +38,7 @@ use threads::IoThreads;
 /// Exports, the nodes they offer, the threads that serve them, and who gives orders.
 pub(crate) struct Daemon {
     exports: Exports,
+    nbd_server: Option<NbdServer>,
     nodes: NodeRegistry,
     threads: IoThreads,
     /// What there is and who uses it, by name: says whether a change fits.
@@ -168,6 +171,7 @@ impl Daemon {
         let (ended, failed) = (mailbox.clone(), mailbox.clone());
         Daemon {
             exports: Exports::new(control, move |id| ended.push(Message::ExportEnded(id))),
+            nbd_server: None,
             nodes: NodeRegistry::new(),
             threads: IoThreads::new(control, move |error| failed.push(Message::Failed(error))),
             graph: Graph::default(),
@@ -215,6 +219,9 @@ impl Daemon {
         self.mailbox.close();
         let clients = self.clients;
         let clean = self.exports.stop_all(|id| changes::tell_export_deleted(&clients, id)).await;
+        if let Some(server) = self.nbd_server {
+            server.stop().await;
+        }
         drop(self.nodes);
         drop(self.threads);
         let deadline = self.control.now_ns() + LINGER_NS;

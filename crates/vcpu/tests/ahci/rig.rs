@@ -44,7 +44,7 @@ impl Disk {
             Op::Read => drop(request.bufs.copy_in(0, &bytes[range])),
             Op::Write { .. } => drop(request.bufs.copy_out(0, &mut bytes[range])),
             Op::Discard | Op::WriteZeroes { .. } => bytes[range].fill(0),
-            Op::Flush => {}
+            Op::Flush | Op::BlockStatus => {}
         }
         drop(bytes);
         request.complete(Ok(()));

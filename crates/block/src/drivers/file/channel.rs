@@ -25,6 +25,7 @@ use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
 use crate::options::DetectZeroes;
 use crate::request::{Detached, Op, Request};
+use crate::status;
 
 /// Bytes of zeroes written at once where nothing better is there.
 const ZEROES: usize = 1 << 20;
@@ -140,7 +141,7 @@ impl Inner {
     fn check(&self, request: &Request) -> Result<(), Errno> {
         let geometry = &self.node.geometry;
         match request.op {
-            Op::Read | Op::Flush => {}
+            op if op.only_reads() => {}
             _ if geometry.read_only => return Err(Errno::EROFS),
             _ => {}
         }
@@ -230,8 +231,12 @@ impl Inner {
             let request = request.attach(bufs);
             slots.put(token, Slot { claimed: true, ..Slot::new(request, stage) });
         } else if let Some((slot, part)) = slots.get(token) {
-            *part = bufs;
-            part.clear();
+            if slot.stage == Stage::Status {
+                slot.request.bufs = bufs;
+            } else {
+                *part = bufs;
+                part.clear();
+            }
             if slot.stage == Stage::Merged {
                 drop(slots);
                 return self.complete_run(token, result);
@@ -298,6 +303,11 @@ impl Inner {
             Op::Read | Op::Write { .. } if left == 0 => Next::Done(Ok(())),
             Op::Read | Op::Write { .. } => self.transfer(slot, part, token, left),
             Op::Flush => self.sync(slot),
+            Op::BlockStatus => {
+                slot.stage = Stage::Status;
+                let bufs = std::mem::take(&mut slot.request.bufs);
+                Next::Submit { tail: false, op: IoOp::Extents { offset, len }, bufs }
+            }
             Op::Discard => match discard_op(&self.node, offset, len) {
                 Some(op) => {
                     slot.stage = Stage::Discard;
@@ -320,7 +330,7 @@ impl Inner {
         let limits = &self.node.limits;
         let align = limits.align.request as u64;
         let modify = limits.is_misaligned(offset, len);
-        let writes = !matches!(op, Op::Read | Op::Flush);
+        let writes = !op.only_reads();
         if align == 1 || !writes || !(modify || self.node.serialise.all) {
             return true;
         }
@@ -470,6 +480,10 @@ impl Inner {
             }
             Stage::ModifyWrite(_) => return Next::Done(Err(Errno::EIO)),
             Stage::Zero(_, len) => slot.done += len,
+            Stage::Status => {
+                status::end_after(&mut slot.request.bufs, n);
+                return Next::Done(Ok(()));
+            }
             Stage::Discard | Stage::Sync => return Next::Done(Ok(())),
         }
         self.next(slot, part, token)

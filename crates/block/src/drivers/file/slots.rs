@@ -25,6 +25,8 @@ pub(crate) enum Stage {
     ModifyWrite(usize),
     /// A call that zeroes that many bytes.
     Zero(Method, u64),
+    /// A look for its holes.
+    Status,
     /// A discard of all of it.
     Discard,
     /// A flush: all there is to do, or the last thing.

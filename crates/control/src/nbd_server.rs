@@ -1,0 +1,290 @@
+//! `--nbd-server`: where NBD clients connect.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use crate::error::OptionError;
+use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
+use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::value::{Object, Value};
+
+/// One `--nbd-server`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdServerOptions {
+    /// `addr`.
+    pub addr: NbdAddr,
+    /// `max-connections` at the same time; 0: any number.
+    pub max_connections: u32,
+    /// `handshake-max-seconds`: time for the negotiation; 0: any time.
+    pub handshake_max_seconds: u32,
+}
+
+/// `addr`: where to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdAddr {
+    /// `addr.type=unix`: a socket is created at `addr.path`.
+    Unix {
+        /// The path, 1 to 107 bytes.
+        path: PathBuf,
+    },
+    /// `addr.type=inet`: TCP.
+    Inet {
+        /// `host`: a name or an address; empty: all of this machine.
+        host: String,
+        /// `port`.
+        port: u16,
+        /// `to`: ports up to this one are tried; by default `port` alone.
+        to: u16,
+        /// `ipv4`: whether IPv4 addresses are used.
+        ipv4: bool,
+        /// `ipv6`: whether IPv6 addresses are used.
+        ipv6: bool,
+    },
+    /// `addr.type=fd`: a listening socket that was inherited.
+    Fd {
+        /// Its descriptor, not negative.
+        fd: RawFd,
+    },
+}
+
+impl Default for NbdServerOptions {
+    fn default() -> Self {
+        let addr = NbdAddr::Unix { path: PathBuf::new() };
+        NbdServerOptions { addr, max_connections: 100, handshake_max_seconds: 10 }
+    }
+}
+
+static FIELDS: &[Field<NbdServerOptions>] = &[
+    Field {
+        name: "addr",
+        kind: Kind::Nested { meta: "", rows: addr_rows, read: addr },
+        need: Need::Required,
+        help: "",
+    },
+    Field {
+        name: "handshake-max-seconds",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |server, seconds| {
+                server.handshake_max_seconds = uint32("handshake-max-seconds", seconds)?;
+                Ok(())
+            },
+        },
+        need: Need::Default("10"),
+        help: "send away clients that have not chosen an export by then; 0 for never",
+    },
+    Field {
+        name: "max-connections",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |server, connections| {
+                server.max_connections = uint32("max-connections", connections)?;
+                Ok(())
+            },
+        },
+        need: Need::Default("100"),
+        help: "connections at the same time, further ones wait; 0 for any number",
+    },
+    Field {
+        name: "tls-creds",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |_, _| Err(OptionError::not_yet("Parameter 'tls-creds'")),
+        },
+        need: Need::Optional("no TLS"),
+        help: "not supported so far",
+    },
+    Field {
+        name: "tls-authz",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |_, _| Err(OptionError::not_yet("Parameter 'tls-authz'")),
+        },
+        need: Need::Optional("none"),
+        help: "not supported so far",
+    },
+];
+
+fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
+    u32::try_from(number)
+        .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
+}
+
+/// `addr.*` of type `inet` while it is read.
+#[derive(Default)]
+struct InetDraft {
+    host: String,
+    port: String,
+    to: Option<u16>,
+    ipv4: Option<bool>,
+    ipv6: Option<bool>,
+}
+
+static INET: &[Field<InetDraft>] = &[
+    Field {
+        name: "host",
+        kind: Kind::Text {
+            meta: "<host>",
+            set: |addr, host| {
+                addr.host = host;
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "name or address to listen on (type inet)",
+    },
+    Field {
+        name: "port",
+        kind: Kind::Text {
+            meta: "<port>",
+            set: |addr, port| {
+                addr.port = port;
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "TCP port (type inet)",
+    },
+    Field {
+        name: "to",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |addr, to| match u16::try_from(to) {
+                Ok(to) => {
+                    addr.to = Some(to);
+                    Ok(())
+                }
+                Err(_) => Err(OptionError::new("Parameter 'to' expects uint16_t")),
+            },
+        },
+        need: Need::Optional("port alone"),
+        help: "last port to try when those before are taken (type inet)",
+    },
+    Field {
+        name: "ipv4",
+        kind: Kind::Bool(|addr, on| {
+            addr.ipv4 = Some(on);
+            Ok(())
+        }),
+        need: Need::Optional("what host has"),
+        help: "whether IPv4 addresses are used (type inet)",
+    },
+    Field {
+        name: "ipv6",
+        kind: Kind::Bool(|addr, on| {
+            addr.ipv6 = Some(on);
+            Ok(())
+        }),
+        need: Need::Optional("what host has"),
+        help: "whether IPv6 addresses are used (type inet)",
+    },
+    Field {
+        name: "numeric",
+        kind: Kind::Bool(|_, on| match on {
+            true => Err(OptionError::not_yet("Parameter 'addr.numeric' with value 'on'")),
+            false => Ok(()),
+        }),
+        need: Need::Default("off"),
+        help: "refuse names; only off so far (type inet)",
+    },
+    Field {
+        name: "keep-alive",
+        kind: Kind::Bool(|_, on| match on {
+            true => Err(OptionError::not_yet("Parameter 'addr.keep-alive' with value 'on'")),
+            false => Ok(()),
+        }),
+        need: Need::Default("off"),
+        help: "probe idle connections; only off so far (type inet)",
+    },
+];
+
+const TYPES: [&str; 3] = ["inet", "unix", "fd"];
+
+fn addr_rows() -> Vec<Row> {
+    let own = Row {
+        name: "type".to_owned(),
+        value: TYPES.join("|"),
+        need: Need::Required,
+        help: "kind of address that clients connect to",
+    };
+    let inet = INET.iter().flat_map(Field::rows);
+    let sockets = UNIX_ADDR.iter().chain(FD_ADDR).flat_map(Field::rows);
+    std::iter::once(own).chain(inet).chain(sockets).collect()
+}
+
+fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set {
+    let Value::Object(mut object) = value else {
+        return Err(table::wrong_type(at.whole(), "object"));
+    };
+    let kind = match table::take(&mut object, "type") {
+        Some(kind) => table::text(kind, &at.full("type"), at)?,
+        None => {
+            let hint = format!("Known values: {}", TYPES.join(", "));
+            return Err(table::missing(&at.full("type")).hint(hint));
+        }
+    };
+    server.addr = match kind.as_str() {
+        "inet" => {
+            let draft: InetDraft = read_all(INET, object, at, &kind)?;
+            inet(draft)?
+        }
+        "unix" => {
+            let draft: SocketDraft = read_all(UNIX_ADDR, object, at, &kind)?;
+            NbdAddr::Unix { path: draft.path }
+        }
+        "fd" => {
+            let draft: SocketDraft = read_all(FD_ADDR, object, at, &kind)?;
+            NbdAddr::Fd { fd: draft.fd }
+        }
+        "vsock" => return Err(OptionError::not_yet("Parameter 'addr.type' with value 'vsock'")),
+        _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
+    };
+    Ok(())
+}
+
+fn read_all<T: Default>(
+    fields: &[Field<T>],
+    mut object: Object,
+    at: &Context,
+    kind: &str,
+) -> Result<T, OptionError> {
+    let mut draft = T::default();
+    table::read(fields, &mut draft, &mut object, at)?;
+    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
+    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
+    Ok(draft)
+}
+
+fn inet(draft: InetDraft) -> Result<NbdAddr, OptionError> {
+    let InetDraft { host, port, to, ipv4, ipv6 } = draft;
+    let Ok(number) = port.parse::<u16>() else {
+        return Err(OptionError::new(format!(
+            "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
+        ))
+        .hint("A port is a number from 0 to 65535."));
+    };
+    // Asking for one kind alone leaves the other out.
+    let (ipv4, ipv6) = match (ipv4, ipv6) {
+        (Some(true), None) => (true, false),
+        (None, Some(true)) => (false, true),
+        (ipv4, ipv6) => (ipv4.unwrap_or(true), ipv6.unwrap_or(true)),
+    };
+    if !ipv4 && !ipv6 {
+        return Err(OptionError::new("Cannot disable IPv4 and IPv6 at same time"));
+    }
+    Ok(NbdAddr::Inet { host, port: number, to: to.unwrap_or(number), ipv4, ipv6 })
+}
+
+/// The rows of the option's table.
+pub(crate) fn rows() -> Vec<Row> {
+    FIELDS.iter().flat_map(Field::rows).collect()
+}
+
+/// Reads one `--nbd-server`.
+pub(crate) fn read(mut object: Object, at: &Context) -> Result<NbdServerOptions, OptionError> {
+    let mut server = NbdServerOptions::default();
+    table::read(FIELDS, &mut server, &mut object, at)?;
+    let known = FIELDS.iter().map(|field| field.name);
+    table::refuse_rest(&object, at, "--nbd-server", known)?;
+    Ok(server)
+}

@@ -1,0 +1,320 @@
+//! A connection in the transmission phase, on its I/O thread: requests from the socket down the node's
+//! channel, replies back.
+//!
+//! Both ways go through the loop's ring: one receive that brings as many requests as have come, one
+//! send of all replies that are ready. Nothing is allocated per request, and a turn is bounded by
+//! the input's memory and the slots. A client that sends more than its share, or does not read its
+//! replies, waits for itself.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use block::node::Channel;
+use block::request::{Completion, Op, Request};
+use devices::virtio_blk::QueueStats;
+use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
+use nix::errno::Errno;
+use nix::sys::socket::{Shutdown, shutdown};
+
+use super::session::transmission::{Agreed, Command};
+use super::state::{End, Next, State};
+use super::wire::reply::Reply;
+
+/// Tokens of the two operations on the socket.
+const RECEIVE: u32 = 0;
+const SEND: u32 = 1;
+
+/// How long a client that is sent away may take to read its last replies, nanoseconds.
+const LAST_REPLIES_NS: u64 = 1_000_000_000;
+
+/// What a connection serves, and for whom.
+pub(super) struct Service {
+    pub(super) channel: Rc<dyn Channel>,
+    pub(super) agreed: Agreed,
+    /// Each write is on stable storage before the reply.
+    pub(super) writethrough: bool,
+    pub(super) stats: Arc<QueueStats>,
+}
+
+/// Called once, when nothing of a connection is under way any more.
+pub(super) type Ended = Box<dyn FnOnce(End)>;
+
+pub(super) struct Connection {
+    me: Weak<Connection>,
+    event_loop: EventLoop,
+    fd: Arc<OwnedFd>,
+    socket: LoopFile,
+    service: Service,
+    state: RefCell<State>,
+    /// The lists of the two operations, while they are not under way.
+    receive_bufs: RefCell<IoBufs>,
+    send_bufs: RefCell<IoBufs>,
+    receiving: Cell<bool>,
+    sending: Cell<bool>,
+    /// Requests wait in the input for others to end.
+    stalled: Cell<bool>,
+    /// Why no more requests are taken.
+    end: Cell<Option<End>>,
+    /// Nothing more can be sent.
+    deaf: Cell<bool>,
+    ended: Cell<Option<Ended>>,
+    queued: Cell<bool>,
+}
+
+impl Connection {
+    /// Serves a client. `None`: there is no memory for it.
+    pub(super) fn start(
+        event_loop: &EventLoop,
+        fd: Arc<OwnedFd>,
+        service: Service,
+        ended: Ended,
+    ) -> Option<Rc<Self>> {
+        let state = State::new(service.agreed, service.writethrough)?;
+        let connection = Rc::new_cyclic(|me| Connection {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            socket: event_loop.register_file(fd.clone()),
+            fd,
+            service,
+            state: RefCell::new(state),
+            receive_bufs: RefCell::default(),
+            send_bufs: RefCell::default(),
+            receiving: Cell::new(false),
+            sending: Cell::new(false),
+            stalled: Cell::new(false),
+            end: Cell::new(None),
+            deaf: Cell::new(false),
+            ended: Cell::new(Some(ended)),
+            queued: Cell::new(false),
+        });
+        connection.receive();
+        Some(connection)
+    }
+
+    /// Takes no more requests, finishes those under way, sends their replies, and ends.
+    pub(super) fn stop(&self) {
+        self.end_input(End::Stopped);
+        if self.ended_already() {
+            return;
+        }
+        let me = self.me.clone();
+        self.event_loop.add_timer(self.event_loop.now_ns() + LAST_REPLIES_NS, move || {
+            if let Some(me) = me.upgrade() {
+                me.hang_up(Shutdown::Both);
+            }
+        });
+    }
+
+    // ---- in ------------------------------------------------------------------------------------
+
+    fn receive(&self) {
+        let Some(me) = self.me.upgrade() else { return };
+        let mut bufs = self.receive_bufs.take();
+        self.state.borrow_mut().input_memory(&mut bufs);
+        self.receiving.set(true);
+        let target: Rc<dyn IoTarget> = me;
+        let op = IoOp::Read { offset: 0 };
+        self.event_loop.submit(&self.socket, op, Engine::Uring, bufs, &target, RECEIVE);
+    }
+
+    fn received(&self, result: i32, bufs: IoBufs) {
+        self.receiving.set(false);
+        self.receive_bufs.replace(bufs);
+        if self.end.get().is_some() {
+            return self.finish_if_idle();
+        }
+        match usize::try_from(result) {
+            Ok(0) => {
+                let within = self.state.borrow().is_within_message();
+                self.end_input(if within { End::CutShort } else { End::Left });
+            }
+            Ok(bytes) => {
+                self.state.borrow_mut().received(bytes);
+                self.take_requests();
+            }
+            Err(_) => match Errno::from_raw(result.wrapping_neg()) {
+                Errno::EINTR | Errno::EAGAIN => self.receive(),
+                Errno::ECONNRESET => self.end_input(End::Left),
+                errno => self.end_input(End::Socket(errno)),
+            },
+        }
+    }
+
+    /// Sends on their way all requests that have come, as far as there is room for them.
+    fn take_requests(&self) {
+        let Some(me) = self.me.upgrade() else { return };
+        let me: Rc<dyn Completion> = me;
+        self.stalled.set(false);
+        let now_ns = self.event_loop.now_ns();
+        while self.end.get().is_none() {
+            let next = self.state.borrow_mut().next(now_ns);
+            match next {
+                Next::Submit { op, offset, len, bufs, tag } => {
+                    self.service.channel.submit(Request::new(op, offset, len, bufs, &me, tag));
+                }
+                Next::Answered => self.reply_later(),
+                Next::Input => return self.receive(),
+                Next::Wait => return self.stalled.set(true),
+                Next::End(end) => self.end_input(end),
+            }
+        }
+    }
+
+    fn end_input(&self, end: End) {
+        if self.end.get().is_some() {
+            return;
+        }
+        self.end.set(Some(end));
+        self.stalled.set(false);
+        self.state.borrow_mut().end_input();
+        // Brings a receive that is under way to its end.
+        self.hang_up(Shutdown::Read);
+        self.reply_later();
+    }
+
+    // ---- out -----------------------------------------------------------------------------------
+
+    /// Sends, at the end of the section, what is ready then.
+    fn reply_later(&self) {
+        if let Some(me) = self.me.upgrade() {
+            let me: Rc<dyn DeferredCall> = me;
+            self.event_loop.defer(&me);
+        }
+    }
+
+    fn send(&self, bufs: IoBufs) {
+        let Some(me) = self.me.upgrade() else { return };
+        self.sending.set(true);
+        let target: Rc<dyn IoTarget> = me;
+        let op = IoOp::Write { offset: 0, dsync: false };
+        self.event_loop.submit(&self.socket, op, Engine::Uring, bufs, &target, SEND);
+    }
+
+    fn sent(&self, result: i32, mut bufs: IoBufs) {
+        self.sending.set(false);
+        match usize::try_from(result) {
+            Ok(bytes) if bytes > 0 => {
+                bufs.advance(bytes);
+                if !bufs.is_empty() {
+                    return self.send(bufs);
+                }
+            }
+            _ => {
+                let errno = Errno::from_raw(result.wrapping_neg());
+                if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
+                    return self.send(bufs);
+                }
+                self.deaf.set(true);
+                self.end_input(match errno {
+                    Errno::EPIPE | Errno::ECONNRESET => End::Left,
+                    errno => End::Socket(errno),
+                });
+            }
+        }
+        self.send_bufs.replace(bufs);
+        self.state.borrow_mut().sent();
+        self.reply_later();
+    }
+
+    fn hang_up(&self, how: Shutdown) {
+        // A socket that is not connected any more has hung up.
+        let _ = shutdown(self.fd.as_raw_fd(), how);
+    }
+
+    // ---- the end -------------------------------------------------------------------------------
+
+    fn ended_already(&self) -> bool {
+        let ended = self.ended.take();
+        let already = ended.is_none();
+        self.ended.set(ended);
+        already
+    }
+
+    /// Ends once all is done.
+    fn finish_if_idle(&self) {
+        let Some(end) = self.end.get() else { return };
+        if self.receiving.get() || self.sending.get() {
+            return;
+        }
+        if self.state.borrow().slots.are_all_free()
+            && let Some(ended) = self.ended.take()
+        {
+            self.hang_up(Shutdown::Both);
+            ended(end);
+        }
+    }
+
+    fn count(&self, command: &Command, reply: Reply, started_ns: u64) {
+        let stats = &self.service.stats;
+        stats.latency_ns.add(self.event_loop.now_ns().saturating_sub(started_ns));
+        if matches!(reply, Reply::Error(_)) {
+            return stats.errors.add(1);
+        }
+        match *command {
+            Command::Read { len, .. } => {
+                stats.reads.add(1);
+                stats.bytes_read.add(len.into());
+            }
+            Command::Write { len, .. } => {
+                stats.writes.add(1);
+                stats.bytes_written.add(len.into());
+            }
+            Command::Flush => stats.flushes.add(1),
+            Command::Trim { .. } | Command::WriteZeroes { .. } => stats.ranges.add(1),
+            Command::Cache { .. } | Command::BlockStatus { .. } | Command::Nothing => {}
+        }
+    }
+}
+
+impl IoTarget for Connection {
+    fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
+        match token {
+            RECEIVE => self.received(result, bufs),
+            _ => self.sent(result, bufs),
+        }
+    }
+}
+
+impl Completion for Connection {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let mut state = self.state.borrow_mut();
+        if state.answered(tag, result, bufs) {
+            drop(state);
+            if let Some(me) = self.me.upgrade() {
+                let me: Rc<dyn Completion> = me;
+                let flush = Request::new(Op::Flush, 0, 0, IoBufs::new(), &me, tag);
+                self.service.channel.submit(flush);
+            }
+            return;
+        }
+        let answered = state.slots.get(tag).map(|slot| (slot.command, slot.reply, slot.started_ns));
+        drop(state);
+        if let Some((command, reply, started_ns)) = answered {
+            self.count(&command, reply, started_ns);
+        }
+        self.reply_later();
+    }
+}
+
+impl DeferredCall for Connection {
+    /// The end of the section: all that is ready goes out at once, and what waited for room goes on.
+    fn run(&self) {
+        if self.deaf.get() {
+            self.state.borrow_mut().drop_replies();
+        } else if !self.sending.get() && self.state.borrow().has_replies() {
+            let mut bufs = self.send_bufs.take();
+            self.state.borrow_mut().gather(&mut bufs);
+            self.send(bufs);
+        }
+        if self.stalled.get() {
+            self.take_requests();
+        }
+        self.finish_if_idle();
+    }
+
+    fn queued(&self) -> &Cell<bool> {
+        &self.queued
+    }
+}

@@ -1,0 +1,242 @@
+//! The sockets that clients connect to: unix, TCP, or one that was inherited.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use event_loop::{EventLoop, Readiness};
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname, getsockopt};
+use nix::sys::socket::{SockType, sockopt};
+
+use crate::vhost_user::{ExportError, Listen, listener};
+
+/// Pause before the next try when there are no descriptors or no memory, nanoseconds: no event tells
+/// when there are some again.
+const RETRY_NS: u64 = 500_000_000;
+
+/// Where NBD clients connect.
+#[derive(Debug)]
+pub enum NbdListen {
+    /// A unix socket at this path, made here and removed in the end (`addr.type=unix`).
+    Unix(PathBuf),
+    /// TCP (`addr.type=inet`).
+    Inet {
+        /// A name or an address; empty: all addresses of this machine.
+        host: String,
+        /// The first port to try.
+        port: u16,
+        /// The last one.
+        to: u16,
+        /// Use IPv4 addresses.
+        ipv4: bool,
+        /// Use IPv6 addresses.
+        ipv6: bool,
+    },
+    /// A listening stream socket that was inherited (`addr.type=fd`).
+    Fd(OwnedFd),
+}
+
+impl NbdListen {
+    /// The listening socket that the process inherited under this number (`addr.type=fd`).
+    ///
+    /// # Errors
+    ///
+    /// No such descriptor is open.
+    pub fn inherited(fd: std::os::fd::RawFd) -> Result<Self, ExportError> {
+        match Listen::inherited(fd)? {
+            Listen::Fd(fd) => Ok(NbdListen::Fd(fd)),
+            Listen::Path(path) => Ok(NbdListen::Unix(path)),
+        }
+    }
+}
+
+impl fmt::Display for NbdListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NbdListen::Unix(path) => write!(f, "{}", path.display()),
+            NbdListen::Inet { host, port, .. } if host.contains(':') => {
+                write!(f, "[{host}]:{port}")
+            }
+            NbdListen::Inet { host, port, .. } => write!(f, "{host}:{port}"),
+            NbdListen::Fd(fd) => write!(f, "file descriptor {}", fd.as_raw_fd()),
+        }
+    }
+}
+
+/// Sockets that clients connect to.
+pub(super) enum Listener {
+    Path(listener::Listener),
+    Sockets(EventLoop, Vec<Socket>),
+}
+
+/// One that listens.
+pub(super) struct Socket {
+    kind: Kind,
+    readable: Readiness,
+}
+
+enum Kind {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    ///
+    /// Says what was tried on which socket, and why it failed.
+    pub(super) fn new(event_loop: &EventLoop, at: NbdListen) -> Result<Self, ExportError> {
+        let name = at.to_string();
+        let fail = |call| {
+            let socket = name.clone();
+            move |error: io::Error| ExportError::Listen { socket, call, error }
+        };
+        let kinds: Vec<Kind> = match at {
+            NbdListen::Unix(path) => {
+                let listener = listener::Listener::new(event_loop, Listen::Path(path))?;
+                return Ok(Listener::Path(listener));
+            }
+            NbdListen::Inet { host, port, to, ipv4, ipv6 } => {
+                let found = resolve(&host, ipv4, ipv6).map_err(fail("address resolution"))?;
+                let bound = bind_first(&found, port..=to.max(port)).map_err(fail("bind"))?;
+                bound.into_iter().map(Kind::Tcp).collect()
+            }
+            NbdListen::Fd(fd) => vec![inherited(fd, &name)?],
+        };
+        let mut sockets = Vec::new();
+        for kind in kinds {
+            let fd = match &kind {
+                Kind::Tcp(listener) => {
+                    listener.set_nonblocking(true).map_err(fail("fcntl"))?;
+                    listener.try_clone().map(OwnedFd::from)
+                }
+                Kind::Unix(listener) => {
+                    listener.set_nonblocking(true).map_err(fail("fcntl"))?;
+                    listener.try_clone().map(OwnedFd::from)
+                }
+            };
+            let fd = Arc::new(fd.map_err(fail("fcntl"))?);
+            let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+            sockets.push(Socket { kind, readable: Readiness::new(event_loop, fd, events) });
+        }
+        Ok(Listener::Sockets(event_loop.clone(), sockets))
+    }
+
+    /// Waits for the next client.
+    ///
+    /// # Errors
+    ///
+    /// The socket accepts no more, for good.
+    pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
+        let (event_loop, sockets) = match self {
+            Listener::Path(listener) => return listener.accept("NBD server").await,
+            Listener::Sockets(event_loop, sockets) => (event_loop, sockets),
+        };
+        loop {
+            for socket in sockets {
+                let accepted = match &socket.kind {
+                    Kind::Tcp(listener) => listener.accept().map(|(stream, _)| {
+                        // Replies that wait for the acknowledgement of others would be late; a
+                        // socket without that option is none where it matters.
+                        let _ = stream.set_nodelay(true);
+                        stream.into()
+                    }),
+                    Kind::Unix(listener) => listener.accept().map(|(stream, _)| stream.into()),
+                };
+                match accepted
+                    .map_err(|error| (Errno::from_raw(error.raw_os_error().unwrap_or(0)), error))
+                {
+                    Ok(fd) => return Ok(fd),
+                    Err((Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED, _)) => {}
+                    Err((
+                        errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM),
+                        _,
+                    )) => {
+                        log::warn!("NBD server: accept failed: {}; trying again", errno.desc());
+                        event_loop.sleep_until(event_loop.now_ns() + RETRY_NS).await;
+                    }
+                    Err((_, error)) => return Err(error),
+                }
+            }
+            poll_fn(|cx| {
+                let is_ready = |socket: &Socket| pin!(socket.readable.wait()).poll(cx).is_ready();
+                // All of them, so that each is waited for.
+                match sockets.iter().map(is_ready).fold(false, |any, ready| any | ready) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
+        }
+    }
+}
+
+/// The addresses of a host; the port is still to be set.
+fn resolve(host: &str, ipv4: bool, ipv6: bool) -> io::Result<Vec<SocketAddr>> {
+    let host = if host.is_empty() { "::" } else { host };
+    let mut found: Vec<_> = (host, 0)
+        .to_socket_addrs()?
+        .filter(|address| if address.is_ipv4() { ipv4 } else { ipv6 })
+        .collect();
+    found.dedup();
+    if found.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no address of that family"));
+    }
+    Ok(found)
+}
+
+/// Binds all addresses to the first port that takes them.
+fn bind_first(
+    addresses: &[SocketAddr],
+    ports: std::ops::RangeInclusive<u16>,
+) -> io::Result<Vec<TcpListener>> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    'ports: for port in ports {
+        let mut bound: Vec<TcpListener> = Vec::new();
+        // An ephemeral port, once chosen, is that of all addresses.
+        let mut port = port;
+        for address in addresses {
+            let mut address = *address;
+            address.set_port(port);
+            match TcpListener::bind(address) {
+                Ok(listener) => {
+                    port = listener.local_addr()?.port();
+                    bound.push(listener);
+                }
+                // A machine without IPv6 may have an address of it in its hosts file.
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => last = error,
+                Err(error) => {
+                    last = error;
+                    continue 'ports;
+                }
+            }
+        }
+        if !bound.is_empty() {
+            return Ok(bound);
+        }
+    }
+    Err(last)
+}
+
+fn inherited(fd: OwnedFd, name: &str) -> Result<Kind, ExportError> {
+    let refuse = || ExportError::Config(format!("{name} is not a listening stream socket"));
+    let listening = getsockopt(&fd, sockopt::AcceptConn).map_err(|_| refuse())?;
+    let kind = getsockopt(&fd, sockopt::SockType).map_err(|_| refuse())?;
+    let address = getsockname::<SockaddrStorage>(fd.as_raw_fd()).map_err(|_| refuse())?;
+    match address.family() {
+        _ if !listening || kind != SockType::Stream => Err(refuse()),
+        Some(AddressFamily::Unix) => Ok(Kind::Unix(fd.into())),
+        Some(AddressFamily::Inet | AddressFamily::Inet6) => Ok(Kind::Tcp(fd.into())),
+        _ => Err(refuse()),
+    }
+}

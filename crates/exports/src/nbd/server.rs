@@ -1,0 +1,370 @@
+//! The server: clients are accepted and negotiated with on the control loop, then handed over to an
+//! I/O thread of the export they have chosen.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use block::node::BlockNode;
+use devices::virtio_blk::QueueStats;
+use event_loop::{EventLoop, LoopHandle, oneshot};
+
+use super::handshake::{Failure, negotiate};
+use super::listener::{Listener, NbdListen};
+use super::session::handshake::ExportInfo;
+use super::session::transmission::Agreed;
+use super::state::End;
+use super::wire::MAX_STRING;
+use super::worker::WorkerHandle;
+use crate::vhost_user::ExportError;
+
+/// What `--nbd-server` says.
+#[derive(Debug)]
+pub struct NbdServerConfig {
+    /// `addr`.
+    pub listen: NbdListen,
+    /// `max-connections`: at the same time; 0: any number. The next ones wait to be accepted.
+    pub max_connections: u32,
+    /// `handshake-max-seconds`: a client that has not chosen an export by then is sent away; 0: it
+    /// may take any time.
+    pub handshake_max_seconds: u32,
+}
+
+/// What `--export type=nbd` says.
+pub struct NbdExportConfig {
+    /// `id`: its name in messages.
+    pub id: String,
+    /// `name`: what clients call it.
+    pub name: String,
+    /// `description`, for people; may be empty.
+    pub description: String,
+    /// `node-name`.
+    pub node: Arc<dyn BlockNode>,
+    /// `iothread`: at least one; connections are dealt out to them in turn.
+    pub io_threads: Vec<LoopHandle>,
+    /// `writable`.
+    pub writable: bool,
+    /// `writethrough`: what is written is on stable storage before the reply.
+    pub writethrough: bool,
+}
+
+/// A server with its exports. Lives on the control loop.
+pub struct NbdServer {
+    shared: Rc<Shared>,
+    ended: oneshot::Receiver<()>,
+}
+
+/// An export of a server. Dropping it leaves it as it is; see [`stop`](Self::stop).
+pub struct NbdExport {
+    shared: Rc<Shared>,
+    export: Rc<Export>,
+}
+
+struct Shared {
+    event_loop: EventLoop,
+    max_connections: u32,
+    handshake_max_seconds: u32,
+    exports: RefCell<Vec<Rc<Export>>>,
+    connections: Cell<u32>,
+    stopping: Cell<bool>,
+    changed: Changed,
+}
+
+struct Export {
+    id: String,
+    info: Arc<ExportInfo>,
+    io_threads: Vec<LoopHandle>,
+    workers: Vec<WorkerHandle>,
+    /// Who gets the next connection.
+    next: Cell<usize>,
+    stats: Vec<Arc<QueueStats>>,
+    /// That use it now.
+    clients: Cell<u32>,
+}
+
+impl NbdServer {
+    /// Begins to listen. When this returns clients can connect; there are no exports yet.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be listened on.
+    pub fn start(event_loop: &EventLoop, config: NbdServerConfig) -> Result<Self, ExportError> {
+        let NbdServerConfig { listen, max_connections, handshake_max_seconds } = config;
+        let listener = Listener::new(event_loop, listen)?;
+        let shared = Rc::new(Shared {
+            event_loop: event_loop.clone(),
+            max_connections,
+            handshake_max_seconds,
+            exports: RefCell::default(),
+            connections: Cell::new(0),
+            stopping: Cell::new(false),
+            changed: Changed::default(),
+        });
+        let (end, ended) = oneshot::channel();
+        let accepting = shared.clone();
+        event_loop.spawn(async move {
+            accepting.accept(&listener).await;
+            // The socket's file goes before the stop is over.
+            drop(listener);
+            end.send(());
+        });
+        Ok(NbdServer { shared, ended })
+    }
+
+    /// Whether there is an export of that name.
+    pub fn has_export(&self, name: &str) -> bool {
+        self.shared.has_export(name)
+    }
+
+    /// Offers a node.
+    ///
+    /// # Errors
+    ///
+    /// The name is taken or too long, or the node cannot be used from one of the I/O threads.
+    pub fn add(
+        &self,
+        config: NbdExportConfig,
+    ) -> impl Future<Output = Result<NbdExport, ExportError>> + use<> {
+        self.shared.clone().add(config)
+    }
+
+    /// Takes no more clients, sends away those that have not chosen an export, removes the socket.
+    /// Exports go on until they are stopped.
+    pub async fn stop(self) {
+        self.shared.stopping.set(true);
+        self.shared.changed.tell();
+        // Its task is gone only with the loop.
+        let _ = self.ended.await;
+    }
+}
+
+impl NbdExport {
+    /// `id`.
+    pub fn id(&self) -> &str {
+        &self.export.id
+    }
+
+    /// Whether a client uses it.
+    pub fn is_connected(&self) -> bool {
+        self.export.clients.get() > 0
+    }
+
+    /// What it has done on each of its threads.
+    pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
+        &self.export.stats
+    }
+
+    /// The threads that serve it.
+    pub fn io_threads(&self) -> &[LoopHandle] {
+        &self.export.io_threads
+    }
+
+    /// Is not offered any more; finishes the requests of its clients and sends these away; flushes
+    /// the node.
+    ///
+    /// # Errors
+    ///
+    /// When the flush failed, or a loop has stopped before.
+    pub async fn stop(self) -> Result<(), ExportError> {
+        let is_other = |other: &Rc<Export>| !Rc::ptr_eq(other, &self.export);
+        self.shared.exports.borrow_mut().retain(is_other);
+        // All at once, and all of them even if one fails.
+        let stopped: Vec<_> = self.export.workers.iter().map(WorkerHandle::stop).collect();
+        let mut result = Ok(());
+        for answer in stopped {
+            match answer.await {
+                Ok(Ok(())) => {}
+                Ok(Err(errno)) => result = Err(ExportError::Flush(errno.into())),
+                Err(gone) => result = Err(gone.into()),
+            }
+        }
+        result
+    }
+}
+
+impl Shared {
+    fn has_export(&self, name: &str) -> bool {
+        self.exports.borrow().iter().any(|export| export.info.name == name)
+    }
+
+    async fn add(self: Rc<Self>, config: NbdExportConfig) -> Result<NbdExport, ExportError> {
+        let NbdExportConfig { id, name, description, node, io_threads, writable, .. } = config;
+        for (what, text) in [("export name", &name), ("description", &description)] {
+            if text.len() > MAX_STRING {
+                return Err(ExportError::Config(format!("{what} '{text}' too long")));
+            }
+            if text.contains('\0') {
+                return Err(ExportError::Config(format!("{what} contains NUL")));
+            }
+        }
+        if io_threads.is_empty() {
+            return Err(ExportError::Config("an export needs an I/O thread".into()));
+        }
+        let geometry = node.geometry();
+        if writable && geometry.read_only {
+            return Err(ExportError::Config("Cannot export read-only node as writable".into()));
+        }
+        // Of that the size is a multiple, and it is allowed by the protocol.
+        let aligned = geometry.request_alignment.is_power_of_two()
+            && geometry.request_alignment <= 1 << 16
+            && geometry.size % u64::from(geometry.request_alignment) == 0;
+        let mut workers = Vec::with_capacity(io_threads.len());
+        for io_thread in &io_threads {
+            let spawned = WorkerHandle::spawn(io_thread, node.clone(), config.writethrough).await?;
+            workers.push(spawned.map_err(|error| ExportError::Attach {
+                io_thread: io_thread.name().into(),
+                error,
+            })?);
+        }
+        if self.has_export(&name) {
+            let taken = format!("NBD server already has export named '{name}'");
+            return Err(ExportError::Config(taken));
+        }
+        let stats = workers.iter().map(|worker| worker.stats().clone()).collect();
+        let info = Arc::new(ExportInfo {
+            name,
+            description,
+            size: geometry.size,
+            read_only: !writable,
+            multi_conn: self.max_connections != 1,
+            minimum_block: if aligned { geometry.request_alignment } else { 512 },
+        });
+        let export = Rc::new(Export {
+            id,
+            info,
+            io_threads,
+            workers,
+            next: Cell::new(0),
+            stats,
+            clients: Cell::new(0),
+        });
+        self.exports.borrow_mut().push(export.clone());
+        Ok(NbdExport { shared: self, export })
+    }
+
+    async fn accept(self: &Rc<Self>, listener: &Listener) {
+        loop {
+            let has_room =
+                || self.max_connections == 0 || self.connections.get() < self.max_connections;
+            if self.or_stop(self.changed.until(has_room)).await.is_none() {
+                return;
+            }
+            match self.or_stop(listener.accept()).await {
+                Some(Ok(socket)) => {
+                    self.connections.set(self.connections.get() + 1);
+                    let me = self.clone();
+                    self.event_loop.spawn(async move {
+                        me.serve(socket).await;
+                        me.connections.set(me.connections.get() - 1);
+                        me.changed.tell();
+                    });
+                }
+                Some(Err(error)) => {
+                    log::error!("NBD server: takes no more clients: accept failed: {error}");
+                    self.or_stop(std::future::pending::<()>()).await;
+                    return;
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Serves a client to its end.
+    async fn serve(&self, socket: OwnedFd) {
+        let socket = Arc::new(socket);
+        let Some((export, agreed)) = self.or_stop(self.shake_hands(&socket)).await.flatten() else {
+            return;
+        };
+        let workers = &export.workers;
+        let turn = export.next.get() % workers.len();
+        export.next.set(turn + 1);
+        let Some(worker) = workers.get(turn) else { return };
+        let id = &export.id;
+        log::info!("export {id}: client connected");
+        export.clients.set(export.clients.get() + 1);
+        let served = worker.serve(socket, agreed).await;
+        export.clients.set(export.clients.get() - 1);
+        match served {
+            Ok(End::Left) => log::info!("export {id}: client disconnected"),
+            Ok(End::Stopped) => log::info!("export {id}: stopping, closed the connection"),
+            Ok(end) => log::warn!("export {id}: closed the connection: {end}"),
+            Err(_) => log::warn!("export {id}: closed the connection: no memory for it"),
+        }
+    }
+
+    /// The export that a client chooses; `None`: it does not, or not in time.
+    async fn shake_hands(&self, socket: &Arc<OwnedFd>) -> Option<(Rc<Export>, Agreed)> {
+        let infos = || self.exports.borrow().iter().map(|e| e.info.clone()).collect();
+        let negotiation = negotiate(&self.event_loop, socket, infos);
+        let deadline = match self.handshake_max_seconds {
+            0 => u64::MAX,
+            n => self.event_loop.now_ns().saturating_add(u64::from(n) * 1_000_000_000),
+        };
+        let late = self.event_loop.sleep_until(deadline);
+        // What strangers do before they have an export is no news: anybody could fill the log.
+        match first(negotiation, late).await {
+            Some(Ok((info, agreed))) => {
+                // It may have been stopped meanwhile.
+                let exports = self.exports.borrow();
+                let export = exports.iter().find(|export| Arc::ptr_eq(&export.info, &info));
+                return export.cloned().map(|export| (export, agreed));
+            }
+            Some(Err(Failure::Left)) => log::debug!("NBD server: client left"),
+            Some(Err(Failure::Rules(error))) => {
+                log::debug!("NBD server: client sent away: {error}")
+            }
+            Some(Err(Failure::Socket(errno))) => {
+                log::debug!("NBD server: client lost: {}", errno.desc());
+            }
+            None => log::debug!("NBD server: client sent away: its handshake took too long"),
+        }
+        None
+    }
+
+    /// What the future gives, or `None` when the server is stopped first.
+    async fn or_stop<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        first(future, self.changed.until(|| self.stopping.get())).await
+    }
+}
+
+/// What the future gives, or `None` when `end` comes first.
+async fn first<T>(future: impl Future<Output = T>, end: impl Future<Output = ()>) -> Option<T> {
+    let (mut future, mut end) = (pin!(future), pin!(end));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        end.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
+/// Tells tasks of one loop that something has changed.
+#[derive(Default)]
+struct Changed(RefCell<Vec<Waker>>);
+
+impl Changed {
+    fn tell(&self) {
+        let waiting = self.0.take();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until `condition` holds.
+    async fn until(&self, condition: impl Fn() -> bool) {
+        poll_fn(|cx| {
+            if condition() {
+                return Poll::Ready(());
+            }
+            let mut waiting = self.0.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}

@@ -1,0 +1,318 @@
+//! The handshake, from the greeting to the choice of an export: fixed newstyle.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::transmission::Agreed;
+use crate::nbd::wire::option::{
+    ClientOption, Contexts, InfoRequest, Invalid, OptionError, OptionReply,
+};
+use crate::nbd::wire::reply::ReplyMode;
+use crate::nbd::wire::{INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, flag, handshake_flag};
+
+/// The one metadata context there is.
+const ALLOCATION: &str = "base:allocation";
+/// Its number.
+pub const ALLOCATION_ID: u32 = 0;
+
+/// An export, as clients are told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Its name: at most 4096 bytes, without NUL.
+    pub name: String,
+    /// For people; at most 4096 bytes, without NUL. Empty: there is none.
+    pub description: String,
+    /// Bytes.
+    pub size: u64,
+    /// No write passes.
+    pub read_only: bool,
+    /// Whether clients may use several connections at a time.
+    pub multi_conn: bool,
+    /// Bytes: a power of two, at most 65536, that `size` is a multiple of. Requests that are no
+    /// multiple of it are slow, or refused where the client was told so.
+    pub minimum_block: u32,
+}
+
+impl ExportInfo {
+    /// The transmission flags for a client with those replies.
+    fn flags(&self, mode: ReplyMode) -> u16 {
+        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
+        flags |= match self.read_only {
+            true => flag::READ_ONLY,
+            false => flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO,
+        };
+        if self.multi_conn {
+            flags |= flag::CAN_MULTI_CONN;
+        }
+        if mode != ReplyMode::Simple {
+            flags |= flag::SEND_DF;
+        }
+        flags
+    }
+}
+
+/// Why a handshake ends without an export, other than by the client's leave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HandshakeError {
+    /// Flags that were not offered.
+    Flags(u32),
+    /// An option that does not begin with its magic number.
+    BadMagic,
+    /// An option with more data than any has.
+    TooLong {
+        /// The option.
+        option: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// `NBD_OPT_EXPORT_NAME` cannot be refused in words.
+    Refused(String),
+    /// A client that does not know fixed newstyle sent this option.
+    NotFixed(u32),
+}
+
+impl fmt::Display for HandshakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HandshakeError::Flags(flags) => write!(f, "client flags {flags:#x} were not offered"),
+            HandshakeError::BadMagic => f.write_str("it does not speak the NBD protocol"),
+            HandshakeError::TooLong { option, len } => {
+                write!(f, "option {option} has {len} bytes of data, which is too long")
+            }
+            HandshakeError::Refused(why) => f.write_str(why),
+            HandshakeError::NotFixed(option) => {
+                write!(f, "option {option} without fixed newstyle negotiation")
+            }
+        }
+    }
+}
+
+impl std::error::Error for HandshakeError {}
+
+/// What comes after an option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// The next option.
+    Option,
+    /// The end of the connection.
+    Leave,
+    /// The transmission phase with this export, the index among those there were.
+    Transmission(usize, Agreed),
+}
+
+/// A handshake under way.
+#[derive(Debug, Clone, Default)]
+pub struct Negotiation {
+    fixed: bool,
+    no_zeroes: bool,
+    mode: ReplyMode,
+    /// The export for which `base:allocation` was chosen.
+    allocation_of: Option<String>,
+}
+
+impl Negotiation {
+    /// What the server sends first.
+    pub fn greeting() -> [u8; 18] {
+        let mut bytes = [0; 18];
+        let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+        bytes[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
+        bytes[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        bytes[16..].copy_from_slice(&flags.to_be_bytes());
+        bytes
+    }
+
+    /// Takes the client's flags, which answer the greeting.
+    ///
+    /// # Errors
+    ///
+    /// There are unknown ones among them.
+    pub fn client_flags(&mut self, flags: u32) -> Result<(), HandshakeError> {
+        let has = |flag: u16| flags & u32::from(flag) != 0;
+        self.fixed = has(handshake_flag::FIXED_NEWSTYLE);
+        self.no_zeroes = has(handshake_flag::NO_ZEROES);
+        let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+        if flags & !u32::from(known) == 0 { Ok(()) } else { Err(HandshakeError::Flags(flags)) }
+    }
+
+    /// Takes an option and appends the answer to `out`, which is to be sent whatever comes next.
+    ///
+    /// # Errors
+    ///
+    /// The connection is to be closed without another word.
+    pub fn option(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &[Arc<ExportInfo>],
+        out: &mut Vec<u8>,
+    ) -> Result<Next, HandshakeError> {
+        let parsed = ClientOption::parse(option, data);
+        if let Ok(ClientOption::ExportName(name)) = parsed {
+            return self.export_name(name, exports, out);
+        }
+        if !self.fixed {
+            return Err(HandshakeError::NotFixed(option));
+        }
+        let mut answer = Answer { option, out };
+        match parsed {
+            Err(Invalid(why)) if option == crate::nbd::wire::option::code::EXPORT_NAME => {
+                return Err(HandshakeError::Refused(why.into()));
+            }
+            Err(Invalid(why)) => answer.refuse(OptionError::Invalid, why),
+            Ok(ClientOption::ExportName(_)) => {}
+            Ok(ClientOption::Abort) => {
+                answer.put(OptionReply::Ack);
+                return Ok(Next::Leave);
+            }
+            Ok(ClientOption::List) => {
+                for export in exports {
+                    let ExportInfo { name, description, .. } = &**export;
+                    answer.put(OptionReply::Server { name, description });
+                }
+                answer.put(OptionReply::Ack);
+            }
+            Ok(ClientOption::Info(request)) => {
+                self.tell(&request, exports, &mut answer);
+            }
+            Ok(ClientOption::Go(request)) => {
+                if let Some(index) = self.tell(&request, exports, &mut answer) {
+                    let agreed = self.agreed(&exports[index], request.wants_block_size);
+                    return Ok(Next::Transmission(index, agreed));
+                }
+            }
+            Ok(ClientOption::StructuredReply) if self.mode == ReplyMode::Extended => {
+                answer.refuse(OptionError::ExtendedHeaders, "extended headers are negotiated");
+            }
+            Ok(ClientOption::StructuredReply) => {
+                self.mode = ReplyMode::Structured;
+                answer.put(OptionReply::Ack);
+            }
+            Ok(ClientOption::ExtendedHeaders) => {
+                self.mode = ReplyMode::Extended;
+                answer.put(OptionReply::Ack);
+            }
+            Ok(ClientOption::ListMetaContext(contexts)) => {
+                if self.find_for_contexts(&contexts, exports, &mut answer) {
+                    let all = contexts.queries.is_empty();
+                    if all || contexts.queries.iter().any(|q| [ALLOCATION, "base:"].contains(q)) {
+                        answer.put(OptionReply::MetaContext { id: 0, name: ALLOCATION });
+                    }
+                    answer.put(OptionReply::Ack);
+                }
+            }
+            Ok(ClientOption::SetMetaContext(contexts)) => {
+                self.allocation_of = None;
+                if self.find_for_contexts(&contexts, exports, &mut answer) {
+                    if contexts.queries.contains(&ALLOCATION) {
+                        self.allocation_of = Some(contexts.name.to_owned());
+                        answer
+                            .put(OptionReply::MetaContext { id: ALLOCATION_ID, name: ALLOCATION });
+                    }
+                    answer.put(OptionReply::Ack);
+                }
+            }
+            Ok(ClientOption::Unknown) => {
+                answer.refuse(OptionError::Unsupported, "this server does not have that option");
+            }
+        }
+        Ok(Next::Option)
+    }
+
+    fn export_name(
+        &self,
+        name: &str,
+        exports: &[Arc<ExportInfo>],
+        out: &mut Vec<u8>,
+    ) -> Result<Next, HandshakeError> {
+        if self.mode == ReplyMode::Extended {
+            let why = "NBD_OPT_EXPORT_NAME after extended headers were negotiated";
+            return Err(HandshakeError::Refused(why.into()));
+        }
+        let Some(index) = find(name, exports) else {
+            return Err(HandshakeError::Refused(format!("there is no export '{name}'")));
+        };
+        let export = &exports[index];
+        out.extend(export.size.to_be_bytes());
+        out.extend(export.flags(self.mode).to_be_bytes());
+        if !self.no_zeroes {
+            out.extend([0; 124]);
+        }
+        Ok(Next::Transmission(index, self.agreed(export, false)))
+    }
+
+    /// Answers `NBD_OPT_INFO` and `NBD_OPT_GO`; the index of the export, if there is one.
+    fn tell(
+        &self,
+        request: &InfoRequest<'_>,
+        exports: &[Arc<ExportInfo>],
+        answer: &mut Answer<'_>,
+    ) -> Option<usize> {
+        let Some(index) = find(request.name, exports) else {
+            answer.refuse(OptionError::Unknown, "there is no export of that name");
+            return None;
+        };
+        let export = &exports[index];
+        if request.wants_name {
+            answer.put(OptionReply::Name(&export.name));
+        }
+        if request.wants_description && !export.description.is_empty() {
+            answer.put(OptionReply::Description(&export.description));
+        }
+        // A client that does not ask is not held to it, and gets no wrong idea of it.
+        let minimum = if request.wants_block_size { export.minimum_block } else { 1 };
+        let preferred = export.minimum_block.max(4096);
+        answer.put(OptionReply::BlockSize { minimum, preferred, maximum: MAX_PAYLOAD });
+        let flags = export.flags(self.mode);
+        answer.put(OptionReply::Export { size: export.size, flags });
+        answer.put(OptionReply::Ack);
+        Some(index)
+    }
+
+    /// Whether contexts can be asked for now, and of that export; refuses it if not.
+    fn find_for_contexts(
+        &self,
+        contexts: &Contexts<'_>,
+        exports: &[Arc<ExportInfo>],
+        answer: &mut Answer<'_>,
+    ) -> bool {
+        if self.mode == ReplyMode::Simple {
+            answer.refuse(OptionError::Invalid, "structured replies are to be negotiated first");
+            return false;
+        }
+        if find(contexts.name, exports).is_none() {
+            answer.refuse(OptionError::Unknown, "there is no export of that name");
+            return false;
+        }
+        true
+    }
+
+    fn agreed(&self, export: &ExportInfo, keeps_block_size: bool) -> Agreed {
+        Agreed {
+            size: export.size,
+            read_only: export.read_only,
+            mode: self.mode,
+            minimum_block: if keeps_block_size { export.minimum_block } else { 1 },
+            allocation: self.allocation_of.as_ref() == Some(&export.name),
+        }
+    }
+}
+
+fn find(name: &str, exports: &[Arc<ExportInfo>]) -> Option<usize> {
+    exports.iter().position(|export| export.name == name)
+}
+
+/// The answer to an option, in the making.
+struct Answer<'a> {
+    option: u32,
+    out: &'a mut Vec<u8>,
+}
+
+impl Answer<'_> {
+    fn put(&mut self, reply: OptionReply<'_>) {
+        reply.encode(self.option, self.out);
+    }
+
+    fn refuse(&mut self, error: OptionError, why: &str) {
+        self.put(OptionReply::Error(error, why));
+    }
+}

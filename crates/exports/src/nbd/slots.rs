@@ -1,0 +1,87 @@
+//! A connection's requests under way: preallocated, and as many as a client may have.
+
+use event_loop::IoBufs;
+
+use super::arena::Extent;
+use super::session::transmission::Command;
+use super::wire::reply::{Asked, Reply};
+
+/// Requests of a connection that are under way at once, replies not sent included. What a client
+/// sends beyond that waits in its socket.
+pub(super) const SLOTS: usize = 128;
+
+/// A request under way.
+pub(super) struct Slot {
+    pub(super) asked: Asked,
+    pub(super) command: Command,
+    /// Memory of its data.
+    pub(super) memory: Option<Extent>,
+    /// The list that goes down with it; kept for its capacity.
+    pub(super) bufs: IoBufs,
+    /// The answer, once there is one.
+    pub(super) reply: Reply,
+    /// Bytes of data that go with the reply, from the beginning of `memory`.
+    pub(super) data: usize,
+    /// A flush of it is under way: the second half of what is to be on stable storage.
+    pub(super) flushing: bool,
+    /// Loop time at which it was taken, nanoseconds.
+    pub(super) started_ns: u64,
+}
+
+impl Slot {
+    fn new() -> Self {
+        Slot {
+            asked: Asked { cookie: 0, offset: 0 },
+            command: Command::Nothing,
+            memory: None,
+            bufs: IoBufs::with_capacity(1),
+            reply: Reply::Done,
+            data: 0,
+            flushing: false,
+            started_ns: 0,
+        }
+    }
+
+    /// Makes it that of another request.
+    pub(super) fn begin(&mut self, asked: Asked, command: Command, now_ns: u64) {
+        self.asked = asked;
+        self.command = command;
+        self.reply = Reply::Done;
+        self.data = 0;
+        self.flushing = false;
+        self.started_ns = now_ns;
+    }
+}
+
+/// All slots, by tag.
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(super) fn new() -> Self {
+        Slots {
+            slots: std::iter::repeat_with(Slot::new).take(SLOTS).collect(),
+            free: (0..SLOTS as u32).rev().collect(),
+        }
+    }
+
+    /// Takes a free slot; `None`: there is none.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// Gives a slot back.
+    pub(super) fn give(&mut self, tag: u32) {
+        self.free.push(tag);
+    }
+
+    pub(super) fn get(&mut self, tag: u32) -> Option<&mut Slot> {
+        self.slots.get_mut(tag as usize)
+    }
+
+    pub(super) fn are_all_free(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+}

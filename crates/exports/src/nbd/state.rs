@@ -1,0 +1,388 @@
+//! What a connection in the transmission phase has of its own: bytes that came, requests under way,
+//! replies to be sent. Nothing here calls anybody; [`Connection`](super::connection::Connection) does.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use block::request::Op;
+use block::status::{self, EXTENT_LEN, State as ExtentState};
+use event_loop::IoBufs;
+use nix::errno::Errno;
+
+use super::arena::{Arena, HEADERS, INPUT};
+use super::session::handshake::ALLOCATION_ID;
+use super::session::transmission::{Agreed, Command, Verdict};
+use super::slots::{SLOTS, Slots};
+use super::wire::MAX_PAYLOAD;
+use super::wire::reply::{
+    Asked, NbdError, Reply, ReplyMode, allocation, encode_extent, extent_len,
+};
+use super::wire::request::{EXTENDED_HEADER_LEN, HEADER_LEN, RequestHeader};
+
+/// Extents of a block status reply at most.
+const MAX_EXTENTS: usize = 1024;
+
+/// Why a client is served no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It said so, or closed the connection.
+    Left,
+    /// It closed the connection within a message.
+    CutShort,
+    /// Its socket failed.
+    Socket(Errno),
+    /// What it sent is no request.
+    BadMagic(u32),
+    /// It announced a payload longer than any may be.
+    TooLong(u64),
+    /// The export is being stopped.
+    Stopped,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Left => f.write_str("the client left"),
+            End::CutShort => f.write_str("the client left in the middle of a message"),
+            End::Socket(errno) => write!(f, "its socket failed: {}", errno.desc()),
+            End::BadMagic(magic) => write!(f, "{magic:#x} is not the beginning of a request"),
+            End::TooLong(len) => {
+                write!(f, "a payload of {len} bytes is announced; {MAX_PAYLOAD} are the most")
+            }
+            End::Stopped => f.write_str("the export is being stopped"),
+        }
+    }
+}
+
+/// What the next bytes are.
+enum Incoming {
+    /// A header.
+    Header,
+    /// The payload of a write, of which `got` bytes are there.
+    Payload { tag: u32, len: usize, got: usize },
+    /// The payload of a request that is refused.
+    Skip { left: usize, asked: Asked, error: NbdError },
+}
+
+/// What came of looking for the next request.
+pub(super) enum Next {
+    /// It goes down the channel.
+    Submit { op: Op, offset: u64, len: u64, bufs: IoBufs, tag: u32 },
+    /// It was answered.
+    Answered,
+    /// More bytes have to come.
+    Input,
+    /// Requests under way have to end first.
+    Wait,
+    /// There will be no more.
+    End(End),
+}
+
+pub(super) struct State {
+    agreed: Agreed,
+    writethrough: bool,
+    arena: Arena,
+    pub(super) slots: Slots,
+    incoming: Incoming,
+    /// The bytes of the input that were not looked at yet.
+    begin: usize,
+    end: usize,
+    /// Answered, in order.
+    ready: VecDeque<u32>,
+    /// Being sent.
+    sending: Vec<u32>,
+}
+
+impl State {
+    /// `None`: there is no memory.
+    pub(super) fn new(agreed: Agreed, writethrough: bool) -> Option<Self> {
+        Some(State {
+            agreed,
+            writethrough,
+            arena: Arena::new()?,
+            slots: Slots::new(),
+            incoming: Incoming::Header,
+            begin: 0,
+            end: 0,
+            ready: VecDeque::with_capacity(SLOTS),
+            sending: Vec::with_capacity(SLOTS),
+        })
+    }
+
+    // ---- bytes in ------------------------------------------------------------------------------
+
+    /// The memory for what comes next: the rest of a payload straight to its place, and behind it
+    /// requests. Everything that came was looked at.
+    pub(super) fn input_memory(&mut self, bufs: &mut IoBufs) {
+        bufs.clear();
+        let left = self.end - self.begin;
+        if self.begin > 0 {
+            let mut rest = [0; EXTENDED_HEADER_LEN];
+            if let Some(rest) = rest.get_mut(..left) {
+                self.arena.whole.copy_out(INPUT.start + self.begin, rest);
+                self.arena.whole.copy_in(INPUT.start, rest);
+            }
+            (self.begin, self.end) = (0, left);
+        }
+        if let Incoming::Payload { tag, len, got } = self.incoming
+            && let Some(memory) = self.slots.get(tag).and_then(|slot| slot.memory)
+        {
+            bufs.append_part(&self.arena.whole, memory.offset + got, len - got);
+        }
+        bufs.append_part(&self.arena.whole, INPUT.start + self.end, INPUT.len() - self.end);
+    }
+
+    /// That many bytes have come to the memory just given; not zero.
+    pub(super) fn received(&mut self, mut bytes: usize) {
+        if let Incoming::Payload { len, got, .. } = &mut self.incoming {
+            let part = bytes.min(*len - *got);
+            *got += part;
+            bytes -= part;
+        }
+        self.end = (self.end + bytes).min(INPUT.len());
+    }
+
+    /// Whether the client has sent part of a message.
+    pub(super) fn is_within_message(&self) -> bool {
+        self.begin < self.end || !matches!(self.incoming, Incoming::Header)
+    }
+
+    /// No more requests are taken; one whose payload did not come in full is forgotten.
+    pub(super) fn end_input(&mut self) {
+        if let Incoming::Payload { tag, .. } =
+            std::mem::replace(&mut self.incoming, Incoming::Header)
+        {
+            self.forget(tag);
+        }
+        (self.begin, self.end) = (0, 0);
+    }
+
+    // ---- requests ------------------------------------------------------------------------------
+
+    /// Looks for the next request in what has come.
+    pub(super) fn next(&mut self, now_ns: u64) -> Next {
+        match &mut self.incoming {
+            Incoming::Header => self.next_header(now_ns),
+            Incoming::Payload { tag, len, got } if got == len => {
+                let tag = *tag;
+                self.incoming = Incoming::Header;
+                self.submit(tag)
+            }
+            Incoming::Payload { .. } => Next::Input,
+            Incoming::Skip { left, asked, error } => {
+                let part = (*left).min(self.end - self.begin);
+                self.begin += part;
+                *left -= part;
+                if *left > 0 {
+                    return Next::Input;
+                }
+                let (asked, error) = (*asked, *error);
+                let Some(tag) = self.slots.take() else { return Next::Wait };
+                self.incoming = Incoming::Header;
+                self.answer_at_once(tag, asked, Reply::Error(error), now_ns)
+            }
+        }
+    }
+
+    fn next_header(&mut self, now_ns: u64) -> Next {
+        let extended = self.agreed.mode == ReplyMode::Extended;
+        let header_len = if extended { EXTENDED_HEADER_LEN } else { HEADER_LEN };
+        let mut bytes = [0; EXTENDED_HEADER_LEN];
+        let there = (self.end - self.begin).min(header_len);
+        self.arena.whole.copy_out(INPUT.start + self.begin, &mut bytes[..there]);
+        let header = match RequestHeader::parse(&bytes[..there], extended) {
+            None => return Next::Input,
+            Some(Err(magic)) => return Next::End(End::BadMagic(magic.0)),
+            Some(Ok(header)) => header,
+        };
+        let asked = Asked { cookie: header.cookie, offset: header.offset };
+        let command = match self.agreed.judge(&header) {
+            Verdict::Disconnect => return Next::End(End::Left),
+            Verdict::TooLong => return Next::End(End::TooLong(header.len)),
+            Verdict::Refuse { error, payload } => {
+                self.begin += header_len;
+                self.incoming = Incoming::Skip { left: payload as usize, asked, error };
+                return Next::Answered;
+            }
+            Verdict::Do(command) => command,
+        };
+        let Some(tag) = self.slots.take() else { return Next::Wait };
+        let memory = match memory_of(&command) {
+            0 => None,
+            len => match self.arena.take(len) {
+                Some(memory) => Some((memory, len)),
+                None => {
+                    self.slots.give(tag);
+                    return Next::Wait;
+                }
+            },
+        };
+        self.begin += header_len;
+        let Some(slot) = self.slots.get(tag) else { return Next::Wait };
+        slot.begin(asked, command, now_ns);
+        slot.bufs.clear();
+        slot.memory = memory.map(|(memory, len)| {
+            slot.bufs.append_part(&self.arena.whole, memory.offset, len);
+            memory
+        });
+        if let Command::Write { len, .. } = command {
+            let len = len as usize;
+            let got = len.min(self.end - self.begin);
+            self.arena.whole.copy_to(INPUT.start + self.begin, &mut slot.bufs, 0, got);
+            self.begin += got;
+            if got < len {
+                self.incoming = Incoming::Payload { tag, len, got };
+                return Next::Input;
+            }
+        }
+        self.submit(tag)
+    }
+
+    fn answer_at_once(&mut self, tag: u32, asked: Asked, reply: Reply, now_ns: u64) -> Next {
+        if let Some(slot) = self.slots.get(tag) {
+            slot.begin(asked, Command::Nothing, now_ns);
+            slot.reply = reply;
+            self.ready.push_back(tag);
+        }
+        Next::Answered
+    }
+
+    fn submit(&mut self, tag: u32) -> Next {
+        let through = self.writethrough;
+        let Some(slot) = self.slots.get(tag) else { return Next::Answered };
+        let (op, offset, len) = match slot.command {
+            Command::Nothing => {
+                self.ready.push_back(tag);
+                return Next::Answered;
+            }
+            Command::Read { offset, len } => (Op::Read, offset, len.into()),
+            Command::Write { offset, len, fua } => {
+                (Op::Write { fua: fua || through }, offset, len.into())
+            }
+            Command::Flush => (Op::Flush, 0, 0),
+            Command::Trim { offset, len, .. } => (Op::Discard, offset, len),
+            Command::WriteZeroes { offset, len, may_unmap, fast_only, fua } => {
+                let fua = fua || through;
+                (Op::WriteZeroes { may_unmap, no_fallback: fast_only, fua }, offset, len)
+            }
+            // What is read once is in the host's page cache, if it has to do with the node.
+            Command::Cache { offset, len } => (Op::Read, offset, len.min(MAX_PAYLOAD.into())),
+            Command::BlockStatus { offset, len, .. } => (Op::BlockStatus, offset, len),
+        };
+        let bufs = std::mem::take(&mut slot.bufs);
+        Next::Submit { op, offset, len, bufs, tag }
+    }
+
+    // ---- answers -------------------------------------------------------------------------------
+
+    /// A request has come back. `true`: it is to be followed by a flush under the same tag.
+    pub(super) fn answered(&mut self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> bool {
+        let through = self.writethrough;
+        let mode = self.agreed.mode;
+        let Some(slot) = self.slots.get(tag) else { return false };
+        slot.bufs = bufs;
+        if let Command::Trim { fua, .. } = slot.command
+            && (fua || through)
+            && result.is_ok()
+            && !slot.flushing
+        {
+            slot.flushing = true;
+            return true;
+        }
+        (slot.reply, slot.data) = match (result, slot.command) {
+            (Err(errno), _) => (Reply::Error(errno.into()), 0),
+            (Ok(()), Command::Read { offset, len }) => (Reply::Data { offset, len }, len as usize),
+            (Ok(()), Command::BlockStatus { .. }) => encode_status(&mut slot.bufs, mode),
+            (Ok(()), _) => (Reply::Done, 0),
+        };
+        if slot.data == 0
+            && let Some(memory) = slot.memory.take()
+        {
+            self.arena.give(memory);
+        }
+        self.ready.push_back(tag);
+        false
+    }
+
+    /// Whether there is something to be sent.
+    pub(super) fn has_replies(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Puts all replies that are ready into one list. They are being sent until
+    /// [`sent`](Self::sent).
+    pub(super) fn gather(&mut self, bufs: &mut IoBufs) {
+        bufs.clear();
+        let mut at = HEADERS.start;
+        while let Some(tag) = self.ready.pop_front() {
+            self.sending.push(tag);
+            let Some(slot) = self.slots.get(tag) else { continue };
+            let (bytes, len) = slot.reply.encode(self.agreed.mode, slot.asked);
+            self.arena.whole.copy_in(at, &bytes[..len]);
+            bufs.append_part(&self.arena.whole, at, len);
+            at += len;
+            if let Some(memory) = slot.memory.filter(|_| slot.data > 0) {
+                bufs.append_part(&self.arena.whole, memory.offset, slot.data);
+            }
+        }
+    }
+
+    /// What was gathered has been sent, or never will be.
+    pub(super) fn sent(&mut self) {
+        while let Some(tag) = self.sending.pop() {
+            self.forget(tag);
+        }
+    }
+
+    /// The client is gone: replies that are ready need not be sent.
+    pub(super) fn drop_replies(&mut self) {
+        while let Some(tag) = self.ready.pop_front() {
+            self.forget(tag);
+        }
+    }
+
+    fn forget(&mut self, tag: u32) {
+        let Some(slot) = self.slots.get(tag) else { return };
+        if let Some(memory) = slot.memory.take() {
+            self.arena.give(memory);
+        }
+        self.slots.give(tag);
+    }
+}
+
+/// Bytes of memory that a command needs.
+fn memory_of(command: &Command) -> usize {
+    match *command {
+        Command::Read { len, .. } | Command::Write { len, .. } => len as usize,
+        Command::Cache { len, .. } => len.min(MAX_PAYLOAD.into()) as usize,
+        Command::BlockStatus { one: true, .. } => EXTENT_LEN,
+        Command::BlockStatus { .. } => MAX_EXTENTS * EXTENT_LEN,
+        _ => 0,
+    }
+}
+
+/// Rewrites the block layer's extents, in their place, as the protocol has them.
+fn encode_status(bufs: &mut IoBufs, mode: ReplyMode) -> (Reply, usize) {
+    let mut count = 0;
+    let mut at = 0;
+    // An extent never is longer than what it replaces, so those to come are still there.
+    while let Some(extent) = status::extent(bufs, count) {
+        let flags = match extent.state {
+            ExtentState::Data => 0,
+            ExtentState::Hole => allocation::HOLE | allocation::ZERO,
+            ExtentState::Zeroes => allocation::ZERO,
+        };
+        let bytes = encode_extent(mode, extent.len, flags);
+        at += bufs.copy_in(at, &bytes[..extent_len(mode)]);
+        count += 1;
+        if mode != ReplyMode::Extended && extent.len > u32::MAX.into() {
+            // It was cut short, so the next one would not be adjacent.
+            break;
+        }
+    }
+    match count {
+        // The block layer gives at least one.
+        0 => (Reply::Error(NbdError::Io), 0),
+        _ => (Reply::Status { context: ALLOCATION_ID, count: count as u32 }, at),
+    }
+}

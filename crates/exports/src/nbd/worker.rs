@@ -1,0 +1,160 @@
+//! An export on one of its I/O threads: the channel to its node, and the connections served there.
+//!
+//! It is a task on that thread's loop, which takes jobs from the control plane.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use block::node::{BlockNode, Channel};
+use devices::virtio_blk::QueueStats;
+use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
+use nix::errno::Errno;
+
+use super::connection::{Connection, Service};
+use super::session::transmission::Agreed;
+use super::state::End;
+use crate::vhost_user::flush::flush;
+
+type Job = Box<dyn FnOnce(&Rc<Worker>) + Send>;
+
+/// The control plane's way to a [`Worker`]. Dropping it ends the worker, and its connections.
+pub(super) struct WorkerHandle {
+    jobs: mailbox::Sender<Job>,
+    stats: Arc<QueueStats>,
+}
+
+/// What lives on the I/O thread.
+pub(super) struct Worker {
+    event_loop: EventLoop,
+    channel: Rc<dyn Channel>,
+    read_only: bool,
+    writethrough: bool,
+    stats: Arc<QueueStats>,
+    connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
+    next_connection: Cell<u64>,
+    /// Waits for the last connection to end.
+    idle: Cell<Option<Box<dyn FnOnce()>>>,
+    /// Its channel keeps no node alive by itself.
+    _node: Arc<dyn BlockNode>,
+}
+
+impl WorkerHandle {
+    /// Puts a worker on a loop.
+    ///
+    /// # Errors
+    ///
+    /// Outside: the loop is gone. Inside: it lacks what the node needs.
+    pub(super) async fn spawn(
+        io_thread: &LoopHandle,
+        node: Arc<dyn BlockNode>,
+        writethrough: bool,
+    ) -> Result<io::Result<Self>, LoopGone> {
+        let (jobs, mut receiver) = mailbox::channel::<Job>();
+        let stats = Arc::new(QueueStats::default());
+        let of_worker = stats.clone();
+        let (answer, opened) = oneshot::channel();
+        io_thread.spawn(move |event_loop| {
+            let channel = match node.clone().open_channel(event_loop) {
+                Ok(channel) => channel,
+                Err(error) => return answer.send(Err(error)),
+            };
+            let worker = Rc::new(Worker {
+                event_loop: event_loop.clone(),
+                channel,
+                read_only: node.geometry().read_only,
+                writethrough,
+                stats: of_worker,
+                connections: RefCell::default(),
+                next_connection: Cell::new(0),
+                idle: Cell::new(None),
+                _node: node,
+            });
+            answer.send(Ok(()));
+            event_loop.spawn(async move {
+                while let Some(job) = receiver.receive().await {
+                    job(&worker);
+                }
+                worker.stop_connections();
+            });
+        })?;
+        Ok(opened.await?.map(|()| WorkerHandle { jobs, stats }))
+    }
+
+    /// What it has done.
+    pub(super) fn stats(&self) -> &Arc<QueueStats> {
+        &self.stats
+    }
+
+    /// Serves a client there. The answer comes at the end of it.
+    pub(super) fn serve(&self, fd: Arc<OwnedFd>, agreed: Agreed) -> oneshot::Receiver<End> {
+        self.ask(move |worker, answer| worker.serve(fd, agreed, answer))
+    }
+
+    /// Ends all connections, once their requests are done, and makes durable what was written.
+    pub(super) fn stop(&self) -> oneshot::Receiver<Result<(), Errno>> {
+        self.ask(|worker, answer| {
+            let flushed = worker.clone();
+            worker.idle.set(Some(Box::new(move || flushed.flush(answer))));
+            worker.stop_connections();
+            worker.check_idle();
+        })
+    }
+
+    fn ask<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Rc<Worker>, oneshot::Sender<R>) + Send + 'static,
+    ) -> oneshot::Receiver<R> {
+        let (sender, receiver) = oneshot::channel();
+        // A job that cannot be sent is dropped, its sender with it; the receiver then says so.
+        let _ = self.jobs.send(Box::new(move |worker| job(worker, sender)));
+        receiver
+    }
+}
+
+impl Worker {
+    fn serve(self: &Rc<Self>, fd: Arc<OwnedFd>, agreed: Agreed, answer: oneshot::Sender<End>) {
+        let id = self.next_connection.get();
+        self.next_connection.set(id + 1);
+        let service = Service {
+            channel: self.channel.clone(),
+            agreed,
+            writethrough: self.writethrough,
+            stats: self.stats.clone(),
+        };
+        let me: Weak<Worker> = Rc::downgrade(self);
+        let ended = Box::new(move |end| {
+            answer.send(end);
+            if let Some(me) = me.upgrade() {
+                let gone = me.connections.borrow_mut().remove(&id);
+                drop(gone);
+                me.check_idle();
+            }
+        });
+        // Without memory for it `ended` is dropped, which the control plane sees.
+        if let Some(connection) = Connection::start(&self.event_loop, fd, service, ended) {
+            self.connections.borrow_mut().insert(id, connection);
+        }
+    }
+
+    fn stop_connections(&self) {
+        let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
+        connections.iter().for_each(|connection| connection.stop());
+    }
+
+    fn check_idle(&self) {
+        if self.connections.borrow().is_empty()
+            && let Some(idle) = self.idle.take()
+        {
+            idle();
+        }
+    }
+
+    fn flush(&self, answer: oneshot::Sender<Result<(), Errno>>) {
+        let writable = (!self.read_only).then_some(&self.channel);
+        flush(writable.into_iter(), Box::new(move |result| answer.send(result)));
+    }
+}
