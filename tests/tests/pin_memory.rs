@@ -142,7 +142,7 @@ fn beyond_the_limit_it_is_said_once_and_requests_go_on() {
         let warning = eventually("the warning", || warnings(connection)).expect("a warning");
         for word in [
             "export disk",
-            "io_uring_register of ",
+            "pinning all",
             "os error 12",
             "RLIMIT_MEMLOCK is 2 MiB",
             "LimitMEMLOCK=",
