@@ -27,7 +27,8 @@ const QUEUES: u16 = 4;
 /// Guest memory: rings, then slots with a request, a response and data.
 const SLOTS_AT: u64 = 0x8000;
 const SLOT: u64 = 0x3000;
-const SLOTS: u64 = 32;
+/// Each step has its own slot: a driver that uses one twice reads another request's answer.
+const SLOTS: u64 = 200;
 const RESPONSE_AT: u64 = 0x200;
 const DATA_AT: u64 = 0x400;
 const MAX_DATA: u16 = 0x2800;
@@ -225,7 +226,7 @@ impl<'a> Guest<'a> {
 
     /// Adds a chain that begins with these bytes, its parts cut in two after `cut` bytes.
     fn add(&mut self, queue: usize, bytes: &[u8], readable: u32, writable: u32, cut: u32) {
-        let slot = SLOTS_AT + SLOT * (self.next_slot % SLOTS);
+        let slot = SLOTS_AT + SLOT * self.next_slot;
         self.next_slot += 1;
         let (head, data) = bytes.split_at(bytes.len().min(REQUEST as usize));
         let write = |addr, bytes| self.world.memory.write_bytes(addr, bytes).expect("memory");
@@ -316,7 +317,7 @@ pub fn run(data: &[u8]) {
         let mut input = Input::new(data);
         let mut guest = Guest::new(world, input.u8());
         let mut steps = 0;
-        while !input.is_empty() && steps < 200 {
+        while !input.is_empty() && steps < SLOTS {
             guest.step(&mut input);
             steps += 1;
         }

@@ -134,3 +134,34 @@ fn commands_are_as_the_standards_have_them() {
         assert!(lines.iter().any(|printed| printed == line), "no {line:?} in {lines:#?}");
     }
 }
+
+/// The daemon is ended and started again while the guest writes: it waits, is told of a reset by unit attention,
+/// and goes on.
+#[test]
+fn the_daemon_is_restarted_under_a_write() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 16);
+    let serve = || {
+        ServerCommand::new(&scratch)
+            .file("disk", &image, "")
+            .export_scsi("scsi", &["disk"], "")
+            .start()
+    };
+    let server = serve();
+    let guest = Guest::new().scsi(server.socket("scsi")).chardev_options("reconnect-ms=50");
+    let mut guest = guest.boot(
+        "dd if=/dev/urandom of=/dev/sda bs=64k count=256 oflag=direct 2>/dev/null &
+        echo restart
+        read -r done
+        wait $!
+        dd if=/dev/urandom of=/dev/sda bs=64k seek=16 count=16 conv=fsync 2>/dev/null
+        md5sum </dev/sda",
+    );
+    guest.expect("restart");
+    server.stop();
+    let server = serve();
+    guest.send("done");
+    let lines = guest.finish();
+    server.stop();
+    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())));
+}
