@@ -5,11 +5,13 @@ use control::{
     Action, Addr, ExportKind, ExportOptions, MonitorOptions, NbdAddr, NbdOptions, NbdServerOptions,
     Step, VhostUserOptions,
 };
+use event_loop::oneshot;
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
 use serde_json::json;
 
 use super::chardev::Chardev;
+use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
 use super::{Daemon, DaemonError, Message};
@@ -66,25 +68,26 @@ impl Daemon {
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is
-    /// called.
-    pub(super) fn delete_export(&mut self, id: &str, mode: DeleteMode) -> Result<(), DaemonError> {
-        match (self.exports.is_connected(id), mode) {
-            (None, _) => Err(DaemonError::new(format!("Export '{id}' is not found"))),
-            (Some(true), DeleteMode::Safe) => {
-                Err(DaemonError::new(format!("export '{id}' still in use")))
-            }
-            _ => {
-                self.exports.stop(id);
-                Ok(())
-            }
-        }
+    /// called, and then what is returned completes, whichever way.
+    pub(super) fn delete_export(
+        &mut self,
+        id: &str,
+        mode: DeleteMode,
+    ) -> Result<oneshot::Receiver<()>, DaemonError> {
+        let refused = match (self.exports.state(id), mode) {
+            (None, _) => format!("Export '{id}' is not found"),
+            (Some(State::ShuttingDown), _) => format!("Export '{id}' is already shutting down"),
+            (Some(State::InUse), DeleteMode::Safe) => format!("export '{id}' still in use"),
+            (Some(State::InUse | State::Idle), _) => return Ok(self.exports.stop(id)),
+        };
+        Err(DaemonError::new(refused))
     }
 
     /// An export has ended: what it used may go from now on.
     pub(super) fn export_ended(&mut self, id: &str) {
-        self.exports.forget(id);
         self.graph = self.graph.without_export(id);
         tell_export_deleted(&self.clients, id);
+        self.exports.forget(id);
     }
 
     async fn start_export(&mut self, options: &ExportOptions) -> Result<Running, DaemonError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use control::ExportOptions;
 use devices::virtio_blk::QueueStats;
-use event_loop::{EventLoop, JoinHandle};
+use event_loop::{EventLoop, JoinHandle, oneshot};
 
 use super::running::Running;
 
@@ -25,6 +25,17 @@ struct Export {
     serving: Option<Running>,
     /// Gives whether all could be flushed.
     stopping: Option<JoinHandle<bool>>,
+    /// Goes with it: for who waits for its end.
+    awaited: Option<oneshot::Sender<()>>,
+}
+
+/// What an export is at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Idle,
+    /// Somebody is connected.
+    InUse,
+    ShuttingDown,
 }
 
 /// What is told of an export.
@@ -48,6 +59,7 @@ impl Exports {
             kind: options.type_name(),
             serving: Some(export),
             stopping: None,
+            awaited: None,
         });
     }
 
@@ -60,16 +72,25 @@ impl Exports {
         })
     }
 
-    /// Whether somebody uses it. `None`: there is no such export.
-    pub(super) fn is_connected(&self, id: &str) -> Option<bool> {
+    /// What it is at. `None`: there is no such export.
+    pub(super) fn state(&self, id: &str) -> Option<State> {
         let export = self.exports.iter().find(|export| export.id == id)?;
-        Some(export.serving.as_ref().is_some_and(Running::is_connected))
+        Some(match &export.serving {
+            Some(serving) if serving.is_connected() => State::InUse,
+            Some(_) => State::Idle,
+            None => State::ShuttingDown,
+        })
     }
 
-    /// Has an export finish what it is at and flush. It has ended when `on_end` is told.
-    pub(super) fn stop(&mut self, id: &str) {
-        let Some(export) = self.exports.iter_mut().find(|export| export.id == id) else { return };
-        export.stop(&self.event_loop, self.on_end.clone());
+    /// Has an export finish what it is at and flush. It has ended when `on_end` is told; what is
+    /// returned completes, whichever way, when it is [forgotten](Self::forget).
+    pub(super) fn stop(&mut self, id: &str) -> oneshot::Receiver<()> {
+        let (awaited, end) = oneshot::channel();
+        if let Some(export) = self.exports.iter_mut().find(|export| export.id == id) {
+            export.stop(&self.event_loop, self.on_end.clone());
+            export.awaited = Some(awaited);
+        }
+        end
     }
 
     /// Forgets one that has ended.

@@ -194,10 +194,9 @@ impl Daemon {
                     answer.send(Ok(json!({})));
                     return End::Quit;
                 }
-                Ok(Message::Request(Request { command, answer })) => {
-                    match until(self.carry_out(command), stop.next()).await {
-                        Ok(outcome) => answer.send(outcome),
-                        Err(signal) => return End::Signal(signal),
+                Ok(Message::Request(request)) => {
+                    if let Err(signal) = until(self.carry_out(request), stop.next()).await {
+                        return End::Signal(signal);
                     }
                 }
             }

@@ -5,7 +5,8 @@ use control::qmp::{Command, QmpError};
 use serde_json::{Value as Json, json};
 
 use super::exports::ExportInfo;
-use super::monitor::Outcome;
+use super::monitor::{Outcome, Request};
+use super::signal::until;
 use super::threads::Thread;
 use super::{Daemon, DaemonError, nodes};
 
@@ -15,6 +16,10 @@ impl From<DaemonError> for QmpError {
     }
 }
 
+/// How long `block-export-del` waits for the export's end before it is answered all the same,
+/// nanoseconds.
+const EXPORT_END_NS: u64 = 1_000_000_000;
+
 /// What a path leads to in the tree of objects.
 enum Place<'a> {
     Root,
@@ -23,13 +28,29 @@ enum Place<'a> {
 }
 
 impl Daemon {
-    /// Carries a command out.
-    pub(super) async fn carry_out(&mut self, command: Command) -> Outcome {
+    /// Carries a command out and answers it.
+    pub(super) async fn carry_out(&mut self, request: Request) {
+        let Request { command, answer } = request;
+        let Command::BlockExportDel { id, mode } = command else {
+            return answer.send(self.outcome(command).await);
+        };
+        let end = match self.delete_export(&id, mode) {
+            Ok(end) => end,
+            Err(error) => return answer.send(Err(error.into())),
+        };
+        // As soon as what it used is free again, as QSD does it. Nobody else waits for that.
+        let enough = self.control.sleep_until(self.control.now_ns() + EXPORT_END_NS);
+        self.control.spawn(async move {
+            let _ = until(end, enough).await;
+            answer.send(Ok(json!({})));
+        });
+    }
+
+    async fn outcome(&mut self, command: Command) -> Outcome {
         match command {
             Command::Add(action) => self.add(&action).await?,
             Command::ObjectDel { id } => self.delete_object(&id)?,
             Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
-            Command::BlockExportDel { id, mode } => self.delete_export(&id, mode)?,
             Command::QomSet { path, property, value } => self.qom_set(&path, &property, value)?,
             Command::QomList { path } => return Ok(self.qom_list(&self.place(&path)?)),
             Command::QomGet { path, property } => {
@@ -42,8 +63,8 @@ impl Daemon {
                 return Ok(self.nodes.all().map(|node| nodes::info(&node)).collect());
             }
             Command::QueryBlockExports => return Ok(self.exports.all().map(export_info).collect()),
-            // The one who waits for commands takes note of that.
-            Command::Quit => {}
+            // Those are answered where it is known when.
+            Command::BlockExportDel { .. } | Command::Quit => {}
         }
         Ok(json!({}))
     }
