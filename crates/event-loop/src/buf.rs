@@ -319,6 +319,11 @@ pub struct AlignedBuf {
     layout: std::alloc::Layout,
 }
 
+/// From here on memory is worth not being touched before it is used, bytes.
+const LARGE: usize = 1 << 20;
+/// What any allocation is aligned to, bytes.
+const ALIGNED: usize = 16;
+
 impl AlignedBuf {
     /// `IoBufs` over `len` fresh zeroed bytes aligned to `align`, a power of two.
     /// `None` when the memory cannot be had or `align` is no power of two.
@@ -326,7 +331,14 @@ impl AlignedBuf {
         if len == 0 {
             return Some(IoBufs::new());
         }
-        let layout = std::alloc::Layout::from_size_align(len, align).ok()?;
+        // Fresh pages are zero, and take up memory once they are used, but the allocator writes zeroes
+        // where it is asked for more than its own alignment: of much memory, it is not.
+        let large = len >= LARGE;
+        let (size, own) = if large { (len.checked_add(align)?, ALIGNED) } else { (len, align) };
+        if !align.is_power_of_two() {
+            return None;
+        }
+        let layout = std::alloc::Layout::from_size_align(size, own).ok()?;
         // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         if base.is_null() {
@@ -334,9 +346,12 @@ impl AlignedBuf {
         }
         let mut bufs = IoBufs::with_capacity(1);
         bufs.set_owner(Rc::new(AlignedBuf { base, layout }));
-        // SAFETY: the allocation is `len` bytes, lives as long as the owner, and no reference to it
-        // is ever made.
-        unsafe { bufs.push(base, len) };
+        let lead = if large { base.align_offset(align) } else { 0 };
+        // Of bytes, and up to a power of two, there always is one, smaller than `align`.
+        debug_assert!(lead < align);
+        // SAFETY: the allocation is `lead + len` bytes or more, lives as long as the owner, and no
+        // reference to it is ever made.
+        unsafe { bufs.push(base.add(lead.min(size - len)), len) };
         Some(bufs)
     }
 }
@@ -453,6 +468,17 @@ mod tests {
         assert_eq!(bufs.copy_to(4, &mut source, 60, 8), 4);
         source.copy_out(60, &mut out[..4]);
         assert_eq!(out[..4], [10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn much_memory_is_aligned_and_zero() {
+        for align in [1, 16, 512, 4096, 1 << 16] {
+            let mut bufs = AlignedBuf::io_bufs(LARGE, align).unwrap();
+            assert!(bufs.is_aligned(align) && bufs.is_zero());
+            assert_eq!(bufs.copy_in(LARGE - 1, &[1, 2]), 1);
+        }
+        assert!(AlignedBuf::io_bufs(LARGE, 3).is_none());
+        assert!(AlignedBuf::io_bufs(usize::MAX, 4096).is_none());
     }
 
     #[test]
