@@ -86,6 +86,7 @@ impl Channel for Disk {
                 self.check_memory(&request);
             }
             Op::Discard => assert!(!self.read_only && request.len > 0),
+            Op::BlockStatus => unreachable!("no guest asks for it"),
             Op::Flush => assert_eq!((request.offset, request.len), (0, 0)),
             Op::WriteZeroes { .. } => panic!("no command asks for it"),
         }

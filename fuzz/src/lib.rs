@@ -5,6 +5,7 @@
 
 pub mod ahci;
 pub mod input;
+pub mod nbd;
 pub mod qmp;
 pub mod queue;
 pub mod scsi;
@@ -33,6 +34,11 @@ mod tests {
     #[test]
     fn qmp() {
         replay("qmp", super::qmp::run);
+    }
+
+    #[test]
+    fn nbd() {
+        replay("nbd", super::nbd::run);
     }
 
     #[test]

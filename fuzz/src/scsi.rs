@@ -82,6 +82,7 @@ impl Channel for Disk {
             Op::Discard | Op::WriteZeroes { .. } => {
                 assert!(!self.read_only && request.len > 0);
             }
+            Op::BlockStatus => unreachable!("no guest asks for it"),
             Op::Flush => assert_eq!((request.offset, request.len), (0, 0)),
         }
         self.held.borrow_mut().push(request);
