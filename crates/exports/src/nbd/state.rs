@@ -375,7 +375,7 @@ fn encode_status(bufs: &mut IoBufs, mode: ReplyMode) -> (Reply, usize) {
         let bytes = encode_extent(mode, extent.len, flags);
         at += bufs.copy_in(at, &bytes[..extent_len(mode)]);
         count += 1;
-        if mode != ReplyMode::Extended && extent.len > u32::MAX.into() {
+        if mode != ReplyMode::Extended && extent.len > u64::from(u32::MAX) {
             // It was cut short, so the next one would not be adjacent.
             break;
         }
