@@ -6,6 +6,7 @@
 //! further than the one behind it, and all of them come at once.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use guest_memory::MemoryView;
 use virtio_bindings::virtio_ring::VRING_DESC_F_INDIRECT;
@@ -32,15 +33,16 @@ impl Lookahead {
     /// Called after each pop.
     #[inline]
     pub(crate) fn prefetch(&self, avail: &AvailHalf, rings: &Rings, memory: &MemoryView) {
-        ahead(&self.descriptor, avail, DESCRIPTOR, |entry| {
+        let filled = avail.next()..avail.seen();
+        ahead(&self.descriptor, &filled, DESCRIPTOR, |entry| {
             rings.prefetch_descriptor(rings.avail_entry(entry));
         });
-        ahead(&self.pointed_to, avail, POINTED_TO, |entry| {
+        ahead(&self.pointed_to, &filled, POINTED_TO, |entry| {
             let desc = rings.descriptor(rings.avail_entry(entry));
             // A header is often beside the status byte, which is written.
             memory.prefetch(desc.addr, !desc.has(VRING_DESC_F_INDIRECT));
         });
-        ahead(&self.buffer, avail, BUFFER, |entry| {
+        ahead(&self.buffer, &filled, BUFFER, |entry| {
             let table = rings.descriptor(rings.avail_entry(entry));
             if table.has(VRING_DESC_F_INDIRECT)
                 && let Ok(first) = memory.read_array(table.addr)
@@ -52,17 +54,45 @@ impl Lookahead {
 }
 
 /// Makes a step for each entry not done yet, up to `distance` behind the next one, as far as the driver
-/// has filled the ring. What makes no sense there is found when it is popped.
+/// has `filled` the ring. What makes no sense there is found when it is popped.
 #[inline]
-fn ahead(done: &Cell<u16>, avail: &AvailHalf, distance: u16, mut step: impl FnMut(u16)) {
-    let next = avail.next();
-    let end = next.wrapping_add(distance.min(avail.seen().wrapping_sub(next)));
-    // What was popped in the meantime needs no step any more.
+fn ahead(done: &Cell<u16>, filled: &Range<u16>, distance: u16, mut step: impl FnMut(u16)) {
+    let next = filled.start;
+    let count = distance.min(filled.end.wrapping_sub(next));
+    let end = next.wrapping_add(count);
+    // What was popped in the meantime needs no step any more. At the queue's start, `done` may be
+    // anywhere.
     let done_before = done.get().wrapping_sub(next);
-    let mut entry = if done_before <= distance { done.get() } else { next };
+    let mut entry = if done_before <= count { done.get() } else { next };
     while entry != end {
         step(entry);
         entry = entry.wrapping_add(1);
     }
     done.set(end);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_entry_is_fetched_once_and_never_one_that_is_not_filled() {
+        // A queue may begin at any entry, and its driver may have filled any number of them.
+        for first in 0..=u16::MAX {
+            for filled in [0, 1, 3, 5, 40] {
+                let (done, end) = (Cell::new(0), first.wrapping_add(filled));
+                let mut steps = Vec::new();
+                for popped in 0..=filled {
+                    let left = first.wrapping_add(popped)..end;
+                    ahead(&done, &left, 4, |entry| {
+                        steps.push(entry);
+                        assert!(steps.len() <= filled.into(), "{first} and {filled}: {entry}");
+                    });
+                }
+                let place = |entry: &u16| entry.wrapping_sub(first);
+                assert!(steps.is_sorted_by(|a, b| place(a) < place(b)), "{first} and {filled}");
+                assert!(steps.iter().all(|entry| place(entry) < filled), "{first} and {filled}");
+            }
+        }
+    }
 }
