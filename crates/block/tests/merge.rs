@@ -187,3 +187,33 @@ fn only_the_request_that_is_to_blame_fails() {
     let results: Vec<_> = tags.into_iter().map(|tag| disk.rig.wait(tag).0).collect();
     assert_eq!(results, [Ok(()), Err(Errno::EIO), Ok(())]);
 }
+
+/// Whoever lets go of the channel, or ends the loop, does not wait for what is gathered or in flight.
+#[test]
+fn all_are_answered_when_the_channel_or_the_loop_goes() {
+    let three = |disk: &mut Disk, then: fn(&mut Disk)| -> Vec<u32> {
+        let bufs: Vec<_> = (0..3).map(|_| disk.arena.take(BLOCK, 0)).collect();
+        let event_loop = disk.rig.event_loop.clone();
+        event_loop.section(|| {
+            let read = |(n, bufs)| disk.rig.submit(Op::Read, (n * BLOCK) as u64, 4096, bufs);
+            let tags = bufs.into_iter().enumerate().map(read).collect();
+            then(disk);
+            tags
+        })
+    };
+    let mut disk = Disk::new("merge-gone", |_| Verdict::Good);
+    let tags = three(&mut disk, |disk| {
+        let another = Disk::new("merge-other", |_| Verdict::Good).rig.channel;
+        disk.rig.channel = another;
+    });
+    assert!(tags.into_iter().all(|tag| disk.rig.wait(tag).0 == Ok(())));
+    assert_eq!(disk.transfers(), [(0, 3 * BLOCK as u64)]);
+
+    let mut disk = Disk::new("merge-stop", |_| Verdict::Hold);
+    let tags = three(&mut disk, |_| ());
+    disk.rig.event_loop.run_once(false).unwrap();
+    disk.rig.event_loop.shut_down().unwrap();
+    for tag in tags {
+        assert_eq!(disk.rig.answer(tag).map(|answer| answer.0), Some(Err(Errno::ECANCELED)));
+    }
+}
