@@ -54,8 +54,8 @@ impl Shared {
         self.wake.as_fd()
     }
 
-    /// Sends a message and wakes the loop if it sleeps: the only system call, made at most once
-    /// per sleep (contract E1).
+    /// Sends a message and wakes the loop if it sleeps, or has announced that it will: the only system
+    /// call, made at most once per announcement (contract E1).
     pub(crate) fn send(&self, message: Message) -> Result<(), LoopGone> {
         match self.inbox.push(message) {
             Ok(Pushed::Done) => Ok(()),

@@ -165,7 +165,11 @@ impl EventLoop {
         }
         // The callbacks of `poll_end` may have left something to do.
         self.arm_and_refill();
-        if self.has_work_now() || !self.0.shared.inbox.begin_sleep() {
+        if self.has_work_now() {
+            return self.enter_if_needed();
+        }
+        if !self.0.shared.inbox.begin_sleep() {
+            self.stats().sleeps_called_off.add(1);
             return self.enter_if_needed();
         }
         let deadline = self.next_deadline();

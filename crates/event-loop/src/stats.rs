@@ -18,7 +18,10 @@ pub struct LoopStats {
     pub aio_submits: Counter,
     /// Enters that were allowed to sleep.
     pub sleeps: Counter,
-    /// Times that another thread had to wake the loop: at most one per sleep (contract E1).
+    /// Sleeps announced and called off: a message came in between.
+    pub sleeps_called_off: Counter,
+    /// Times that another thread had to wake the loop: at most one per sleep (contract E1), or per
+    /// sleep called off, when it had seen that announced.
     pub wakes: Counter,
     /// Operations submitted.
     pub submitted: Counter,

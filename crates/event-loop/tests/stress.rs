@@ -124,9 +124,7 @@ fn e1_producers_of_everything_lose_nothing_and_double_nothing() {
         });
         let all = || seen.iter().all(|seen| seen.counts() == [ROUNDS; 5]);
         spin_until("everything that was handed over", all);
-        let stats = thread.handle().stats();
-        assert!(stats.wakes.get() <= stats.sleeps.get(), "at most one wake-up per sleep");
-        thread.stop().unwrap();
+        stop_and_count_wakes(thread);
         assert!(all(), "and nothing twice");
     }
 }

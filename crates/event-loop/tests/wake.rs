@@ -172,9 +172,7 @@ fn e1_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
         });
         let all = || got.iter().all(|got| got.load(Ordering::Relaxed) == EACH);
         spin_until(name, all);
-        let stats = thread.handle().stats();
-        assert!(stats.wakes.get() <= stats.sleeps.get(), "{name}: at most one wake per sleep");
-        thread.stop().unwrap();
+        stop_and_count_wakes(thread);
         assert!(all(), "{name}");
     }
 }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
-    Engine, EventLoop, Handler, IoBufs, IoTarget, LoopConfig, PollParams, PollPolicy, Progress,
-    RingChoice, RingFlags,
+    Engine, EventLoop, Handler, IoBufs, IoTarget, IoThread, LoopConfig, PollParams, PollPolicy,
+    Progress, RingChoice, RingFlags,
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
@@ -65,6 +65,17 @@ pub(crate) fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMu
     while !done() {
         event_loop.run_once(true).unwrap();
     }
+}
+
+/// Stops a thread that nobody sends anything to any more; it was woken at most once per sleep, or sleep
+/// announced. Counted when it has ended: a wake-up may come before the loop has counted the sleep.
+pub(crate) fn stop_and_count_wakes(thread: IoThread) {
+    let handle = thread.handle().clone();
+    thread.stop().unwrap();
+    let stats = handle.stats();
+    let (wakes, sleeps) = (stats.wakes.get(), stats.sleeps.get());
+    let called_off = stats.sleeps_called_off.get();
+    assert!(wakes <= sleeps + called_off, "{wakes} wake-ups for {sleeps} + {called_off} sleeps");
 }
 
 /// Whether a thread sleeps in poll(2) or epoll_wait(2).
