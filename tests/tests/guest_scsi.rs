@@ -7,22 +7,25 @@ const MIB: u64 = 1 << 20;
 
 /// What Linux has found out, and a file system on it.
 const LINUX: &str = "
+    # Linux names disks in the order in which it is done with them, which is not that of their LUNs.
+    first=$(ls -d /sys/bus/scsi/devices/*:0:0:0/block/*); first=${first##*/}
+    second=$(ls -d /sys/bus/scsi/devices/*:0:0:1/block/*); second=${second##*/}
     ls -d /sys/class/scsi_device/* | wc -l
-    cat /sys/block/sda/device/vendor /sys/block/sda/device/model
-    for disk in sda sdb; do
+    cat /sys/block/$first/device/vendor /sys/block/$first/device/model
+    for disk in $first $second; do
         echo $(cat /sys/block/$disk/size /sys/block/$disk/ro)
         dd if=/sys/block/$disk/device/vpd_pg80 bs=1 skip=4 2>/dev/null
         echo
     done
-    cd /sys/block/sda/queue
+    cd /sys/block/$first/queue
     cat logical_block_size physical_block_size rotational write_cache fua
     [ $(cat discard_max_bytes) -ge $((32 << 20)) ]
     [ $(cat write_zeroes_max_bytes) -ge $((32 << 20)) ]
-    cat /sys/block/sda/device/scsi_disk/*/provisioning_mode
+    cat /sys/block/$first/device/scsi_disk/*/provisioning_mode
     cd /
 
-    /bin/mke2fs -q -t ext4 /dev/sda
-    mount -t ext4 /dev/sda /mnt
+    /bin/mke2fs -q -t ext4 /dev/$first
+    mount -t ext4 /dev/$first /mnt
     head -c 24000000 /dev/urandom >/mnt/a
     head -c 8000000 /dev/urandom >/mnt/b
     sync
@@ -31,15 +34,15 @@ const LINUX: &str = "
     fstrim -v /mnt >/tmp/trimmed
     md5sum </mnt/b >/tmp/before
     umount /mnt
-    echo 'write through' >$(echo /sys/block/sda/device/scsi_disk/*)/cache_type
-    cat /sys/block/sda/queue/write_cache
-    mount -t ext4 /dev/sda /mnt
+    echo 'write through' >$(echo /sys/block/$first/device/scsi_disk/*)/cache_type
+    cat /sys/block/$first/queue/write_cache
+    mount -t ext4 /dev/$first /mnt
     head -c 1000000 /dev/urandom >/mnt/c
     md5sum </mnt/b >/tmp/after
     cmp /tmp/before /tmp/after
     umount /mnt
-    e2fsck -fn /dev/sda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
-    md5sum </dev/sda";
+    e2fsck -fn /dev/$first >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
+    md5sum </dev/$first";
 
 #[test]
 fn linux_finds_two_disks_and_uses_them() {
