@@ -14,10 +14,10 @@ pub(crate) struct UsedHalf {
     next: Cell<u16>,
     /// The used index that the driver sees.
     published: Cell<u16>,
-    /// The used index when the driver was last considered for a signal.
-    considered: Cell<u16>,
-    /// It never was: it gets a signal in any case.
-    first: Cell<bool>,
+    /// Something was shown since the driver was last considered for a signal,
+    fresh: Cell<bool>,
+    /// and passed the entry at which it asked for one. At first it gets one in any case.
+    passed: Cell<bool>,
     event_idx: bool,
 }
 
@@ -26,8 +26,8 @@ impl UsedHalf {
         UsedHalf {
             next: Cell::new(next),
             published: Cell::new(next),
-            considered: Cell::new(next),
-            first: Cell::new(true),
+            fresh: Cell::new(false),
+            passed: Cell::new(true),
             event_idx,
         }
     }
@@ -43,30 +43,39 @@ impl UsedHalf {
         self.next.set(next.wrapping_add(1));
     }
 
-    /// Shows what was added.
+    /// Shows what was added, and looks whether that passes the driver's event. A driver that is awake
+    /// moves the event while a batch goes on: whether the whole batch passes it says nothing.
     #[inline]
     pub(crate) fn show(&self, rings: &Rings) {
         let new = self.next.get();
-        if new != self.published.replace(new) {
-            rings.set_used_idx(new);
+        let old = self.published.replace(new);
+        if new == old {
+            return;
+        }
+        rings.set_used_idx(new);
+        self.fresh.set(true);
+        if self.event_idx {
+            // The driver says where it wants a signal, then looks at the used index; we write the
+            // index, then look where. With a full fence on both sides at least one sees the other.
+            fence(Ordering::SeqCst);
+            if event_passed(rings.used_event(), new, old) {
+                self.passed.set(true);
+            }
         }
     }
 
     #[inline]
     pub(crate) fn publish(&self, rings: &Rings) -> bool {
         self.show(rings);
-        let new = self.next.get();
-        let old = self.considered.replace(new);
-        if new == old {
+        if !self.fresh.replace(false) {
             return false;
         }
-        // The driver says where it wants a signal, then looks at the used index; we write the
-        // index, then look where. With a full fence on both sides at least one sees the other.
-        fence(Ordering::SeqCst);
-        if !self.event_idx {
-            return u32::from(rings.avail_flags()) & VRING_AVAIL_F_NO_INTERRUPT == 0;
+        if self.event_idx {
+            return self.passed.replace(false);
         }
-        self.first.replace(false) || event_passed(rings.used_event(), new, old)
+        // As above, with a flag in place of the event.
+        fence(Ordering::SeqCst);
+        u32::from(rings.avail_flags()) & VRING_AVAIL_F_NO_INTERRUPT == 0
     }
 }
 

@@ -133,6 +133,21 @@ fn what_is_shown_early_is_seen_and_still_signalled_once() {
         assert!(pair.queue.publish(), "the driver asked before, and may sleep");
         assert!(!pair.queue.publish());
     }
+    // A driver that polls says so anew with each chain it takes: no signal at the end either.
+    let mut pair = event_idx();
+    pair.offer(1);
+    pair.complete();
+    assert!(pair.queue.publish(), "the first in any case");
+    for _ in 0..3 {
+        while pair.driver.reap().is_some() {}
+        pair.driver.suppress_signals();
+        for _ in 0..2 {
+            pair.offer(1);
+            pair.complete();
+        }
+        pair.queue.show();
+    }
+    assert!(!pair.queue.publish());
     // A driver that has seen everything and then asks for the next needs no signal for these.
     let mut pair = event_idx();
     pair.offer(1);
