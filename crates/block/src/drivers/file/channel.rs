@@ -197,10 +197,9 @@ impl Inner {
         self.event_loop.submit(&self.file, op, self.engine, bufs, &target, first);
     }
 
-    /// Answers the requests of one operation. If it was not done at once, each goes on by itself.
-    fn complete_run(&self, first: u32, result: i32) {
-        let len = self.slots.borrow_mut().run_len(first);
-        let whole = u64::try_from(result) == Ok(len);
+    /// Answers the requests of one operation. If the `whole` of it was not done at once, each goes on
+    /// by itself.
+    fn complete_run(&self, first: u32, whole: bool) {
         let mut next = Some(first);
         while let Some(token) = next {
             let mut slots = self.slots.borrow_mut();
@@ -225,6 +224,7 @@ impl Inner {
     /// been all of a `simple` request, which goes on in steps.
     #[cold]
     fn complete_other(&self, token: u32, result: i32, bufs: IoBufs, simple: Option<Detached>) {
+        let whole = usize::try_from(result) == Ok(bufs.len());
         let mut slots = self.slots.borrow_mut();
         if let Some(request) = simple {
             let stage = Stage::Step(Step::InPlace { len: bufs.len() });
@@ -239,7 +239,7 @@ impl Inner {
             }
             if slot.stage == Stage::Merged {
                 drop(slots);
-                return self.complete_run(token, result);
+                return self.complete_run(token, whole);
             }
         }
         let Some((slot, part)) = slots.get(token) else { return };

@@ -7,13 +7,13 @@
 
 use event_loop::{IoBufs, IoOp};
 
+use super::plan::MAX_SEGMENTS;
+
 /// Bytes of an operation that more is added to, at most.
 ///
 /// All requests of an operation are answered when the last of its bytes is there, and a device works
 /// on several operations at a time only if there are several: so not without limit.
 const MAX_BYTES: u64 = 256 * 1024;
-/// `UIO_MAXIOV`: segments that a system call takes at once.
-const MAX_SEGMENTS: usize = 1024;
 
 /// Requests that are one operation. One alone is a simple request; several are in slots, a list linked by
 /// `merged_with`.

@@ -7,7 +7,7 @@ use super::probe::Alignment;
 /// Bytes a read or write system call takes at once: `MAX_RW_COUNT` of the kernel.
 const MAX_BYTES: u64 = 0x7fff_f000;
 /// `UIO_MAXIOV`: segments it takes at once.
-const MAX_SEGMENTS: usize = 1024;
+pub(crate) const MAX_SEGMENTS: usize = 1024;
 /// Bytes in a bounce buffer.
 pub(crate) const BOUNCE: usize = 128 * 1024;
 

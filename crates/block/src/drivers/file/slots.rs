@@ -161,17 +161,6 @@ impl Slots {
         }
         run.last = token;
     }
-
-    /// Bytes of all requests that are one operation.
-    pub(crate) fn run_len(&mut self, first: u32) -> u64 {
-        let mut len = 0;
-        let mut next = Some(first);
-        while let Some((slot, _)) = next.and_then(|token| self.get(token)) {
-            len += slot.request.len;
-            next = slot.merged_with;
-        }
-        len
-    }
 }
 
 #[cfg(test)]
