@@ -34,3 +34,11 @@ pub trait Virtqueue {
     /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
     fn stop(&self, done: Box<dyn FnOnce(u16)>);
 }
+
+/// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and
+/// a front end that is gone needs no signal.
+pub(crate) fn write_eventfd(fd: Option<&OwnedFd>) {
+    if let Some(fd) = fd {
+        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
+    }
+}

@@ -11,7 +11,7 @@ use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger}
 use guest_memory::{AccessError, MemoryView};
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
-use super::Virtqueue;
+use super::{Virtqueue, write_eventfd};
 
 /// What a device does on one of its queues.
 pub(crate) trait Service: Sized + 'static {
@@ -304,14 +304,6 @@ impl<S> fmt::Debug for Runner<S> {
             .field("enabled", &self.enabled)
             .field("in_flight", &self.queue.in_flight())
             .finish_non_exhaustive()
-    }
-}
-
-/// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and
-/// a front end that is gone needs no signal.
-fn write_eventfd(fd: Option<&OwnedFd>) {
-    if let Some(fd) = fd {
-        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
     }
 }
 

@@ -21,6 +21,7 @@ use super::wire::{
     ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
+use crate::virtio::write_eventfd;
 
 /// A started queue of a virtio-blk device. Lives on its I/O thread.
 ///
@@ -362,14 +363,6 @@ impl QueueHandler {
     pub(crate) fn signal(&self) {
         trace!(virtio_notify(self.trace_dev(), self.trace_queue()));
         write_eventfd(self.call.borrow().as_deref());
-    }
-}
-
-/// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and
-/// a front end that is gone needs no signal.
-fn write_eventfd(fd: Option<&OwnedFd>) {
-    if let Some(fd) = fd {
-        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
     }
 }
 
