@@ -2,8 +2,9 @@
 //!
 //! A [`Queue`] hands out descriptor chains ([`Queue::pop`] fills a [`Chain`]) and takes them back
 //! ([`Queue::add_used`]), in any order; [`Queue::publish`] shows the driver all that were taken
-//! back since the last time, with one store, and says whether it wants a signal. All methods take
-//! `&self`, so that a completion can be handled while a batch is being popped.
+//! back since the last time, with one store, and says whether it wants a signal; [`Queue::show`] does
+//! the first of it within a batch. All methods take `&self`, so that a completion can be handled
+//! while a batch is being popped.
 //!
 //! The rings are written by the driver, who is hostile until proven otherwise: each field is read
 //! once, checked, and kept in a type that is right from then on. A [`QueueError`] breaks that one
