@@ -1,11 +1,11 @@
 //! NBD: the server's side of the network block device protocol.
 //!
-//! From the socket inwards: [`wire`] makes typed messages of bytes, [`session`] knows what was agreed
-//! on and says what a request means, both without I/O. `server` and `handshake` are tasks on the
-//! control loop; once a client has chosen an export its socket goes to one of the export's I/O
-//! threads, where `connection` carries requests from the socket's receives down the node's channel
-//! and the replies back. `state`, `slots` and `arena` are what it keeps for that: all of a
-//! connection's memory, which is bounded.
+//! From the socket inwards: [`wire`], a crate shared with the client, makes typed messages of bytes,
+//! [`session`] knows what was agreed on and says what a request means, both without I/O. `server` and
+//! `handshake` are tasks on the control loop; once a client has chosen an export its socket goes to
+//! one of the export's I/O threads, where `connection` carries requests from the socket's receives
+//! down the node's channel and the replies back. `state`, `slots` and `arena` are what it keeps for
+//! that: all of a connection's memory, which is bounded.
 
 #![forbid(unsafe_code)]
 
@@ -17,8 +17,8 @@ mod server;
 pub mod session;
 mod slots;
 mod state;
-pub mod wire;
 mod worker;
 
 pub use listener::NbdListen;
+pub use nbd_wire as wire;
 pub use server::{NbdExport, NbdExportConfig, NbdServer, NbdServerConfig};

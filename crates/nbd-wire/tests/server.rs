@@ -1,10 +1,10 @@
 //! NBD's messages: what is read of bytes, and which bytes are written.
 
-use exports::nbd::wire::option::{
+use nbd_wire::option::{
     ClientOption, Contexts, InfoRequest, OptionError, OptionHeader, OptionReply, code,
 };
-use exports::nbd::wire::reply::{Asked, NbdError, Reply, ReplyMode, encode_extent, extent_len};
-use exports::nbd::wire::request::{CommandType, RequestHeader, command_flag};
+use nbd_wire::reply::{Asked, NbdError, Reply, ReplyMode, encode_extent, extent_len};
+use nbd_wire::request::{CommandType, RequestHeader, command_flag};
 use nix::errno::Errno;
 use proptest::prelude::*;
 

@@ -1,7 +1,9 @@
 //! The NBD protocol's numbers and messages: bytes to typed values and back, without I/O.
 //!
 //! After doc/proto.md of <https://github.com/NetworkBlockDevice/nbd>; extended headers after its branch
-//! `extension-ext-header`. All integers are big-endian.
+//! `extension-ext-header`. All integers are big-endian. The server (`exports`) and the client (`block`)
+//! share it.
+#![forbid(unsafe_code)]
 
 pub mod option;
 pub mod reply;
@@ -55,10 +57,10 @@ pub const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// Takes big-endian integers and strings from the front of some bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(crate) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(head)
@@ -70,15 +72,15 @@ impl<'a> Reader<'a> {
         Some(*head)
     }
 
-    pub(crate) fn u16(&mut self) -> Option<u16> {
+    fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Option<u32> {
+    fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Option<u64> {
+    fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 }
