@@ -7,7 +7,7 @@ use crate::error::OptionError;
 use crate::export::check_socket_path;
 use crate::keyval;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::table::{self, Choice, Context, Field, Kind, Need, Row};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Row, put};
 use crate::value::{Object, Value};
 
 /// `--chardev`: a stream of bytes with a client at its other end.
@@ -362,11 +362,6 @@ fn only_off(name: &str, on: bool) -> table::Set {
         true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
         false => Ok(()),
     }
-}
-
-fn put<V>(into: &mut V, value: V) -> table::Set {
-    *into = value;
-    Ok(())
 }
 
 #[cfg(test)]

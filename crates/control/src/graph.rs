@@ -18,7 +18,8 @@ use crate::storage_daemon::{Action, Step};
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     nodes: BTreeMap<String, Node>,
-    iothreads: BTreeSet<String>,
+    /// Of each its type.
+    objects: BTreeMap<String, &'static str>,
     exports: BTreeMap<String, Export>,
     chardevs: BTreeMap<String, Chardev>,
     /// There is one.
@@ -44,7 +45,8 @@ struct Access {
 #[derive(Debug, Clone)]
 struct Export {
     nodes: Vec<String>,
-    iothreads: Vec<String>,
+    /// Those it refers to.
+    objects: Vec<String>,
     address: Address,
 }
 
@@ -92,13 +94,13 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// There is none of that name, or an export runs in it.
+    /// There is none of that name, or something uses it.
     pub fn without_object(&self, id: &str) -> Result<Graph, OptionError> {
         let mut graph = self.clone();
-        if !graph.iothreads.remove(id) {
+        if graph.objects.remove(id).is_none() {
             return Err(OptionError::new(format!("object '{id}' not found")));
         }
-        if graph.exports.values().any(|export| export.iothreads.iter().any(|user| user == id)) {
+        if graph.uses_object(id) {
             let message = format!("object '{id}' is in use, can not be deleted");
             return Err(OptionError::new(message));
         }
@@ -145,11 +147,11 @@ impl Graph {
 
     fn add(&mut self, action: &Action) -> Result<(), OptionError> {
         match action {
-            Action::Object(iothread) => {
-                if !self.iothreads.insert(iothread.id.clone()) {
-                    return Err(duplicate(&iothread.id));
+            Action::Object(object) => {
+                match self.objects.insert(object.id().to_owned(), object.type_name()) {
+                    Some(_) => Err(duplicate(object.id())),
+                    None => Ok(()),
                 }
-                Ok(())
             }
             Action::Blockdev(node) => self.node(node, &mut Node::default()).map(drop),
             Action::Export(export) => self.export(export),
@@ -181,6 +183,11 @@ impl Graph {
                 false => Ok(()),
             },
         }
+    }
+
+    /// Whether something refers to that object.
+    fn uses_object(&self, id: &str) -> bool {
+        self.exports.values().any(|export| export.objects.iter().any(|object| object == id))
     }
 
     /// Adds a node to the nodes, and its name to those that `above` has below it.
@@ -244,9 +251,11 @@ impl Graph {
                     .hint(format!("'{node}' lies on a node that is read-only.")));
             }
         }
-        if let Some(unknown) = export.iothreads.iter().find(|id| !self.iothreads.contains(*id)) {
+        let is_thread = |id: &String| self.objects.get(id).is_some_and(|kind| *kind == "iothread");
+        if let Some(unknown) = export.iothreads.iter().find(|id| !is_thread(id)) {
+            let threads = self.objects.keys().filter(|id| is_thread(id));
             return Err(OptionError::new(format!("iothread \"{unknown}\" not found"))
-                .hint(known("I/O threads", self.iothreads.iter())));
+                .hint(known("I/O threads", threads)));
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
@@ -274,8 +283,8 @@ impl Graph {
                     .hint("Each export needs a socket of its own."),
             });
         }
-        let (nodes, iothreads) = (export.nodes().cloned().collect(), export.iothreads.clone());
-        self.exports.insert(id.clone(), Export { nodes, iothreads, address });
+        let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
+        self.exports.insert(id.clone(), Export { nodes, objects, address });
         Ok(())
     }
 }

@@ -97,15 +97,15 @@ pub(crate) fn blockdev(driver: Option<&str>) -> String {
 /// `--object help`, `--object <type>,help`.
 pub(crate) fn object(kind: Option<&str>) -> String {
     let mut text = Text::default();
-    match object::TYPES.iter().find(|(name, _)| Some(*name) == kind) {
-        Some((name, _)) => {
-            text.line(&format!("{name} options:"));
-            text.rows(&object::rows(name));
+    match object::TYPES.iter().find(|known| Some(known.name) == kind) {
+        Some(kind) => {
+            text.line(&format!("{} options:", kind.name));
+            text.rows(&kind.table.rows());
         }
         None => {
             text.line("List of user creatable objects:");
-            for (name, help) in object::TYPES {
-                text.entry(name, help);
+            for kind in object::TYPES {
+                text.entry(kind.name, kind.help);
             }
         }
     }
@@ -194,9 +194,9 @@ impl Text {
     }
 
     fn objects(&mut self) {
-        for (name, help) in object::TYPES {
-            self.heading(&format!("--object {name}: {help}"));
-            self.rows(&object::rows(name));
+        for kind in object::TYPES {
+            self.heading(&format!("--object {}: {}", kind.name, kind.help));
+            self.rows(&kind.table.rows());
         }
     }
 
@@ -228,23 +228,19 @@ impl Text {
             self.entry(driver.name, driver.help);
         }
         self.heading("--blockdev options of all drivers:");
-        self.fields(blockdev::COMMON);
+        self.rows(&blockdev::common_rows());
         let mut told: Vec<&str> = Vec::new();
         for driver in DRIVERS {
             if told.contains(&driver.name) {
                 continue;
             }
-            let same = DRIVERS.iter().filter(|other| std::ptr::eq(other.fields, driver.fields));
+            let rows = driver.own.rows();
+            let same = DRIVERS.iter().filter(|other| other.own.rows() == rows);
             let same: Vec<&str> = same.map(|driver| driver.name).collect();
             self.heading(&format!("--blockdev options of {}:", same.join(" and ")));
-            self.fields(driver.fields);
+            self.rows(&rows);
             told.extend(same);
         }
-    }
-
-    fn fields<T>(&mut self, fields: &[Field<T>]) {
-        let rows: Vec<Row> = fields.iter().flat_map(Field::rows).collect();
-        self.rows(&rows);
     }
 
     /// Members, as `name=value`.

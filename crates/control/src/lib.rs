@@ -45,7 +45,7 @@ pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
 pub use graph::Graph;
 pub use nbd_server::{NbdAddr, NbdServerOptions};
-pub use object::{IothreadOptions, Property};
+pub use object::{IothreadOptions, ObjectOptions, Property};
 pub use probe::ProbeOptions;
 pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};

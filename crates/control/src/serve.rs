@@ -12,9 +12,9 @@ use crate::export::{
     Addr, ExportKind, ExportOptions, MAX_QUEUES, PIN_MEMORY_HELP, VhostUserOptions,
     check_socket_path,
 };
-use crate::object::IothreadOptions;
+use crate::object::{IothreadOptions, ObjectOptions};
 use crate::storage_daemon::{Action, Step};
-use crate::table::{self, Choice, Field, Kind, Need};
+use crate::table::{Choice, Field, Kind, Need, put};
 use crate::trace::{self, TraceOptions};
 
 /// The `node-name` of the served image.
@@ -145,7 +145,8 @@ impl ServeOptions {
         };
         let objects = iothreads.into_iter().map(|id| {
             let poll_max_ns = self.poll_max_ns;
-            Action::Object(IothreadOptions { id, poll_max_ns, ..IothreadOptions::default() })
+            let iothread = IothreadOptions { id, poll_max_ns, ..IothreadOptions::default() };
+            Action::Object(ObjectOptions::Iothread(iothread))
         });
         let rest = [Action::Blockdev(node), Action::Export(export)];
         let image = self.image.display();
@@ -154,11 +155,6 @@ impl ServeOptions {
             .map(|action| Step { origin: format!("serve {image}"), action })
             .collect()
     }
-}
-
-fn put<V>(into: &mut V, value: V) -> table::Set {
-    *into = value;
-    Ok(())
 }
 
 /// The options of the command line.

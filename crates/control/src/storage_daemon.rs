@@ -9,7 +9,7 @@ use crate::error::OptionError;
 use crate::export::ExportOptions;
 use crate::help;
 use crate::nbd_server::NbdServerOptions;
-use crate::object::IothreadOptions;
+use crate::object::ObjectOptions;
 use crate::table::{self, Context, Field, Kind, Need};
 use crate::trace::{self, TraceOptions};
 use crate::value::{Dialect, Object};
@@ -41,8 +41,8 @@ pub struct Step {
 /// What a step creates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// `--object iothread`.
-    Object(IothreadOptions),
+    /// `--object`.
+    Object(ObjectOptions),
     /// `--blockdev`.
     Blockdev(BlockdevOptions),
     /// `--export`.

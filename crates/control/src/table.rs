@@ -130,6 +130,50 @@ pub(crate) fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at
     Ok(())
 }
 
+/// A table whose `T` is erased: what an object may have, and what comes of it.
+pub(crate) trait Reads<Out>: Sync {
+    /// Reads an object. `beside` are the members that were taken out of it before; `whom` is the object
+    /// in errors.
+    fn read(
+        &self,
+        object: Object,
+        at: &Context,
+        beside: &[&str],
+        whom: &str,
+    ) -> Result<Out, OptionError>;
+
+    /// Its rows.
+    fn rows(&self) -> Vec<Row>;
+}
+
+/// A table, and what is made of what was read by it.
+pub(crate) struct Table<T: 'static, Out> {
+    /// The options.
+    pub(crate) fields: &'static [Field<T>],
+    /// Makes something of them, or says why they do not go together.
+    pub(crate) build: fn(T) -> Result<Out, OptionError>,
+}
+
+impl<T: Default, Out> Reads<Out> for Table<T, Out> {
+    fn read(
+        &self,
+        mut object: Object,
+        at: &Context,
+        beside: &[&str],
+        whom: &str,
+    ) -> Result<Out, OptionError> {
+        let mut draft = T::default();
+        read(self.fields, &mut draft, &mut object, at)?;
+        let known = self.fields.iter().map(|field| field.name);
+        refuse_rest(&object, at, whom, beside.iter().copied().chain(known))?;
+        (self.build)(draft)
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        self.fields.iter().flat_map(Field::rows).collect()
+    }
+}
+
 /// Takes a member out of an object.
 pub(crate) fn take(object: &mut Object, name: &str) -> Option<Value> {
     let place = object.iter().position(|(member, _)| member == name)?;
@@ -168,6 +212,12 @@ pub(crate) fn not_accepted<'a>(
         at.full(name),
         known.join(", ")
     ))
+}
+
+/// Puts a value where it belongs: for setters that have nothing to check.
+pub(crate) fn put<V>(into: &mut V, value: V) -> Set {
+    *into = value;
+    Ok(())
 }
 
 /// A value of the wrong shape.

@@ -59,9 +59,9 @@ fn left_out_options_count_as_their_defaults() {
         let rows = crate::blockdev::rows(driver);
         assert!(defaults_count("--blockdev", minimal, &rows) >= 8, "{minimal}");
     }
-    for (name, _) in object::TYPES {
-        let minimal = format!("{name},id=io0");
-        assert!(defaults_count("--object", &minimal, &object::rows(name)) >= 7);
+    for kind in object::TYPES {
+        let minimal = format!("{},id=io0", kind.name);
+        assert!(defaults_count("--object", &minimal, &kind.table.rows()) >= 7);
     }
     let server = nbd_server::rows();
     let server: Vec<Row> = server.into_iter().filter(|row| !is_inet(row)).collect();
@@ -109,7 +109,7 @@ fn every_row_is_in_the_help() {
         let rows = crate::blockdev::rows(driver).into_iter().map(|row| row.name);
         rows.chain([driver.name.to_owned()])
     });
-    let objects = object::TYPES.iter().flat_map(|(name, _)| object::rows(name));
+    let objects = object::TYPES.iter().flat_map(|kind| kind.table.rows());
     let exports = export::TYPES.iter().flat_map(export::rows);
     let chardevs = chardev::TYPES.iter().flat_map(|(_, _, fields)| chardev::rows(fields));
     let others = objects.chain(exports).chain(chardevs).chain(chardev::monitor_rows());
@@ -141,8 +141,12 @@ fn help_inside_an_option_names_every_row() {
             assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
         }
     }
-    for row in object::rows("iothread") {
-        assert!(names_it(&printed("--object", "iothread,help"), &row.name));
+    for kind in object::TYPES {
+        let text = printed("--object", &format!("{},help", kind.name));
+        for row in kind.table.rows() {
+            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
+        }
+        assert!(names_it(&printed("--object", "help"), kind.name));
     }
     for kind in export::TYPES {
         let text = printed("--export", &format!("{},help", kind.name));
@@ -161,7 +165,6 @@ fn help_inside_an_option_names_every_row() {
     for row in chardev::monitor_rows() {
         assert!(names_it(&printed("--monitor", "help"), &row.name));
     }
-    assert!(names_it(&printed("--object", "help"), "iothread"));
     for row in nbd_server::rows() {
         assert!(names_it(&printed("--nbd-server", "help"), &row.name));
     }
@@ -182,8 +185,8 @@ fn no_name_is_in_a_table_twice() {
     for driver in DRIVERS {
         tables.push(crate::blockdev::rows(driver).into_iter().map(|row| row.name).collect());
     }
-    for (name, _) in object::TYPES {
-        tables.push(object::rows(name).into_iter().map(|row| row.name).collect());
+    for kind in object::TYPES {
+        tables.push(kind.table.rows().into_iter().map(|row| row.name).collect());
     }
     for kind in export::TYPES {
         tables.push(export::rows(kind).into_iter().map(|row| row.name).collect());

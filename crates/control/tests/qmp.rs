@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use control::qmp::{
     Command, DeleteMode, Event, MAX_DEPTH, MAX_VALUE, Parser, QmpError, Session, Step,
 };
-use control::{Action, Value};
+use control::{Action, ObjectOptions, Value};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
@@ -280,7 +280,9 @@ fn commands_are_typed() {
     let add =
         "{'execute':'object-add','arguments':{'qom-type':'iothread','id':'t','poll-max-ns':0}}";
     match command(add) {
-        Command::Add(Action::Object(iothread)) => assert_eq!(iothread.poll_max_ns, 0),
+        Command::Add(Action::Object(ObjectOptions::Iothread(iothread))) => {
+            assert_eq!(iothread.poll_max_ns, 0)
+        }
         other => panic!("{other:?}"),
     }
 }

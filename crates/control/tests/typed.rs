@@ -8,8 +8,8 @@ use block::options::{
 };
 use control::{
     Action, Addr, CacheMode, Command, ExportKind, ExportOptions, ImageKind, IothreadOptions,
-    NbdAddr, NbdOptions, NbdServerOptions, Step, StorageDaemonOptions, VhostUserOptions,
-    parse_args,
+    NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, Step, StorageDaemonOptions,
+    VhostUserOptions, parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -79,7 +79,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
     let expected = vec![
         step(
             &format!("--object {iothread}"),
-            Action::Object(IothreadOptions {
+            Action::Object(ObjectOptions::Iothread(IothreadOptions {
                 id: "io0".to_owned(),
                 poll_policy: event_loop::PollPolicy::Weighted,
                 poll_max_ns: 0,
@@ -90,11 +90,11 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 thread_pool_min: 7,
                 thread_pool_max: 8,
                 cpu_affinity: Vec::new(),
-            }),
+            })),
         ),
         step(
             "--object=iothread,id=io1",
-            Action::Object(IothreadOptions {
+            Action::Object(ObjectOptions::Iothread(IothreadOptions {
                 id: "io1".to_owned(),
                 poll_policy: event_loop::PollPolicy::Histogram,
                 poll_max_ns: 32768,
@@ -105,7 +105,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 thread_pool_min: 0,
                 thread_pool_max: 64,
                 cpu_affinity: Vec::new(),
-            }),
+            })),
         ),
         step("--blockdev null-co,node-name=n", Action::Blockdev(null_node("n"))),
         step(
@@ -342,7 +342,7 @@ fn serve_is_steps_too() {
     let iothread = |id: &str| {
         let iothread =
             IothreadOptions { id: id.to_owned(), poll_max_ns: 0, ..IothreadOptions::default() };
-        Action::Object(iothread)
+        Action::Object(ObjectOptions::Iothread(iothread))
     };
     let expected = [
         iothread("io0"),
@@ -484,7 +484,7 @@ fn paths_need_not_be_utf8() {
 #[test]
 fn cpus_of_an_io_thread() {
     let cpus = |text: &str| match daemon(&["--object", text]).steps.pop().map(|step| step.action) {
-        Some(Action::Object(iothread)) => iothread.cpu_affinity,
+        Some(Action::Object(ObjectOptions::Iothread(iothread))) => iothread.cpu_affinity,
         other => panic!("{other:?}"),
     };
     assert_eq!(cpus("iothread,id=a"), [] as [usize; 0]);

@@ -3,7 +3,7 @@
 use control::qmp::DeleteMode;
 use control::{
     Action, Addr, ExportKind, ExportOptions, MonitorOptions, NbdAddr, NbdOptions, NbdServerOptions,
-    Step, VhostUserOptions,
+    ObjectOptions, Step, VhostUserOptions,
 };
 use event_loop::oneshot;
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
@@ -34,7 +34,7 @@ impl Daemon {
     pub(super) async fn add(&mut self, action: &Action) -> Result<(), DaemonError> {
         let graph = self.graph.with(action)?;
         match action {
-            Action::Object(iothread) => self.threads.add(iothread)?,
+            Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
             Action::Blockdev(options) => drop(self.nodes.open(options)?),
             Action::Export(options) => {
                 let export = self.start_export(options).await?;

@@ -312,7 +312,8 @@ mod tests {
         let mut daemon = Daemon::new(&control);
         let end = control.block_on(async move {
             let iothread = control::IothreadOptions { id: "late".into(), ..Default::default() };
-            let command = Command::Add(control::Action::Object(iothread));
+            let object = control::ObjectOptions::Iothread(iothread);
+            let command = Command::Add(control::Action::Object(object));
             let (answer, outcome) = event_loop::oneshot::channel();
             daemon.mailbox.push(Message::Request(Request { command, answer }));
             let answered = until(daemon.serve(&mut stop), outcome).await;

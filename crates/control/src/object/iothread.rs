@@ -1,11 +1,11 @@
-//! `--object`: things that are neither nodes nor exports. So far I/O threads.
+//! `iothread`: a thread that runs an event loop.
 
 use event_loop::PollPolicy;
 
+use super::{ObjectOptions, Property, TypeRow, check_id};
 use crate::error::OptionError;
-use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::table::{self, Choice, Context, Field, Kind, Need, Row};
-use crate::value::{Dialect, Object, Value};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Row, Table, put};
+use crate::value::{Dialect, Value};
 
 /// `iothread`: a thread that runs an event loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,17 +51,6 @@ impl Default for IothreadOptions {
     }
 }
 
-/// A property of an object, as QOM shows it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Property {
-    /// Its name: that of the option.
-    pub name: &'static str,
-    /// What it is, in QOM's words.
-    pub kind: &'static str,
-    /// What it is set to.
-    pub value: Value,
-}
-
 impl IothreadOptions {
     /// What of it can be seen while it runs.
     pub fn properties(&self) -> Vec<Property> {
@@ -92,7 +81,7 @@ impl IothreadOptions {
     ///
     /// There is no such property, or it does not take that value.
     pub fn with_property(&self, name: &str, value: Value) -> Result<Self, OptionError> {
-        let field = IOTHREAD.iter().find(|field| field.name == name);
+        let field = FIELDS.iter().find(|field| field.name == name);
         let shown = self.properties().iter().any(|property| property.name == name);
         let Some(field) = field.filter(|_| shown) else {
             return Err(OptionError::new(format!("Property 'iothread.{name}' not found")));
@@ -116,21 +105,22 @@ impl IothreadOptions {
 
 const ANY: std::ops::RangeInclusive<i64> = 0..=i64::MAX;
 
-/// Options of `iothread`.
-pub(crate) static IOTHREAD: &[Field<IothreadOptions>] = &[
+pub(super) static IOTHREAD: TypeRow = TypeRow {
+    name: "iothread",
+    help: "a thread that runs an event loop, for exports to be served by",
+    table: &Table {
+        fields: FIELDS,
+        build: |iothread| {
+            iothread.check()?;
+            Ok(ObjectOptions::Iothread(iothread))
+        },
+    },
+};
+
+static FIELDS: &[Field<IothreadOptions>] = &[
     Field {
         name: "id",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |iothread, id| {
-                if !is_identifier(&id) {
-                    return Err(OptionError::new("Parameter 'id' expects an identifier")
-                        .hint(IDENTIFIER_HINT));
-                }
-                iothread.id = id;
-                Ok(())
-            },
-        },
+        kind: Kind::Text { meta: "<id>", set: |iothread, id| put(&mut iothread.id, check_id(id)?) },
         need: Need::Required,
         help: "name of the I/O thread, for exports to refer to",
     },
@@ -140,26 +130,17 @@ pub(crate) static IOTHREAD: &[Field<IothreadOptions>] = &[
             Choice {
                 name: "histogram",
                 help: "poll for as long as it has lately been worth it",
-                set: |iothread| {
-                    iothread.poll_policy = PollPolicy::Histogram;
-                    Ok(())
-                },
+                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Histogram),
             },
             Choice {
                 name: "weighted",
                 help: "follow a weighted mean of the intervals between events",
-                set: |iothread| {
-                    iothread.poll_policy = PollPolicy::Weighted;
-                    Ok(())
-                },
+                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Weighted),
             },
             Choice {
                 name: "stepped",
                 help: "double while too short, reset when too long",
-                set: |iothread| {
-                    iothread.poll_policy = PollPolicy::Stepped;
-                    Ok(())
-                },
+                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Stepped),
             },
         ]),
         need: Need::Default("histogram"),
@@ -297,37 +278,4 @@ fn bad_pool() -> OptionError {
 fn too_many_kept(threads: u32) -> OptionError {
     OptionError::new(format!("thread-pool-min={threads} is more threads than a pool can have"))
         .hint(format!("Threads kept ready are at most {MAX_KEPT_THREADS}."))
-}
-
-/// The object types there are, with what they are for.
-pub(crate) static TYPES: &[(&str, &str)] =
-    &[("iothread", "a thread that runs an event loop, for exports to be served by")];
-
-/// The rows of an object type's table.
-pub(crate) fn rows(_type: &str) -> Vec<Row> {
-    IOTHREAD.iter().flat_map(Field::rows).collect()
-}
-
-/// Reads one `--object`.
-pub(crate) fn read(mut object: Object, at: &Context) -> Result<IothreadOptions, OptionError> {
-    let qom_type = match table::take(&mut object, "qom-type") {
-        Some(Value::Text(name)) => name,
-        Some(other) => table::text(other, "qom-type", at)?,
-        None => return Err(table::missing("qom-type").hint(known_types())),
-    };
-    if !TYPES.iter().any(|(name, _)| *name == qom_type) {
-        let known = TYPES.iter().map(|(name, _)| *name);
-        return Err(table::not_accepted("qom-type", at, &qom_type, known));
-    }
-    let mut iothread = IothreadOptions::default();
-    table::read(IOTHREAD, &mut iothread, &mut object, at)?;
-    let known = ["qom-type"].into_iter().chain(IOTHREAD.iter().map(|field| field.name));
-    table::refuse_rest(&object, at, "object type 'iothread'", known)?;
-    iothread.check()?;
-    Ok(iothread)
-}
-
-fn known_types() -> String {
-    let names: Vec<&str> = TYPES.iter().map(|(name, _)| *name).collect();
-    format!("Known object types: {}", names.join(", "))
 }

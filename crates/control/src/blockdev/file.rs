@@ -1,0 +1,146 @@
+//! `file` and `host_device`: an image of the host.
+
+use std::path::PathBuf;
+
+use block::options::{Aio, Driver, FileOptions, Locking};
+
+use super::{DriverRow, Inherited, OwnTable};
+use crate::error::OptionError;
+use crate::table::{Choice, Field, Kind, Need, put};
+
+pub(super) static FILE: DriverRow = DriverRow {
+    name: "file",
+    help: "a regular file",
+    own: &OwnTable {
+        fields: FIELDS,
+        start: Draft::new,
+        build: |draft| Ok(Driver::File(draft.build("file")?)),
+    },
+};
+
+pub(super) static HOST_DEVICE: DriverRow = DriverRow {
+    name: "host_device",
+    help: "a block device of the host",
+    own: &OwnTable {
+        fields: FIELDS,
+        start: Draft::new,
+        build: |draft| Ok(Driver::HostDevice(draft.build("host_device")?)),
+    },
+};
+
+/// What was given.
+#[derive(Default)]
+struct Draft {
+    filename: PathBuf,
+    aio: Option<Aio>,
+    locking: Locking,
+}
+
+impl Draft {
+    fn new(_: Inherited) -> Self {
+        Self::default()
+    }
+
+    fn build(self, driver: &str) -> Result<FileOptions, OptionError> {
+        if self.filename.as_os_str().is_empty() {
+            let message = format!("The '{driver}' block driver requires a file name");
+            return Err(OptionError::new(message));
+        }
+        Ok(FileOptions { filename: self.filename, aio: self.aio, locking: self.locking })
+    }
+}
+
+static FIELDS: &[Field<Draft>] = &[
+    Field {
+        name: "filename",
+        kind: Kind::Path(|node, path| {
+            if path.as_os_str().as_encoded_bytes().contains(&0) {
+                return Err(OptionError::new("Parameter 'filename' contains a NUL byte"));
+            }
+            put(&mut node.filename, path)
+        }),
+        need: Need::Required,
+        help: "path of the image",
+    },
+    Field {
+        name: "pr-manager",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |_, id| {
+                Err(OptionError::new(format!("No persistent reservation manager with id '{id}'"))
+                    .hint("Persistent reservations are not supported by ringmill yet."))
+            },
+        },
+        need: Need::Optional("none"),
+        help: "helper for persistent reservations; not supported so far",
+    },
+    Field {
+        name: "locking",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "auto",
+                help: "lock where the file system can",
+                set: |node| put(&mut node.locking, Locking::Auto),
+            },
+            Choice {
+                name: "on",
+                help: "lock, or fail",
+                set: |node| put(&mut node.locking, Locking::On),
+            },
+            Choice {
+                name: "off",
+                help: "do not lock",
+                set: |node| put(&mut node.locking, Locking::Off),
+            },
+        ]),
+        need: Need::Default("auto"),
+        help: "lock the image against other programs, as QEMU does",
+    },
+    Field {
+        name: "aio",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "threads",
+                help: "a pool of threads with blocking system calls",
+                set: |node| put(&mut node.aio, Some(Aio::Threads)),
+            },
+            Choice {
+                name: "io_uring",
+                help: "the event loop's ring",
+                set: |node| put(&mut node.aio, Some(Aio::IoUring)),
+            },
+            Choice {
+                name: "native",
+                help: "Linux AIO; needs cache.direct=on",
+                set: |node| put(&mut node.aio, Some(Aio::Native)),
+            },
+        ]),
+        need: Need::Optional("io_uring where the kernel offers it, else threads"),
+        help: "who carries out reads and writes",
+    },
+    Field {
+        name: "aio-max-batch",
+        // A tuning hint: the loop submits what is queued once per iteration, so nothing waits for
+        // a batch to fill, and no data depends on where one is cut.
+        kind: Kind::Int { range: 0..=i64::MAX, set: |_, _| Ok(()) },
+        need: Need::Default("0"),
+        help: "most requests handed to the kernel at once; without effect, as each iteration of \
+               the loop hands over what it has",
+    },
+    Field {
+        name: "drop-cache",
+        // Migration is what it is about, and there is none.
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("on"),
+        help: "drop the page cache after migration; without effect, as nothing migrates",
+    },
+    Field {
+        name: "x-check-cache-dropped",
+        kind: Kind::Bool(|_, on| match on {
+            true => Err(OptionError::not_yet("Parameter 'x-check-cache-dropped' with value 'on'")),
+            false => Ok(()),
+        }),
+        need: Need::Default("off"),
+        help: "check that migration dropped the page cache; only off so far",
+    },
+];

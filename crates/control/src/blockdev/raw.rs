@@ -1,0 +1,69 @@
+//! `raw`: a part of, or all of, another node.
+
+use block::options::{BlockdevRef, Driver, RawOptions};
+
+use super::{DriverRow, Inherited, OwnTable, read_ref};
+use crate::error::OptionError;
+use crate::table::{self, Field, Kind, Need, Row, put};
+
+pub(super) static RAW: DriverRow = DriverRow {
+    name: "raw",
+    help: "a part of, or all of, another node",
+    own: &OwnTable {
+        fields: FIELDS,
+        start: |inherited| Draft { inherited, file: None, offset: 0, size: None },
+        build: |draft| {
+            let Draft { file, offset, size, .. } = draft;
+            let file = file.ok_or_else(|| table::missing("file"))?;
+            Ok(Driver::Raw(RawOptions { file, offset, size }))
+        },
+    },
+};
+
+/// What was given.
+struct Draft {
+    inherited: Inherited,
+    file: Option<BlockdevRef>,
+    offset: u64,
+    size: Option<u64>,
+}
+
+static FIELDS: &[Field<Draft>] = &[
+    Field {
+        name: "file",
+        kind: Kind::Nested {
+            meta: "<node-name>",
+            rows: || {
+                vec![Row {
+                    name: "<option>".to_owned(),
+                    value: "<value>".to_owned(),
+                    need: Need::Optional("none"),
+                    help: "options of a node defined in place: file.driver=file,file.filename=…",
+                }]
+            },
+            read: |node, value, at| {
+                node.file = Some(read_ref(value, node.inherited, at)?);
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "the node below, by name",
+    },
+    Field {
+        name: "offset",
+        kind: Kind::Bytes(|node, bytes| put(&mut node.offset, bytes)),
+        need: Need::Default("0"),
+        help: "first byte of the node below that is used",
+    },
+    Field {
+        name: "size",
+        kind: Kind::Bytes(|node, bytes| {
+            if bytes % 512 != 0 {
+                return Err(OptionError::new("Specified size is not multiple of 512"));
+            }
+            put(&mut node.size, Some(bytes))
+        }),
+        need: Need::Optional("up to the end of the node below"),
+        help: "number of bytes of the node below that are used, a multiple of 512",
+    },
+];

@@ -1,0 +1,96 @@
+//! Block nodes.
+
+use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
+use crate::blockdev;
+use crate::storage_daemon::Action;
+use crate::table::{Field, Kind, Need, Table, put};
+
+pub(super) static COMMANDS: &[CommandRow] = &[
+    CommandRow {
+        name: "blockdev-add",
+        help: "open a block node, as --blockdev does",
+        arguments: Arguments::Option(|given, at| Ok(Action::Blockdev(blockdev::read(given, at)?))),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
+        name: "blockdev-del",
+        help: "close a block node that nothing uses, and those defined inside it",
+        arguments: Arguments::Table(&Table {
+            fields: DEL,
+            build: |del: Del| Ok(Job::Run(Command::BlockdevDel { node_name: del.node_name })),
+        }),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
+        name: "query-named-block-nodes",
+        help: "list the block nodes that have names",
+        arguments: Arguments::Table(&Table::<(), _> {
+            fields: NAMED,
+            build: |()| Ok(Job::Run(Command::QueryNamedBlockNodes)),
+        }),
+        returns: Returns::Data("one for each node", Reply::List(&Reply::Object(NODE))),
+    },
+];
+
+#[derive(Default)]
+struct Del {
+    node_name: String,
+}
+
+static DEL: &[Field<Del>] = &[Field {
+    name: "node-name",
+    kind: Kind::Text { meta: "<node-name>", set: |del, name| put(&mut del.node_name, name) },
+    need: Need::Required,
+    help: "the node's name",
+}];
+
+static NAMED: &[Field<()>] = &[Field {
+    name: "flat",
+    // Of backing chains, which there are none of.
+    kind: Kind::Bool(|_, _| Ok(())),
+    need: Need::Default("off"),
+    help: "leave out what lies below each node's image",
+}];
+
+static NODE: &[Member] = &[
+    Member::new("node-name", Reply::Text, "the node's name"),
+    Member::new("drv", Reply::Text, "its driver"),
+    Member::new("file", Reply::Text, "its image: a path, or options in JSON"),
+    Member::new("ro", Reply::Bool, "it is read-only"),
+    Member::new("encrypted", Reply::Bool, "it is encrypted; always false"),
+    Member::new("active", Reply::Bool, "it is in use by this process; always true"),
+    Member::new(
+        "detect_zeroes",
+        Reply::Word(&["off", "on", "unmap"]),
+        "what becomes of writes of zeroes",
+    ),
+    Member::new("cache", Reply::Object(CACHE), "how the host's page cache is used"),
+    Member::new("children", Reply::List(&Reply::Object(CHILD)), "the nodes below that have names"),
+    Member::new("image", Reply::Object(IMAGE), "what is known of the image"),
+    Member::new("backing_file_depth", Reply::Int, "images below it; always 0"),
+    Member::new("write_threshold", Reply::Int, "always 0"),
+    Member::new("bps", Reply::Int, "always 0"),
+    Member::new("bps_rd", Reply::Int, "always 0"),
+    Member::new("bps_wr", Reply::Int, "always 0"),
+    Member::new("iops", Reply::Int, "always 0"),
+    Member::new("iops_rd", Reply::Int, "always 0"),
+    Member::new("iops_wr", Reply::Int, "always 0"),
+];
+
+static CACHE: &[Member] = &[
+    Member::new("writeback", Reply::Bool, "writes are answered before they are flushed"),
+    Member::new("direct", Reply::Bool, "the page cache is bypassed"),
+    Member::new("no-flush", Reply::Bool, "flushes are ignored"),
+];
+
+static CHILD: &[Member] = &[
+    Member::new("child", Reply::Text, "what it is to the node above"),
+    Member::new("node-name", Reply::Text, "its name"),
+];
+
+static IMAGE: &[Member] = &[
+    Member::new("filename", Reply::Text, "its path, or options in JSON"),
+    Member::new("format", Reply::Text, "its driver"),
+    Member::new("virtual-size", Reply::Int, "size of the disk, in bytes"),
+    Member::new("actual-size", Reply::Int, "what it takes on its file system, in bytes"),
+];

@@ -1,0 +1,69 @@
+//! Exports.
+
+use super::{Arguments, Command, CommandRow, DeleteMode, Job, Member, Reply, Returns};
+use crate::export;
+use crate::storage_daemon::Action;
+use crate::table::{Choice, Field, Kind, Need, Table, put};
+
+pub(super) static COMMANDS: &[CommandRow] = &[
+    CommandRow {
+        name: "block-export-add",
+        help: "offer a block node to another program, as --export does",
+        arguments: Arguments::Option(|given, at| Ok(Action::Export(export::read(given, at)?))),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
+        name: "block-export-del",
+        help: "end an export; the event BLOCK_EXPORT_DELETED tells when it has ended",
+        arguments: Arguments::Table(&Table {
+            fields: DEL,
+            build: |del: Del| Ok(Job::Run(Command::BlockExportDel { id: del.id, mode: del.mode })),
+        }),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
+        name: "query-block-exports",
+        help: "list the exports",
+        arguments: Arguments::None(|| Job::Run(Command::QueryBlockExports)),
+        returns: Returns::Data("one for each export", Reply::List(&Reply::Object(EXPORT_INFO))),
+    },
+];
+
+#[derive(Default)]
+struct Del {
+    id: String,
+    mode: DeleteMode,
+}
+
+static DEL: &[Field<Del>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |del, id| put(&mut del.id, id) },
+        need: Need::Required,
+        help: "the export's name",
+    },
+    Field {
+        name: "mode",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "safe",
+                help: "fail when a client uses it",
+                set: |del| put(&mut del.mode, DeleteMode::Safe),
+            },
+            Choice {
+                name: "hard",
+                help: "send its client away",
+                set: |del| put(&mut del.mode, DeleteMode::Hard),
+            },
+        ]),
+        need: Need::Default("safe"),
+        help: "whether its client may be sent away",
+    },
+];
+
+static EXPORT_INFO: &[Member] = &[
+    Member::new("id", Reply::Text, "the export's name"),
+    Member::new("type", Reply::Text, "its type"),
+    Member::new("node-name", Reply::Text, "the block node that it offers"),
+    Member::new("shutting-down", Reply::Bool, "it is ending"),
+];

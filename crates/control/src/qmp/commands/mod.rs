@@ -1,0 +1,144 @@
+//! The commands there are: one row each, from which they are found, read, listed and described.
+//!
+//! Each family of commands has a file, with a table of [`CommandRow`]s and with what their arguments are
+//! read into, and a line in [`FAMILIES`].
+
+mod block;
+mod export;
+mod monitor;
+mod object;
+mod reply;
+
+use serde_json::{Map, Value as Json};
+
+pub(super) use self::monitor::{NEGOTIATION, version};
+use self::reply::{Member, Reply, Returns};
+use super::session::Capabilities;
+use crate::error::OptionError;
+use crate::storage_daemon::Action;
+use crate::table::{self, Context, Reads};
+use crate::value::{Dialect, Object, Value};
+
+/// All commands.
+static FAMILIES: &[&[CommandRow]] =
+    &[monitor::COMMANDS, object::COMMANDS, block::COMMANDS, export::COMMANDS];
+
+/// A command: a row of the table.
+#[allow(dead_code)] // Until query-qmp-schema reads it.
+pub(super) struct CommandRow {
+    /// Its name.
+    name: &'static str,
+    /// What it does, in one sentence.
+    help: &'static str,
+    arguments: Arguments,
+    returns: Returns,
+}
+
+/// How arguments are read.
+enum Arguments {
+    /// There are none.
+    None(fn() -> Job),
+    /// By this table, which makes the job of them.
+    Table(&'static dyn Reads<Job>),
+    /// As an option of the command line.
+    Option(fn(Object, &Context) -> Result<Action, OptionError>),
+}
+
+/// What is to be done with a command.
+pub(super) enum Job {
+    /// Leave the negotiation behind.
+    Negotiate(Capabilities),
+    /// Answer by this.
+    Answer(fn() -> Json),
+    /// Have the daemon carry it out.
+    Run(Command),
+}
+
+/// What a client may ask of the daemon. The rest is between it and its session.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// `object-add`, `blockdev-add`, `block-export-add`: as the option of the command line.
+    Add(Action),
+    /// `object-del`.
+    ObjectDel {
+        /// The object's name.
+        id: String,
+    },
+    /// `blockdev-del`.
+    BlockdevDel {
+        /// The node's name.
+        node_name: String,
+    },
+    /// `block-export-del`.
+    BlockExportDel {
+        /// The export's name.
+        id: String,
+        /// Whether to disturb its client.
+        mode: DeleteMode,
+    },
+    /// `qom-list`.
+    QomList {
+        /// Of the object: `/objects/ID`, or just `ID`.
+        path: String,
+    },
+    /// `qom-get`.
+    QomGet {
+        /// Of the object.
+        path: String,
+        /// The property's name.
+        property: String,
+    },
+    /// `qom-set`.
+    QomSet {
+        /// Of the object.
+        path: String,
+        /// The property's name.
+        property: String,
+        /// What it is set to.
+        value: Value,
+    },
+    /// `query-iothreads`.
+    QueryIothreads,
+    /// `query-named-block-nodes`.
+    QueryNamedBlockNodes,
+    /// `query-block-exports`.
+    QueryBlockExports,
+    /// `quit`.
+    Quit,
+}
+
+/// `mode` of `block-export-del`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeleteMode {
+    /// Fail when a client uses it.
+    #[default]
+    Safe,
+    /// Send the client away.
+    Hard,
+}
+
+impl CommandRow {
+    /// Reads the arguments.
+    pub(super) fn read(&self, arguments: Map<String, Json>) -> Result<Job, OptionError> {
+        let at = Context::new(Dialect::Json);
+        let given: Object =
+            arguments.into_iter().map(|(name, value)| (name, value.into())).collect();
+        match &self.arguments {
+            Arguments::None(job) => {
+                table::refuse_rest(&given, &at, self.name, [].into_iter())?;
+                Ok(job())
+            }
+            Arguments::Table(table) => table.read(given, &at, &[], self.name),
+            Arguments::Option(read) => Ok(Job::Run(Command::Add(read(given, &at)?))),
+        }
+    }
+}
+
+/// The command of that name.
+pub(super) fn find(name: &str) -> Option<&'static CommandRow> {
+    all().find(|row| row.name == name)
+}
+
+fn all() -> impl Iterator<Item = &'static CommandRow> {
+    FAMILIES.iter().copied().flatten()
+}

@@ -1,0 +1,88 @@
+//! The conversation itself, and what the daemon is.
+
+use serde_json::{Value as Json, json};
+
+use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
+use crate::qmp::Capabilities;
+use crate::table::{self, Context, Field, Kind, Need, Table};
+use crate::value::Value;
+
+pub(super) static COMMANDS: &[CommandRow] = &[
+    CommandRow {
+        name: NEGOTIATION,
+        help: "begin: leave the negotiation behind, with some capabilities enabled",
+        arguments: Arguments::Table(&Table {
+            fields: NEGOTIATE,
+            build: |capabilities| Ok(Job::Negotiate(capabilities)),
+        }),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
+        name: "query-version",
+        help: "tell which release of QEMU's interface this is, and who carries it out",
+        arguments: Arguments::None(|| Job::Answer(version)),
+        returns: Returns::Data("the version", Reply::Object(VERSION)),
+    },
+    CommandRow {
+        name: "query-commands",
+        help: "list the commands there are",
+        arguments: Arguments::None(|| Job::Answer(query_commands)),
+        returns: Returns::Data("one for each command", Reply::List(&Reply::Object(COMMAND_INFO))),
+    },
+    CommandRow {
+        name: "quit",
+        help: "end the daemon, with requests in flight finished and flushed",
+        arguments: Arguments::None(|| Job::Run(Command::Quit)),
+        returns: Returns::Nothing,
+    },
+];
+
+/// The one command before all others.
+pub(in crate::qmp) const NEGOTIATION: &str = "qmp_capabilities";
+
+static NEGOTIATE: &[Field<Capabilities>] = &[Field {
+    name: "enable",
+    kind: Kind::Nested { meta: "<capability>", rows: Vec::new, read: enable },
+    need: Need::Optional("none"),
+    help: "capabilities to enable",
+}];
+
+/// `enable`: a list of capabilities.
+fn enable(capabilities: &mut Capabilities, value: Value, at: &Context) -> table::Set {
+    let Value::List(names) = value else {
+        return Err(table::wrong_type(at.whole(), "array"));
+    };
+    for name in names {
+        match table::text(name, at.whole(), at)?.as_str() {
+            "oob" => capabilities.out_of_band = true,
+            other => return Err(table::not_accepted("enable", at, other, ["oob"].into_iter())),
+        }
+    }
+    Ok(())
+}
+
+/// What `query-version` answers: the release of QEMU whose interface this is, and in `package` what
+/// carries it out.
+pub(in crate::qmp) fn version() -> Json {
+    json!({
+        "qemu": {"micro": 0, "minor": 1, "major": 11},
+        "package": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
+    })
+}
+
+static VERSION: &[Member] = &[
+    Member::new("qemu", Reply::Object(QEMU_VERSION), "the release of QEMU whose interface this is"),
+    Member::new("package", Reply::Text, "who carries it out, with its own version"),
+];
+
+static QEMU_VERSION: &[Member] = &[
+    Member::new("major", Reply::Int, "the first of the three numbers"),
+    Member::new("minor", Reply::Int, "the second"),
+    Member::new("micro", Reply::Int, "the third"),
+];
+
+fn query_commands() -> Json {
+    super::all().map(|row| json!({"name": row.name})).collect()
+}
+
+static COMMAND_INFO: &[Member] = &[Member::new("name", Reply::Text, "the command's name")];
