@@ -10,7 +10,7 @@ use std::sync::Arc;
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
 use devices::virtio::Virtqueue;
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::{EventLoop, LoopConfig, PollParams};
 use guest_memory::MemoryView;
@@ -136,6 +136,7 @@ impl<'a> Guest<'a> {
         };
         let lun = |n| LunConfig { geometry, serial: format!("fuzz-{n}") };
         let config = DeviceConfig {
+            name: "fuzz".to_owned(),
             luns: (0..2).map(lun).collect(),
             num_queues: QUEUES - 2,
             logical_block_size: 512 << (options >> 2 & 3),

@@ -2,6 +2,15 @@
 #![forbid(unsafe_code)]
 
 pub mod ahci;
+mod stats;
 pub mod virtio;
 pub mod virtio_blk;
 pub mod virtio_scsi;
+
+pub use stats::QueueStats;
+
+/// A device's name in trace points, without what a zero byte cuts off.
+fn trace_name(mut name: String) -> std::ffi::CString {
+    name.truncate(name.find('\0').unwrap_or(name.len()));
+    std::ffi::CString::new(name).unwrap_or_default()
+}

@@ -130,7 +130,7 @@ fn a_chain_without_room_for_a_status_breaks_its_queue_only() {
     assert_eq!(rig.stats.reads.get(), 0, "a broken queue takes nothing");
     let base = std::rc::Rc::new(std::cell::Cell::new(None));
     let out = base.clone();
-    rig.handler.stop(move |next| out.set(Some(next)));
+    rig.handler.stop(Box::new(move |next| out.set(Some(next))));
     assert!(base.get().is_some(), "and can be stopped");
 }
 

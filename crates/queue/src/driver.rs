@@ -226,7 +226,10 @@ impl Driver {
     /// Asks the device not to signal.
     pub fn suppress_signals(&mut self) {
         if self.config.event_idx {
-            self.rings.set_used_event(self.used_idx.wrapping_sub(1));
+            // Where the used index cannot come to before the driver has taken what there is: no queue
+            // has more entries. Just behind it would not do, as the device may be about to look
+            // whether what the driver has already taken passes the event.
+            self.rings.set_used_event(self.used_idx.wrapping_add(1 << 15));
         } else {
             self.rings.set_avail_flags(VRING_AVAIL_F_NO_INTERRUPT as u16);
         }

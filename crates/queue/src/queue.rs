@@ -179,20 +179,13 @@ impl Queue {
     }
 
     /// Gives back the chain popped as `head`, of which the device wrote `written` bytes. The driver
-    /// sees it when it is [published](Self::publish).
+    /// sees it when it is [published](Self::publish) at the latest; long batches are shown to it as
+    /// they grow.
     #[inline]
     pub fn add_used(&self, head: u16, written: u32) {
         debug_assert!(self.in_flight.get() > 0, "a chain is given back once");
         self.in_flight.set(self.in_flight.get().saturating_sub(1));
         self.used.add(&self.state.borrow().rings, head, written);
-    }
-
-    /// Shows the driver all chains given back so far, without asking whether it wants a signal: for
-    /// long batches, so that a driver that is awake works on the first chains while the device works
-    /// on the last. [`publish`](Self::publish) still has to follow.
-    #[inline]
-    pub fn show(&self) {
-        self.used.show(&self.state.borrow().rings);
     }
 
     /// Shows the driver all chains given back so far; `true` when it wants a signal for those since

@@ -7,6 +7,10 @@ use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 
 use crate::ring::Rings;
 
+/// Entries added after which the driver is shown them, in a batch that goes on: if it is awake, it works
+/// on the first chains while the device works on the last.
+const SHOWN_AT_ONCE: u16 = 4;
+
 /// Where the device is in the used ring.
 #[derive(Debug)]
 pub(crate) struct UsedHalf {
@@ -40,13 +44,17 @@ impl UsedHalf {
     pub(crate) fn add(&self, rings: &Rings, head: u16, written: u32) {
         let next = self.next.get();
         rings.set_used_entry(next, head, written);
-        self.next.set(next.wrapping_add(1));
+        let next = next.wrapping_add(1);
+        self.next.set(next);
+        if next.wrapping_sub(self.published.get()) >= SHOWN_AT_ONCE {
+            self.show(rings);
+        }
     }
 
     /// Shows what was added, and looks whether that passes the driver's event. A driver that is awake
     /// moves the event while a batch goes on: whether the whole batch passes it says nothing.
     #[inline]
-    pub(crate) fn show(&self, rings: &Rings) {
+    fn show(&self, rings: &Rings) {
         let new = self.next.get();
         let old = self.published.replace(new);
         if new == old {

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 
 use crate::clock::thread_cpu;
 use crate::machine::{Machine, SplitMix64};
-use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk};
+use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk, take_count};
 
 /// How a driver learns of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +65,18 @@ pub struct LoadResult {
     pub driver_cpu: Duration,
     /// From a request's submission to its answer, nanoseconds.
     pub latencies: Histogram<u64>,
+    /// Signals and batches from the first request to the last, warm-up included. Those above are
+    /// counted by two threads, whose measured times begin and end a little apart.
+    pub in_all: InAll,
+}
+
+/// What was counted over a whole load.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InAll {
+    /// Signals that the device sent.
+    pub signals: u64,
+    /// Batches of answers that it published.
+    pub batches: u64,
 }
 
 /// How long what is in flight may take once the load has ended.
@@ -117,6 +129,7 @@ impl LoadConfig {
             let mut setups: Vec<_> = receiver.iter().take(self.jobs.into()).collect();
             setups.sort_by_key(|(job, _)| *job);
             let setups: Vec<_> = setups.into_iter().map(|(_, setup)| setup).collect();
+            let calls: Vec<_> = setups.iter().map(|setup| setup.call.clone()).collect();
             let device = if setups.len() == jobs.len() {
                 Some(VirtioBlk::start(machine, &setups)?)
             } else {
@@ -137,8 +150,16 @@ impl LoadConfig {
                 let job = thread.join().map_err(|_| anyhow!("a driver thread panicked"))??;
                 result.add(&job)?;
             }
+            let stats = device.as_ref().map(|device| device.stats().to_vec());
             // It had to stay until the drivers had their answers.
             drop(device);
+            for stats in stats.iter().flatten() {
+                result.in_all.batches += stats.batches.get();
+            }
+            for call in calls {
+                // A signal for the last answers, which the driver has seen before it came.
+                result.in_all.signals += take_count(&call)?;
+            }
             let observed = observed.context("a driver thread did not begin")??;
             result.io_cpu = observed.io_cpu;
             result.enters = observed.enters;
@@ -201,6 +222,8 @@ struct JobResult {
     elapsed: Duration,
     cpu: Duration,
     latencies: Histogram<u64>,
+    /// Warm-up and end included.
+    all_signals: u64,
 }
 
 impl<'a> Job<'a> {
@@ -225,15 +248,17 @@ impl<'a> Job<'a> {
         let end = self.begin + self.config.warm_up + self.config.measured;
         let requests = self.run_until(end, Some(&mut latencies))?;
         self.queue.take_signals()?;
-        let result = JobResult {
+        let mut result = JobResult {
             requests,
             kicks: self.queue.kicks() - kicks,
             signals: self.queue.signals() - signals,
             elapsed: start.elapsed(),
             cpu: thread_cpu() - cpu,
             latencies,
+            all_signals: 0,
         };
         self.drain()?;
+        result.all_signals = self.queue.signals();
         Ok(result)
     }
 
@@ -325,6 +350,7 @@ impl LoadResult {
             io_cpu: Duration::ZERO,
             driver_cpu: Duration::ZERO,
             latencies: histogram()?,
+            in_all: InAll::default(),
         })
     }
 
@@ -333,6 +359,7 @@ impl LoadResult {
         self.iops += job.requests as f64 / job.elapsed.as_secs_f64();
         self.kicks += job.kicks;
         self.signals += job.signals;
+        self.in_all.signals += job.all_signals;
         self.driver_cpu += job.cpu;
         self.latencies.add(&job.latencies).context("adding up latencies")?;
         Ok(())

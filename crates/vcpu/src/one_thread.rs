@@ -10,7 +10,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use block::NodeRegistry;
 use block::options::BlockdevOptions;
-use devices::virtio_blk::{QueueHandler, QueueStats};
+use devices::QueueStats;
+use devices::virtio::Virtqueue;
+use devices::virtio_blk::start_queue;
 use event_loop::{EventLoop, LoopConfig};
 use guest_memory::{MemoryView, test_util};
 use queue::Queue;
@@ -23,7 +25,7 @@ pub const REQUEST: u32 = 4096;
 /// A queue, served on the thread that drives it.
 pub struct OneThread {
     event_loop: EventLoop,
-    handler: Rc<QueueHandler>,
+    handler: Rc<dyn Virtqueue>,
     stats: Arc<QueueStats>,
     guest: GuestQueue,
     depth: u16,
@@ -51,7 +53,7 @@ impl OneThread {
             .map_err(|error| anyhow!("a virtqueue: {error}"))?;
         let channel = node.open_channel(&event_loop).context("opening the disk on the loop")?;
         let stats = Arc::new(QueueStats::default());
-        let handler = QueueHandler::start(
+        let handler = start_queue(
             &event_loop,
             Arc::new(device(geometry, 1)?),
             channel,
@@ -111,7 +113,7 @@ impl OneThread {
 
 impl Drop for OneThread {
     fn drop(&mut self) {
-        self.handler.stop(|_| {});
+        self.handler.stop(Box::new(|_| {}));
         if let Err(error) = self.event_loop.shut_down() {
             log::error!("the loop: {error}");
         }

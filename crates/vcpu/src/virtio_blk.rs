@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use block::node::{BlockNode, Geometry};
-use devices::virtio_blk::{Device, DeviceConfig, QueueHandler, QueueStats};
+use devices::QueueStats;
+use devices::virtio_blk::{Device, DeviceConfig, start_queue};
 use event_loop::oneshot;
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
@@ -121,7 +122,7 @@ fn start_queues(
         let start = |(setup, stats): (QueueSetup, _)| {
             let queue = Queue::new(MemoryView::new(memory.clone()), setup.config)
                 .map_err(|error| anyhow!("a virtqueue: {error}"))?;
-            Ok(QueueHandler::start(
+            Ok(start_queue(
                 event_loop,
                 device.clone(),
                 channel.clone(),
@@ -136,7 +137,7 @@ fn start_queues(
         Ok(async move {
             for handler in handlers {
                 let (sender, stopped) = oneshot::channel();
-                handler.stop(move |_| sender.send(()));
+                handler.stop(Box::new(move |_| sender.send(())));
                 let _ = stopped.await;
             }
         })
@@ -327,16 +328,9 @@ impl GuestQueue {
     ///
     /// read(2).
     pub fn take_signals(&mut self) -> Result<u64> {
-        let mut count = [0; 8];
-        match nix::unistd::read(&self.setup.call, &mut count) {
-            Ok(_) => {
-                let signals = u64::from_ne_bytes(count);
-                self.signals += signals;
-                Ok(signals)
-            }
-            Err(Errno::EAGAIN) => Ok(0),
-            Err(error) => Err(error).context("reading the call eventfd"),
-        }
+        let signals = take_count(&self.setup.call)?;
+        self.signals += signals;
+        Ok(signals)
     }
 
     /// Requests in flight.
@@ -363,6 +357,16 @@ impl GuestQueue {
         let mut bytes = vec![0; len];
         self.memory.read_bytes(self.area.slot(slot) + QueueArea::DATA_AT, &mut bytes)?;
         Ok(bytes)
+    }
+}
+
+/// Takes what has been added to an eventfd off it.
+pub(crate) fn take_count(eventfd: &OwnedFd) -> Result<u64> {
+    let mut count = [0; 8];
+    match nix::unistd::read(eventfd, &mut count) {
+        Ok(_) => Ok(u64::from_ne_bytes(count)),
+        Err(Errno::EAGAIN) => Ok(0),
+        Err(error) => Err(error).context("reading the call eventfd"),
     }
 }
 

@@ -16,7 +16,7 @@ fn load(jobs: u16, depth: u16, op: Op, wait: Wait) -> LoadConfig {
         wait,
         event_idx: true,
         warm_up: Duration::from_millis(20),
-        measured: Duration::from_millis(100),
+        measured: Duration::from_millis(500),
     }
 }
 
@@ -40,11 +40,12 @@ fn every_kind_of_load_is_served() {
         let load = load(jobs, depth, op, wait);
         let machine = machine(load.memory(), io_threads);
         let result = load.run(&machine).unwrap();
-        assert!(result.requests > 0, "{load:?}: {result:?}");
+        assert!(result.requests > 0, "{load:?}");
         assert_eq!(result.latencies.len(), result.requests);
-        assert!(result.batches > 0 && result.io_cpu > Duration::ZERO, "{result:?}");
+        assert!(result.batches > 0 && result.io_cpu > Duration::ZERO, "{load:?}");
         if wait == Wait::Poll {
-            assert_eq!(result.signals, 0, "asked for none: {result:?}");
+            // The first batch is signalled in any case.
+            assert!(result.in_all.signals <= jobs.into(), "asked for none: {:?}", result.in_all);
         }
     }
 }
@@ -53,8 +54,8 @@ fn every_kind_of_load_is_served() {
 fn a_batch_is_signalled_once() {
     let load = load(1, 64, Op::Read, Wait::Signal);
     let result = load.run(&machine(load.memory(), 1)).unwrap();
-    // At most one per batch published, give or take those at the edges of the measured time.
-    assert!(result.signals <= result.batches + 2, "{result:?}");
+    assert!(result.in_all.signals <= result.in_all.batches, "{:?}", result.in_all);
+    assert!(result.in_all.signals > 0, "{:?}", result.in_all);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use queue::QueueError;
 pub(crate) use runner::{Broken, Runner, Service};
 
 /// A started queue of any device, as whoever has started it sees it. Lives on its I/O thread.
-pub trait Virtqueue {
+pub trait Virtqueue: std::fmt::Debug {
     /// Enables or disables the queue (SET_VRING_ENABLE). What waits in an enabled queue is taken at
     /// once: its kick may have come earlier.
     fn set_enabled(&self, enabled: bool);

@@ -2,12 +2,13 @@
 //! with a chain is the device's [`Service`].
 
 use std::cell::{Cell, RefCell, RefMut};
+use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger};
+use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger, trace};
 use guest_memory::{AccessError, MemoryView};
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
@@ -17,6 +18,9 @@ use super::{Virtqueue, write_eventfd};
 pub(crate) trait Service: Sized + 'static {
     /// What the queue is called in the log.
     const NAME: &'static str;
+
+    /// The device's name in trace points.
+    fn trace_name(&self) -> &CStr;
 
     /// Takes a chain. It goes back by [`Runner::add_used`], now or later.
     ///
@@ -257,6 +261,7 @@ impl<S: Service> DeferredCall for Runner<S> {
         if self.unpublished.replace(false) {
             let wanted = self.queue.publish();
             if wanted {
+                trace!(virtio_notify(self.service.trace_name(), self.queue.config().index));
                 write_eventfd(self.call.borrow().as_deref());
             }
             signalled = Some(wanted);
@@ -272,7 +277,9 @@ impl<S: Service> DeferredCall for Runner<S> {
 }
 
 impl<S: Service> Handler for Runner<S> {
-    fn ready(&self, _events: u32) -> Progress {
+    fn ready(&self, events: u32) -> Progress {
+        let (name, index) = (self.service.trace_name(), self.queue.config().index);
+        trace!(virtio_queue_notify(name, index, events == 0));
         self.take_turn();
         Progress::Done
     }

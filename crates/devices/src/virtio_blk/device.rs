@@ -113,9 +113,7 @@ impl Device {
             logical_block_size: block,
             read_only,
             id,
-            // Without what a zero byte cuts off, as a guest sees it.
-            trace_name: CString::new(config.serial.split('\0').next().unwrap_or_default())
-                .unwrap_or_default(),
+            trace_name: crate::trace_name(config.serial),
             negotiated: AtomicU64::new(0),
             writethrough: config.writethrough,
             writeback: AtomicBool::new(!config.writethrough),

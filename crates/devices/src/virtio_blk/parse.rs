@@ -1,8 +1,5 @@
 //! From a descriptor chain to a request that cannot be wrong any more.
 
-use std::fmt;
-
-use guest_memory::AccessError;
 use guest_memory::MemoryView;
 use queue::{Chain, Segments, SegmentsError};
 
@@ -12,6 +9,10 @@ use super::wire::{
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
+use crate::virtio::Broken;
+
+/// What a request begins with, in errors.
+const HEADER: &str = "a request's header";
 
 /// A chain, taken apart.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl Ranges {
         mut data: Segments<'_>,
         memory: &MemoryView,
         device: &Device,
-    ) -> Result<Result<Ranges, Status>, Malformed> {
+    ) -> Result<Result<Ranges, Status>, Broken> {
         let count = data.len() as usize / RANGE_SIZE;
         let whole = data.len().is_multiple_of(RANGE_SIZE as u32);
         // Neither whole ranges nor the offered limit: "unsupported", as other devices answer it.
@@ -77,7 +78,8 @@ impl Ranges {
         }
         let mut ranges = Ranges { discard, count, list: Default::default() };
         for slot in ranges.list.iter_mut().take(count) {
-            let (bytes, rest) = data.split_array(memory).map_err(Malformed::Header)?;
+            let part = |error| Broken::Part("a range", error);
+            let (bytes, rest) = data.split_array(memory).map_err(part)?;
             data = rest;
             let range = Range::from_bytes(bytes);
             // Unknown flags, and unmap on a discard: 5.2.6.2.
@@ -99,36 +101,18 @@ impl Ranges {
     }
 }
 
-/// A chain that is no request: it leaves no room for a status, or its buffers are not memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Malformed {
-    /// No writable byte for the status.
-    NoStatus,
-    /// The header is short, or not in memory.
-    Header(SegmentsError),
-    /// A buffer is not in memory.
-    Buffer(AccessError),
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Malformed::NoStatus => f.write_str("a request has no writable byte for its status"),
-            Malformed::Header(error) => write!(f, "a request's header: {error}"),
-            Malformed::Buffer(error) => write!(f, "a request's buffer: {error}"),
-        }
-    }
-}
-
 /// Takes a chain apart, whichever way the driver has cut it up (VIRTIO_F_ANY_LAYOUT).
 pub(crate) fn parse<'a>(
     chain: &'a Chain,
     memory: &MemoryView,
     device: &Device,
-) -> Result<Parsed<'a>, Malformed> {
-    let (writable, status_addr) = chain.writable().split_last().ok_or(Malformed::NoStatus)?;
-    let (header, readable) =
-        chain.readable().split_array::<HEADER_SIZE>(memory).map_err(Malformed::Header)?;
+) -> Result<Parsed<'a>, Broken> {
+    let no_status = Broken::Part("a request's status", SegmentsError::Short { wanted: 1, len: 0 });
+    let (writable, status_addr) = chain.writable().split_last().ok_or(no_status)?;
+    let (header, readable) = chain
+        .readable()
+        .split_array::<HEADER_SIZE>(memory)
+        .map_err(|error| Broken::Part(HEADER, error))?;
     let Header { request_type, sector } = Header::from_bytes(header);
     let on_disk = |data: Segments<'_>| device.range(sector, data.len().into()).ok_or(Status::IoErr);
     let request = match request_type {

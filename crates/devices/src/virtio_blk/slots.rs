@@ -6,8 +6,8 @@ use std::rc::Rc;
 use event_loop::IoBufs;
 use guest_memory::MemoryView;
 
-use super::stats::Kind;
 use super::wire::Status;
+use crate::stats::Kind;
 
 /// A request in flight.
 pub(crate) struct Slot {

@@ -1,6 +1,7 @@
 //! The control queue: task management, and asynchronous notification (5.6.6.2).
 
 use std::cell::RefMut;
+use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -25,6 +26,10 @@ pub(crate) struct Control {
 
 impl Service for Control {
     const NAME: &'static str = "virtio-scsi control queue";
+
+    fn trace_name(&self) -> &CStr {
+        self.device.trace_name()
+    }
 
     fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
         let memory = runner.queue.memory();

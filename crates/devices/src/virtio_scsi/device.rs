@@ -1,6 +1,7 @@
 //! The device as its queues share it: logical units, features, configuration space; and the ways to
 //! its parts on other threads.
 
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -30,6 +31,8 @@ const MAX_BLOCK: u32 = 2 << 20;
 /// What a device is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
+    /// Its name in trace points.
+    pub name: String,
     /// Logical units, 1 to [`MAX_LUNS`], numbered from 0.
     pub luns: Vec<LunConfig>,
     /// Request queues, at least one.
@@ -44,6 +47,7 @@ pub struct DeviceConfig {
 
 /// A virtio-scsi device with one target, shared by its queues' threads and the control plane.
 pub struct Device {
+    trace_name: CString,
     luns: Box<[Lun]>,
     num_queues: u16,
     negotiated: AtomicU64,
@@ -79,6 +83,7 @@ impl Device {
         let (writable, writethrough) = (config.writable, config.writethrough);
         let lun = |lun| Lun::new(lun, block, writable, writethrough);
         Ok(Device {
+            trace_name: crate::trace_name(config.name),
             luns: config.luns.into_iter().map(lun).collect(),
             num_queues: config.num_queues,
             negotiated: AtomicU64::new(0),
@@ -101,6 +106,10 @@ impl Device {
     pub fn reset(&self) {
         self.set_features(0);
         self.luns.iter().for_each(|lun| lun.attend(Attention::PowerOn));
+    }
+
+    pub(crate) fn trace_name(&self) -> &CStr {
+        &self.trace_name
     }
 
     /// The configuration space.

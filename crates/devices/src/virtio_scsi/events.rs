@@ -1,6 +1,7 @@
 //! The event queue: buffers wait in the ring until there is something to tell.
 
 use std::cell::RefMut;
+use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,6 +21,10 @@ pub(crate) struct Events {
 
 impl Service for Events {
     const NAME: &'static str = "virtio-scsi event queue";
+
+    fn trace_name(&self) -> &CStr {
+        self.device.trace_name()
+    }
 
     fn wants_chains(&self) -> bool {
         self.device.has_event()

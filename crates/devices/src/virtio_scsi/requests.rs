@@ -1,6 +1,7 @@
 //! A request queue: from a chain to a command under way.
 
 use std::cell::{RefCell, RefMut};
+use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,9 +16,8 @@ use super::sense::{CHECK_CONDITION, GOOD, Sense};
 use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
 use super::wire::{REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
+use crate::stats::{Batch, Kind, QueueStats};
 use crate::virtio::{Broken, Runner, Service};
-use crate::virtio_blk::QueueStats;
-use crate::virtio_blk::stats::{Batch, Kind};
 
 /// What a request queue does.
 pub(crate) struct Requests {
@@ -79,6 +79,10 @@ impl<'a> Parts<'a> {
 
 impl Service for Requests {
     const NAME: &'static str = "virtio-scsi request queue";
+
+    fn trace_name(&self) -> &CStr {
+        self.device.trace_name()
+    }
 
     fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
         let this = &runner.service;

@@ -11,7 +11,7 @@ use queue::{Segment, Segments};
 use super::sense::Sense;
 use super::tasks::Tasks;
 use super::wire::Response;
-use crate::virtio_blk::stats::Kind;
+use crate::stats::Kind;
 
 /// A command in flight.
 pub(crate) struct Slot {

@@ -9,7 +9,9 @@ use block::NodeRegistry;
 use block::options::{
     BlockdevOptions, Cache, DetectZeroes, Discard, Driver as NodeDriver, NullOptions,
 };
-use devices::virtio_blk::{Device, DeviceConfig, QueueHandler, QueueStats};
+use devices::QueueStats;
+use devices::virtio::Virtqueue;
+use devices::virtio_blk::{Device, DeviceConfig, start_queue};
 use event_loop::{EventLoop, LoopConfig, PollParams};
 use guest_memory::MemoryView;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -38,7 +40,7 @@ pub struct Rig {
     pub event_loop: EventLoop,
     pub memory: Rc<MemoryView>,
     pub driver: Driver,
-    pub handler: Rc<QueueHandler>,
+    pub handler: Rc<dyn Virtqueue>,
     pub device: Arc<Device>,
     pub kick: Arc<OwnedFd>,
     pub call: Arc<OwnedFd>,
@@ -103,7 +105,7 @@ impl Rig {
         let channel = node.open_channel(&event_loop).unwrap();
         let (kick, call) = (eventfd(), eventfd());
         let stats = Arc::new(QueueStats::default());
-        let handler = QueueHandler::start(
+        let handler = start_queue(
             &event_loop,
             device.clone(),
             channel,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
+use devices::QueueStats;
 use devices::virtio::Virtqueue;
-use devices::virtio_blk::QueueStats;
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::{EventLoop, LoopConfig};
 use guest_memory::MemoryView;
@@ -165,6 +165,7 @@ impl Rig {
         let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
         let lun = |n| LunConfig { geometry: geometry(), serial: format!("test-{n}") };
         let mut config = DeviceConfig {
+            name: "test".to_owned(),
             luns: (0..2).map(lun).collect(),
             num_queues: 2,
             logical_block_size: 512,

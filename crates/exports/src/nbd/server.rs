@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::node::BlockNode;
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use event_loop::{EventLoop, LoopHandle, oneshot};
 
 use super::handshake::{Failure, negotiate};

@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
 

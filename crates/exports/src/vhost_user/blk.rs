@@ -8,8 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
+use devices::QueueStats;
 use devices::virtio::Virtqueue;
-use devices::virtio_blk::{self, DeviceConfig, QueueHandler, QueueStats};
+use devices::virtio_blk::{self, DeviceConfig, start_queue};
 use event_loop::{EventLoop, LoopHandle};
 use queue::Queue;
 
@@ -130,7 +131,7 @@ impl DeviceOnLoop for BlkOnLoop {
         call: Option<Arc<OwnedFd>>,
     ) -> Rc<dyn Virtqueue> {
         let stats = self.blk.stats.get(usize::from(index)).cloned().unwrap_or_default();
-        QueueHandler::start(
+        start_queue(
             &self.event_loop,
             self.blk.device.clone(),
             self.channel.clone(),

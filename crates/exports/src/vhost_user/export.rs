@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use event_loop::{EventLoop, LoopHandle};
 
 use super::device::Device;

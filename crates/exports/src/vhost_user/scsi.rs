@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
+use devices::QueueStats;
 use devices::virtio::Virtqueue;
-use devices::virtio_blk::QueueStats;
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
 use event_loop::{EventLoop, LoopHandle};
 use queue::Queue;
@@ -67,6 +67,7 @@ impl VhostUserExport {
             serial: format!("{id}-{number}"),
         };
         let device = virtio_scsi::Device::new(DeviceConfig {
+            name: id.clone(),
             luns: nodes.iter().enumerate().map(lun).collect(),
             num_queues,
             logical_block_size: config.logical_block_size,

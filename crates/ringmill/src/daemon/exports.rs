@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use control::ExportOptions;
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
 
 use super::running::Running;

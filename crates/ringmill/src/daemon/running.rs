@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use exports::nbd::NbdExport;
 use exports::vhost_user::{ExportError, VhostUserExport};
 

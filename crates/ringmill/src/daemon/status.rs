@@ -4,7 +4,7 @@
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
-use devices::virtio_blk::QueueStats;
+use devices::QueueStats;
 use event_loop::{EventLoop, LoopHandle};
 
 /// Seconds between two lines.

@@ -42,19 +42,9 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Answers after which the driver is shown them, in a batch that goes on.
-const SHOWN_AT_ONCE: u32 = 4;
-
 /// The counters of the batch under way.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    numbers: Numbers,
-    /// Requests since the driver was last shown what is answered.
-    unseen: Cell<u32>,
-}
-
-#[derive(Debug, Default)]
-struct Numbers {
     /// By [`Kind`].
     requests: [Cell<u32>; 5],
     errors: Cell<u32>,
@@ -66,7 +56,7 @@ struct Numbers {
 
 impl Batch {
     pub(crate) fn add(&self, kind: Kind, ok: bool, bytes: u32, latency_ns: u64) {
-        let n = &self.numbers;
+        let n = self;
         n.any.set(true);
         n.latency_ns.update(|sum| sum + latency_ns);
         if ok {
@@ -81,24 +71,14 @@ impl Batch {
         }
     }
 
-    /// Counts an answer; whether the driver should be shown what there is, though the batch is not
-    /// over.
-    pub(crate) fn is_long(&self) -> bool {
-        let unseen = self.unseen.get() + 1;
-        let long = unseen >= SHOWN_AT_ONCE;
-        self.unseen.set(if long { 0 } else { unseen });
-        long
-    }
-
     /// Whether nothing was answered since the last publishing.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.numbers.any.get()
+        !self.any.get()
     }
 
     /// Adds the batch to the counters.
     pub(crate) fn publish(&self, stats: &QueueStats, signalled: bool) {
-        self.unseen.set(0);
-        let n = &self.numbers;
+        let n = self;
         n.any.set(false);
         let [reads, writes, flushes, ranges, other] = &n.requests;
         other.set(0);

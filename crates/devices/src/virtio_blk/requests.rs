@@ -1,0 +1,194 @@
+//! A request queue: from a chain to a request under way.
+
+use std::cell::{RefCell, RefMut};
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::node::Channel;
+use block::request::{Completion, Op, Request};
+use event_loop::{EventLoop, trace};
+use queue::{Chain, Queue};
+
+use super::device::Device;
+use super::parse::{BlkRequest, Parsed, Ranges, parse};
+use super::slots::{Slot, SlotTable};
+use super::wire::{
+    ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
+    VIRTIO_BLK_T_WRITE_ZEROES,
+};
+use crate::stats::{Batch, Kind, QueueStats};
+use crate::virtio::{Broken, Runner, Service, Virtqueue};
+
+/// What a request queue does.
+pub(crate) struct Requests {
+    pub(super) device: Arc<Device>,
+    channel: Rc<dyn Channel>,
+    pub(super) slots: RefCell<SlotTable>,
+    pub(super) batch: Batch,
+    stats: Arc<QueueStats>,
+}
+
+/// Starts a queue of a device on this loop, disabled: it takes nothing before it is
+/// [enabled](Virtqueue::set_enabled).
+///
+/// `kick` fires when the driver has put requests in; without one the queue is looked at only while
+/// the loop polls, or turns for other reasons.
+pub fn start_queue(
+    event_loop: &EventLoop,
+    device: Arc<Device>,
+    channel: Rc<dyn Channel>,
+    queue: Queue,
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    stats: Arc<QueueStats>,
+) -> Rc<dyn Virtqueue> {
+    let slots = RefCell::new(SlotTable::new(queue.size()));
+    let service = Requests { device, channel, slots, batch: Batch::default(), stats };
+    Runner::start(event_loop, queue, kick, call, service)
+}
+
+impl Service for Requests {
+    const NAME: &'static str = "virtio-blk queue";
+
+    fn trace_name(&self) -> &CStr {
+        self.device.trace_name()
+    }
+
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+        let Requests { device, channel, slots, .. } = &runner.service;
+        let memory = runner.queue.memory();
+        let Parsed { status_addr, request } = parse(&chain, &memory, device)?;
+        let mut slot = Slot {
+            head: chain.head(),
+            written: chain.writable_len(),
+            status_addr,
+            memory,
+            pending: 1,
+            status: Status::Ok,
+            kind: Kind::Other,
+            bytes: 0,
+            started_ns: runner.event_loop.now_ns(),
+        };
+        let head = slot.head;
+        let other = |kind: Option<u32>| {
+            let kind = kind.map_or(-1, i64::from);
+            trace!(virtio_blk_handle_other(
+                device.trace_name(),
+                runner.queue.config().index,
+                head,
+                kind
+            ));
+        };
+        let fua = device.is_write_through();
+        let (op, offset, data) = match request {
+            Err(status) => {
+                other(None);
+                slot.status = status;
+                drop(chain);
+                runner.answer(slot);
+                return Ok(());
+            }
+            Ok(BlkRequest::GetId { data }) => {
+                other(Some(VIRTIO_BLK_T_GET_ID));
+                let len = data.len().min(ID_SIZE as u32);
+                let written = data.write(&slot.memory, device.id()).map_err(Broken::Buffer)?;
+                debug_assert_eq!(written, len as usize);
+                drop(chain);
+                runner.answer(slot);
+                return Ok(());
+            }
+            Ok(BlkRequest::Ranges { discard, data }) => {
+                let kind = if discard { VIRTIO_BLK_T_DISCARD } else { VIRTIO_BLK_T_WRITE_ZEROES };
+                other(Some(kind));
+                let ranges = Ranges::read(discard, data, &slot.memory, device)?;
+                drop(chain);
+                match ranges {
+                    Ok(ranges) => runner.submit_ranges(slot, &ranges, fua),
+                    Err(status) => {
+                        slot.status = status;
+                        runner.answer(slot);
+                    }
+                }
+                return Ok(());
+            }
+            Ok(BlkRequest::Flush) => {
+                other(Some(VIRTIO_BLK_T_FLUSH));
+                (Op::Flush, 0, None)
+            }
+            Ok(BlkRequest::Read { offset, data }) => {
+                trace!(virtio_blk_handle_read(
+                    device.trace_name(),
+                    runner.queue.config().index,
+                    head,
+                    offset / SECTOR,
+                    u64::from(data.len()) / SECTOR,
+                ));
+                (Op::Read, offset, Some(data))
+            }
+            Ok(BlkRequest::Write { offset, data }) => {
+                trace!(virtio_blk_handle_write(
+                    device.trace_name(),
+                    runner.queue.config().index,
+                    head,
+                    offset / SECTOR,
+                    u64::from(data.len()) / SECTOR,
+                ));
+                (Op::Write { fua }, offset, Some(data))
+            }
+        };
+        let mut slots = slots.borrow_mut();
+        let mut bufs = slots.take_bufs();
+        if let Some(data) = data {
+            if let Err(error) = data.push_iovecs(&slot.memory, &mut bufs) {
+                slots.keep_bufs(bufs);
+                return Err(Broken::Buffer(error));
+            }
+            slot.bytes = data.len();
+        }
+        slot.kind = match op {
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            _ => Kind::Flush,
+        };
+        let len = slot.bytes.into();
+        let tag = slots.insert(slot);
+        drop(slots);
+        drop(chain);
+        if let Some(tag) = tag {
+            let me: Rc<dyn Completion> = runner.clone();
+            channel.submit(Request::new(op, offset, len, bufs, &me, tag));
+        }
+        Ok(())
+    }
+
+    fn batch_ended(runner: &Runner<Self>, signalled: Option<bool>) {
+        let Requests { batch, stats, .. } = &runner.service;
+        if let Some(signalled) = signalled
+            && !batch.is_empty()
+        {
+            batch.publish(stats, signalled);
+        }
+    }
+}
+
+impl Runner<Requests> {
+    /// Sends each range of a discard or write-zeroes request on its way.
+    fn submit_ranges(self: &Rc<Self>, mut slot: Slot, ranges: &Ranges, fua: bool) {
+        let Requests { channel, slots, .. } = &self.service;
+        let me: Rc<dyn Completion> = self.clone();
+        slot.kind = Kind::Ranges;
+        slot.pending = ranges.iter().count() as u32;
+        let Some(tag) = slots.borrow_mut().insert(slot) else { return };
+        for range in ranges.iter() {
+            let op = if ranges.discard {
+                Op::Discard
+            } else {
+                Op::WriteZeroes { may_unmap: range.may_unmap, no_fallback: false, fua }
+            };
+            let bufs = slots.borrow_mut().take_bufs();
+            channel.submit(Request::new(op, range.offset, range.len, bufs, &me, tag));
+        }
+    }
+}
