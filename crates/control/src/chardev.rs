@@ -7,7 +7,8 @@ use crate::error::OptionError;
 use crate::export::check_socket_path;
 use crate::keyval;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::table::{self, Choice, Context, Field, Kind, Need, Row, put};
+use crate::shape::{Member, Union, Variant};
+use crate::table::{self, Choice, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
 
 /// `--chardev`: a stream of bytes with a client at its other end.
@@ -62,7 +63,7 @@ pub struct MonitorOptions {
 
 /// A `--chardev` while it is read.
 #[derive(Default)]
-pub(crate) struct Draft {
+struct Draft {
     id: Option<String>,
     path: Option<PathBuf>,
     host: Option<String>,
@@ -180,18 +181,40 @@ static STDIO: &[Field<Draft>] = &[Field {
     help: "let the terminal's keys send signals; without effect, as they always do",
 }];
 
-/// A kind of character device: its name, what it is for, its options.
-pub(crate) type Type = (&'static str, &'static str, &'static [Field<Draft>]);
+/// A kind of character device.
+struct Type {
+    name: &'static str,
+    help: &'static str,
+    /// A whole value of the option.
+    example: &'static str,
+    fields: &'static [Field<Draft>],
+}
 
 /// The kinds there are.
-pub(crate) static TYPES: &[Type] = &[
-    ("socket", "a unix or TCP socket, to listen on or to connect to", SOCKET),
-    ("stdio", "standard input and output", STDIO),
+static TYPES: &[Type] = &[
+    Type {
+        name: "socket",
+        help: "a unix or TCP socket, to listen on or to connect to",
+        example: "socket,id=c,path=/run/qmp.sock,server=on,wait=off",
+        fields: SOCKET,
+    },
+    Type { name: "stdio", help: "standard input and output", example: "stdio,id=c", fields: STDIO },
 ];
 
-/// The rows of a kind's table.
-pub(crate) fn rows(fields: &'static [Field<Draft>]) -> Vec<Row> {
-    COMMON.iter().chain(fields).flat_map(Field::rows).collect()
+/// What a character device may have.
+pub(crate) fn options() -> Union {
+    let variant = |kind: &Type| Variant {
+        name: kind.name,
+        help: kind.help,
+        example: kind.example,
+        members: table::members(kind.fields),
+    };
+    Union {
+        tag: "backend",
+        help: "what the device is",
+        common: table::members(COMMON),
+        variants: TYPES.iter().map(variant).collect(),
+    }
 }
 
 /// Takes the text of a `--chardev` apart: as other options, and, as QSD takes them here, `server` for
@@ -246,7 +269,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ChardevOptions, O
             );
         }
     };
-    let Some((_, _, fields)) = TYPES.iter().find(|(name, ..)| *name == backend) else {
+    let Some(Type { fields, .. }) = TYPES.iter().find(|kind| kind.name == backend) else {
         return Err(OptionError::new(format!("'{backend}' is not a valid char driver name"))
             .hint(known_types()));
     };
@@ -266,7 +289,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ChardevOptions, O
 }
 
 fn known_types() -> String {
-    let names: Vec<&str> = TYPES.iter().map(|(name, ..)| *name).collect();
+    let names: Vec<&str> = TYPES.iter().map(|kind| kind.name).collect();
     format!("Known character devices: {}", names.join(", "))
 }
 
@@ -340,9 +363,9 @@ static MONITOR: &[Field<MonitorOptions>] = &[
     },
 ];
 
-/// The rows of the table of `--monitor`.
-pub(crate) fn monitor_rows() -> Vec<Row> {
-    MONITOR.iter().flat_map(Field::rows).collect()
+/// What `--monitor` may have.
+pub(crate) fn monitor_members() -> Vec<Member> {
+    table::members(MONITOR)
 }
 
 /// Reads one `--monitor`.

@@ -228,7 +228,7 @@ fn scan<T>(
             None if takes_value => {
                 let value = parser.value().map_err(|_| {
                     OptionError::new(format!("option '--{name}' requires an argument"))
-                        .hint(format!("Usage: --{name} {}", field.kind.meta()))
+                        .hint(format!("Usage: --{name} {}", field.kind.shape().meta()))
                 })?;
                 let origin = format!("--{written} {}", value.to_string_lossy());
                 (Some(value), origin)

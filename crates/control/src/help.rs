@@ -1,9 +1,9 @@
 //! Help texts, made from the tables.
 
-use crate::blockdev::{self, DRIVERS};
 use crate::cli::COMMANDS;
-use crate::table::{Field, Need, Row};
-use crate::{chardev, export, nbd_server, object, probe, serve, storage_daemon};
+use crate::shape::{self, Member, Row, Union};
+use crate::table::{self, Field, Need};
+use crate::{blockdev, chardev, export, nbd_server, object, probe, serve, storage_daemon};
 
 /// The width of a terminal.
 const WIDTH: usize = 80;
@@ -68,91 +68,72 @@ pub(crate) fn storage_daemon(program: &str) -> String {
     text.common();
     text.line("");
     text.line("Values are written key=value,... with dotted keys (cache.direct=on,");
-    text.line("iothread.0=io0) and commas doubled, or as JSON. 'help' for a value, or");
-    text.line("'<type>,help', tells more of --blockdev, --chardev, --export and --object.");
-    text.objects();
-    text.drivers(None);
-    text.exports();
-    text.chardevs();
-    text.heading("--nbd-server options:");
-    text.rows(&nbd_server::rows());
+    text.line("iothread.0=io0) and commas doubled, or as JSON. '--blockdev <driver>,help' tells");
+    text.line("of all options of a driver, and so on for --object, --export and --chardev.");
+    for (heading, options) in [
+        ("Drivers of --blockdev:", blockdev::options()),
+        ("Types of --object:", object::options()),
+        ("Types of --export:", export::options()),
+        ("Backends of --chardev:", chardev::options()),
+    ] {
+        text.heading(heading);
+        text.variants(&options);
+    }
     text.done()
 }
 
 /// `--nbd-server help`.
 pub(crate) fn nbd_server() -> String {
-    let mut text = Text::default();
-    text.line("--nbd-server options:");
-    text.rows(&nbd_server::rows());
-    text.done()
-}
-
-/// `--blockdev help`, `--blockdev <driver>,help`.
-pub(crate) fn blockdev(driver: Option<&str>) -> String {
-    let mut text = Text::default();
-    text.drivers(driver);
-    text.done().trim_start().to_owned()
-}
-
-/// `--object help`, `--object <type>,help`.
-pub(crate) fn object(kind: Option<&str>) -> String {
-    let mut text = Text::default();
-    match object::TYPES.iter().find(|known| Some(known.name) == kind) {
-        Some(kind) => {
-            text.line(&format!("{} options:", kind.name));
-            text.rows(&kind.table.rows());
-        }
-        None => {
-            text.line("List of user creatable objects:");
-            for kind in object::TYPES {
-                text.entry(kind.name, kind.help);
-            }
-        }
-    }
-    text.done()
-}
-
-/// `--export help`, `--export <type>,help`.
-pub(crate) fn export(kind: Option<&str>) -> String {
-    let mut text = Text::default();
-    match export::TYPES.iter().find(|known| Some(known.name) == kind) {
-        Some(kind) => {
-            text.line(&format!("{} options:", kind.name));
-            text.rows(&export::rows(kind));
-        }
-        None => {
-            text.line("List of export types:");
-            for kind in export::TYPES {
-                text.entry(kind.name, kind.help);
-            }
-        }
-    }
-    text.done()
-}
-
-/// `--chardev help`, `--chardev <backend>,help`.
-pub(crate) fn chardev(kind: Option<&str>) -> String {
-    let mut text = Text::default();
-    match chardev::TYPES.iter().find(|(name, ..)| Some(*name) == kind) {
-        Some((name, _, fields)) => {
-            text.line(&format!("{name} options:"));
-            text.rows(&chardev::rows(fields));
-        }
-        None => {
-            text.line("Available chardev backend types:");
-            for (name, help, _) in chardev::TYPES {
-                text.entry(name, help);
-            }
-        }
-    }
-    text.done()
+    members("nbd-server", &nbd_server::members())
 }
 
 /// `--monitor help`.
 pub(crate) fn monitor() -> String {
+    members("monitor", &chardev::monitor_members())
+}
+
+/// `--blockdev help`, `--blockdev <driver>,help`.
+pub(crate) fn blockdev(driver: Option<&str>) -> String {
+    union("Block drivers:", &blockdev::options(), driver)
+}
+
+/// `--object help`, `--object <type>,help`.
+pub(crate) fn object(kind: Option<&str>) -> String {
+    union("List of user creatable objects:", &object::options(), kind)
+}
+
+/// `--export help`, `--export <type>,help`.
+pub(crate) fn export(kind: Option<&str>) -> String {
+    union("Export types:", &export::options(), kind)
+}
+
+/// `--chardev help`, `--chardev <backend>,help`.
+pub(crate) fn chardev(kind: Option<&str>) -> String {
+    union("Available chardev backend types:", &chardev::options(), kind)
+}
+
+/// The members of an option's value.
+fn members(option: &str, members: &[Member]) -> String {
     let mut text = Text::default();
-    text.line("monitor options:");
-    text.rows(&chardev::monitor_rows());
+    text.line(&format!("{option} options:"));
+    text.rows(&shape::rows(members));
+    text.done()
+}
+
+/// What there is, or one of it in full.
+fn union(heading: &str, union: &Union, wanted: Option<&str>) -> String {
+    let mut text = Text::default();
+    match union.variants.iter().find(|variant| Some(variant.name) == wanted) {
+        Some(variant) => {
+            text.line(&format!("{} options:", variant.name));
+            text.rows(&shape::rows(&union.common));
+            text.rows(&shape::rows(&variant.members));
+        }
+        None => {
+            text.line(heading);
+            text.variants(union);
+        }
+    }
     text.done()
 }
 
@@ -193,53 +174,10 @@ impl Text {
         self.entry("-V, --version", "print the version and exit");
     }
 
-    fn objects(&mut self) {
-        for kind in object::TYPES {
-            self.heading(&format!("--object {}: {}", kind.name, kind.help));
-            self.rows(&kind.table.rows());
-        }
-    }
-
-    fn exports(&mut self) {
-        for kind in export::TYPES {
-            self.heading(&format!("--export {}: {}", kind.name, kind.help));
-            self.rows(&export::rows(kind));
-        }
-    }
-
-    fn chardevs(&mut self) {
-        for (name, help, fields) in chardev::TYPES {
-            self.heading(&format!("--chardev {name}: {help}"));
-            self.rows(&chardev::rows(fields));
-        }
-        self.heading("--monitor options:");
-        self.rows(&chardev::monitor_rows());
-    }
-
-    /// One driver in full, or all: what they share first, then what each adds.
-    fn drivers(&mut self, driver: Option<&str>) {
-        if let Some(driver) = DRIVERS.iter().find(|known| Some(known.name) == driver) {
-            self.line(&format!("{} options:", driver.name));
-            self.rows(&blockdev::rows(driver));
-            return;
-        }
-        self.heading("--blockdev drivers:");
-        for driver in DRIVERS {
-            self.entry(driver.name, driver.help);
-        }
-        self.heading("--blockdev options of all drivers:");
-        self.rows(&blockdev::common_rows());
-        let mut told: Vec<&str> = Vec::new();
-        for driver in DRIVERS {
-            if told.contains(&driver.name) {
-                continue;
-            }
-            let rows = driver.own.rows();
-            let same = DRIVERS.iter().filter(|other| other.own.rows() == rows);
-            let same: Vec<&str> = same.map(|driver| driver.name).collect();
-            self.heading(&format!("--blockdev options of {}:", same.join(" and ")));
-            self.rows(&rows);
-            told.extend(same);
+    /// What a tag may say.
+    fn variants(&mut self, union: &Union) {
+        for variant in &union.variants {
+            self.entry(variant.name, variant.help);
         }
     }
 
@@ -252,7 +190,7 @@ impl Text {
 
     /// Options of a command line, as `--name value`.
     fn options<T>(&mut self, fields: &[Field<T>]) {
-        for row in fields.iter().flat_map(Field::rows) {
+        for row in shape::rows(&table::members(fields)) {
             let usage = format!("--{} {}", row.name, row.value);
             self.entry(usage.trim_end(), &description(&row));
         }
@@ -285,6 +223,7 @@ fn description(row: &Row) -> String {
     match row.need {
         Need::Required => format!("{} (required)", row.help),
         Need::Default(value) => format!("{} (default: {value})", row.help),
+        Need::Optional("") => row.help.clone(),
         Need::Optional(what) => format!("{} (default: {what})", row.help),
     }
 }

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Each thing a user can name is one row of a [`table`]: its name, its kind, its default and its
-//! help line. Parsing, validation and the help texts all read that row.
+//! help line. Parsing, validation, help texts, QMP's schema, the reference, man pages and shell
+//! completions all read that row.
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +33,9 @@ mod probe;
 pub mod qmp;
 mod scalar;
 mod serve;
+mod shape;
 mod storage_daemon;
-pub mod table;
+mod table;
 #[cfg(test)]
 mod tests;
 mod trace;

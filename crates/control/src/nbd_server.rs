@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
-use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::shape::{Member, Shape, Union, Variant};
+use crate::table::{self, Context, Field, Kind, Need};
 use crate::value::{Object, Value};
 
 /// One `--nbd-server`.
@@ -57,9 +58,9 @@ impl Default for NbdServerOptions {
 static FIELDS: &[Field<NbdServerOptions>] = &[
     Field {
         name: "addr",
-        kind: Kind::Nested { meta: "", rows: addr_rows, read: addr },
+        kind: Kind::Nested { shape: addr_shape, read: addr },
         need: Need::Required,
-        help: "",
+        help: "where clients connect",
     },
     Field {
         name: "handshake-max-seconds",
@@ -131,7 +132,7 @@ static INET: &[Field<InetDraft>] = &[
             },
         },
         need: Need::Required,
-        help: "name or address to listen on (type inet)",
+        help: "name or address to listen on",
     },
     Field {
         name: "port",
@@ -143,7 +144,7 @@ static INET: &[Field<InetDraft>] = &[
             },
         },
         need: Need::Required,
-        help: "TCP port (type inet)",
+        help: "TCP port",
     },
     Field {
         name: "to",
@@ -158,7 +159,7 @@ static INET: &[Field<InetDraft>] = &[
             },
         },
         need: Need::Optional("port alone"),
-        help: "last port to try when those before are taken (type inet)",
+        help: "last port to try when those before are taken",
     },
     Field {
         name: "ipv4",
@@ -167,7 +168,7 @@ static INET: &[Field<InetDraft>] = &[
             Ok(())
         }),
         need: Need::Optional("what host has"),
-        help: "whether IPv4 addresses are used (type inet)",
+        help: "whether IPv4 addresses are used",
     },
     Field {
         name: "ipv6",
@@ -176,7 +177,7 @@ static INET: &[Field<InetDraft>] = &[
             Ok(())
         }),
         need: Need::Optional("what host has"),
-        help: "whether IPv6 addresses are used (type inet)",
+        help: "whether IPv6 addresses are used",
     },
     Field {
         name: "numeric",
@@ -185,7 +186,7 @@ static INET: &[Field<InetDraft>] = &[
             false => Ok(()),
         }),
         need: Need::Default("off"),
-        help: "refuse names; only off so far (type inet)",
+        help: "refuse names; only off so far",
     },
     Field {
         name: "keep-alive",
@@ -194,22 +195,24 @@ static INET: &[Field<InetDraft>] = &[
             false => Ok(()),
         }),
         need: Need::Default("off"),
-        help: "probe idle connections; only off so far (type inet)",
+        help: "probe idle connections; only off so far",
     },
 ];
 
 const TYPES: [&str; 3] = ["inet", "unix", "fd"];
 
-fn addr_rows() -> Vec<Row> {
-    let own = Row {
-        name: "type".to_owned(),
-        value: TYPES.join("|"),
-        need: Need::Required,
+fn addr_shape() -> Shape {
+    let variant = |name, help, members| Variant { name, help, example: "", members };
+    Shape::Union(Union {
+        tag: "type",
         help: "kind of address that clients connect to",
-    };
-    let inet = INET.iter().flat_map(Field::rows);
-    let sockets = UNIX_ADDR.iter().chain(FD_ADDR).flat_map(Field::rows);
-    std::iter::once(own).chain(inet).chain(sockets).collect()
+        common: Vec::new(),
+        variants: vec![
+            variant("inet", "TCP", table::members(INET)),
+            variant("unix", "a unix socket", table::members(UNIX_ADDR)),
+            variant("fd", "a socket that was inherited", table::members(FD_ADDR)),
+        ],
+    })
 }
 
 fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set {
@@ -275,9 +278,9 @@ fn inet(draft: InetDraft) -> Result<NbdAddr, OptionError> {
     Ok(NbdAddr::Inet { host, port: number, to: to.unwrap_or(number), ipv4, ipv6 })
 }
 
-/// The rows of the option's table.
-pub(crate) fn rows() -> Vec<Row> {
-    FIELDS.iter().flat_map(Field::rows).collect()
+/// What the option may have.
+pub(crate) fn members() -> Vec<Member> {
+    table::members(FIELDS)
 }
 
 /// Reads one `--nbd-server`.

@@ -2,31 +2,32 @@
 //!
 //! A [`Field`] is one row: everything there is to know of one option, once. The reader takes values
 //! out of an object row by row, converts each as its [`Kind`] says and hands it to the row's
-//! setter, whose argument type the kind fixes; what is left over afterwards is unknown. [`Row`] is
-//! the same row with its types erased, for help texts and reference pages.
+//! setter, whose argument type the kind fixes; what is left over afterwards is unknown. A
+//! [`Member`](crate::shape::Member) is the same row with its types erased.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::scalar;
+use crate::shape::{Member, Shape, Word};
 use crate::value::{Dialect, Object, Value};
 
 /// One option of a `T`: a row of its table.
-pub struct Field<T: 'static> {
+pub(crate) struct Field<T: 'static> {
     /// The name, as it is written.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What it takes, and where that goes.
-    pub kind: Kind<T>,
+    pub(crate) kind: Kind<T>,
     /// Whether it must be there, and what counts when it is not.
-    pub need: Need,
+    pub(crate) need: Need,
     /// What it is for, in one sentence.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
 }
 
 /// Whether an option must be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub(crate) enum Need {
     /// It must.
     Required,
     /// It counts as this value when it is left out.
@@ -36,10 +37,10 @@ pub enum Need {
 }
 
 /// What a setter may say: fine, or why not.
-pub type Set = Result<(), OptionError>;
+pub(crate) type Set = Result<(), OptionError>;
 
 /// What an option takes, with the setter that receives it.
-pub enum Kind<T: 'static> {
+pub(crate) enum Kind<T: 'static> {
     /// Nothing: naming the option is all. For command lines only.
     Flag(fn(&mut T)),
     /// `on` or `off`.
@@ -67,30 +68,28 @@ pub enum Kind<T: 'static> {
     Choice(&'static [Choice<T>]),
     /// Members of the same `T` under a common name: `cache.direct`.
     Group(&'static [Field<T>]),
-    /// Something with a structure of its own.
+    /// Something with a structure of its own, or of several shapes.
     Nested {
-        /// How help texts write it.
-        meta: &'static str,
-        /// What lies below it, for help texts; names without the prefix.
-        rows: fn() -> Vec<Row>,
+        /// What it may be.
+        shape: fn() -> Shape,
         /// Reads it.
         read: fn(&mut T, Value, &Context) -> Set,
     },
 }
 
 /// One of the words that a [`Kind::Choice`] takes.
-pub struct Choice<T: 'static> {
+pub(crate) struct Choice<T: 'static> {
     /// The word.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What it means.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
     /// Carries it out; may refuse.
-    pub set: fn(&mut T) -> Set,
+    pub(crate) set: fn(&mut T) -> Set,
 }
 
 /// Where the reader is.
 #[derive(Debug, Clone)]
-pub struct Context {
+pub(crate) struct Context {
     pub(crate) dialect: Dialect,
     pub(crate) prefix: String,
     pub(crate) depth: usize,
@@ -142,8 +141,8 @@ pub(crate) trait Reads<Out>: Sync {
         whom: &str,
     ) -> Result<Out, OptionError>;
 
-    /// Its rows.
-    fn rows(&self) -> Vec<Row>;
+    /// What the object may have.
+    fn members(&self) -> Vec<Member>;
 }
 
 /// A table, and what is made of what was read by it.
@@ -169,8 +168,8 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
         (self.build)(draft)
     }
 
-    fn rows(&self) -> Vec<Row> {
-        self.fields.iter().flat_map(Field::rows).collect()
+    fn members(&self) -> Vec<Member> {
+        members(self.fields)
     }
 }
 
@@ -212,6 +211,11 @@ pub(crate) fn not_accepted<'a>(
         at.full(name),
         known.join(", ")
     ))
+}
+
+/// What a table says with its types erased.
+pub(crate) fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
+    fields.iter().map(Field::member).collect()
 }
 
 /// Puts a value where it belongs: for setters that have nothing to check.
@@ -323,23 +327,9 @@ impl<T> Field<T> {
         }
     }
 
-    /// The rows that describe this option, groups and structures spread out.
-    pub fn rows(&self) -> Vec<Row> {
-        let below = match &self.kind {
-            Kind::Group(fields) => fields.iter().flat_map(Field::rows).collect(),
-            Kind::Nested { rows, .. } => rows(),
-            _ => Vec::new(),
-        };
-        let own = Row {
-            name: self.name.to_owned(),
-            value: self.kind.meta(),
-            need: self.need,
-            help: self.help,
-        };
-        let group = matches!(self.kind, Kind::Group(_)) || own.help.is_empty();
-        let below =
-            below.into_iter().map(|row| Row { name: format!("{}.{}", self.name, row.name), ..row });
-        (!group).then_some(own).into_iter().chain(below).collect()
+    /// This row with its types erased.
+    pub(crate) fn member(&self) -> Member {
+        Member { name: self.name, shape: self.kind.shape(), need: self.need, help: self.help }
     }
 }
 
@@ -363,31 +353,21 @@ pub(crate) fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionErr
 }
 
 impl<T> Kind<T> {
-    /// How help texts write what the option takes; empty for a flag.
-    pub fn meta(&self) -> String {
+    /// What the option takes.
+    pub(crate) fn shape(&self) -> Shape {
         match self {
-            Self::Flag(_) | Self::Group(_) => String::new(),
-            Self::Bool(_) => "on|off".to_owned(),
-            Self::Int { .. } => "<int>".to_owned(),
-            Self::Bytes(_) => "<size>".to_owned(),
-            Self::Text { meta, .. } | Self::Nested { meta, .. } => (*meta).to_owned(),
-            Self::Path(_) => "<path>".to_owned(),
+            Self::Flag(_) => Shape::Flag,
+            Self::Bool(_) => Shape::Bool,
+            Self::Int { range, .. } => Shape::Int(range.clone()),
+            Self::Bytes(_) => Shape::Size,
+            Self::Text { meta, .. } => Shape::Text(meta),
+            Self::Path(_) => Shape::Path,
             Self::Choice(choices) => {
-                choices.iter().map(|choice| choice.name).collect::<Vec<_>>().join("|")
+                let word = |choice: &Choice<T>| Word { name: choice.name, help: choice.help };
+                Shape::Words(choices.iter().map(word).collect())
             }
+            Self::Group(fields) => Shape::Object(members(fields)),
+            Self::Nested { shape, .. } => shape(),
         }
     }
-}
-
-/// A row of a table with its types erased: what a help text needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
-    /// The full name: `cache.direct`.
-    pub name: String,
-    /// What it takes: `on|off`.
-    pub value: String,
-    /// Whether it must be there.
-    pub need: Need,
-    /// What it is for.
-    pub help: &'static str,
 }

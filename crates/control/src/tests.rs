@@ -1,9 +1,9 @@
 //! What holds for every row of every table.
 
-use crate::blockdev::DRIVERS;
-use crate::table::{Field, Need, Row};
+use crate::shape::{self, Member, Row, Union, Variant};
+use crate::table::{self, Field, Need};
 use crate::{
-    Action, Command, chardev, export, help, nbd_server, object, parse_args, probe, serve,
+    Action, Command, blockdev, chardev, export, help, nbd_server, object, parse_args, probe, serve,
     storage_daemon,
 };
 
@@ -50,30 +50,42 @@ fn is_inet(row: &Row) -> bool {
 
 #[test]
 fn left_out_options_count_as_their_defaults() {
-    for driver in DRIVERS {
-        let minimal = match driver.name {
-            "raw" => "raw,node-name=n,file=other",
-            "file" | "host_device" => &format!("{},node-name=n,filename=disk.img", driver.name),
-            name => &format!("{name},node-name=n"),
-        };
-        let rows = crate::blockdev::rows(driver);
-        assert!(defaults_count("--blockdev", minimal, &rows) >= 8, "{minimal}");
+    for (option, union, least) in unions() {
+        if option == "--chardev" {
+            // It stands for itself in no step after it.
+            continue;
+        }
+        for variant in &union.variants {
+            let minimal = minimal(option, variant.name);
+            let rows = rows_of(&union, variant);
+            assert!(defaults_count(option, &minimal, &rows) >= least, "{option} {minimal}");
+        }
     }
-    for kind in object::TYPES {
-        let minimal = format!("{},id=io0", kind.name);
-        assert!(defaults_count("--object", &minimal, &kind.table.rows()) >= 7);
-    }
-    let server = nbd_server::rows();
+    let server = shape::rows(&nbd_server::members());
     let server: Vec<Row> = server.into_iter().filter(|row| !is_inet(row)).collect();
     assert!(defaults_count("--nbd-server", NBD_SERVER, &server) >= 4);
-    for kind in export::TYPES {
-        let name = kind.name;
-        let (addr, least) = match name {
-            "nbd" => ("", 5),
-            _ => (",addr.type=unix,addr.path=s", 6),
-        };
-        let minimal = format!("{name},id=e,node-name=other{addr}");
-        assert!(defaults_count("--export", &minimal, &export::rows(kind)) >= least);
+}
+
+#[test]
+fn examples_are_right() {
+    let there = [
+        "--blockdev",
+        "null-co,node-name=disk0",
+        "--blockdev",
+        "null-co,node-name=disk1",
+        "--object",
+        "iothread,id=io0",
+        "--object",
+        "iothread,id=io1",
+        "--nbd-server",
+        NBD_SERVER,
+    ];
+    for (option, union, _) in unions() {
+        for variant in union.variants {
+            assert!(variant.example.starts_with(variant.name), "{}", variant.example);
+            let before = ["qemu-storage-daemon"].iter().chain(&there);
+            parse(&before.chain(&[option, variant.example]).copied().collect::<Vec<_>>());
+        }
     }
 }
 
@@ -92,7 +104,35 @@ fn left_out_options_of_serve_count_as_their_defaults() {
 }
 
 fn names<T>(fields: &[Field<T>]) -> Vec<String> {
-    fields.iter().flat_map(Field::rows).map(|row| row.name).collect()
+    shape::rows(&table::members(fields)).into_iter().map(|row| row.name).collect()
+}
+
+/// The options whose values differ by a tag, and how many defaults each of them has at least.
+fn unions() -> [(&'static str, Union, usize); 4] {
+    [
+        ("--blockdev", blockdev::options(), 8),
+        ("--object", object::options(), 0),
+        ("--export", export::options(), 5),
+        ("--chardev", chardev::options(), 1),
+    ]
+}
+
+fn rows_of(union: &Union, variant: &Variant) -> Vec<Row> {
+    let members: Vec<Member> = union.common.iter().chain(&variant.members).cloned().collect();
+    shape::rows(&members)
+}
+
+/// The least that an option can say, after what [`action`] puts in front of it.
+fn minimal(option: &str, variant: &str) -> String {
+    let rest = match (option, variant) {
+        ("--blockdev", "raw") => "node-name=n,file=other",
+        ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
+        ("--blockdev", _) => "node-name=n",
+        ("--object", _) => "id=o",
+        ("--export", "nbd") => "id=e,node-name=other",
+        _ => "id=e,node-name=other,addr.type=unix,addr.path=s",
+    };
+    format!("{variant},{rest}")
 }
 
 /// `text` has a line that begins with `name`, as a word of its own.
@@ -103,20 +143,12 @@ fn names_it(text: &str, name: &str) -> bool {
 }
 
 #[test]
-fn every_row_is_in_the_help() {
+fn every_option_and_what_it_can_be_is_in_the_help() {
     let storage_daemon = help::storage_daemon("qemu-storage-daemon");
-    let drivers = DRIVERS.iter().flat_map(|driver| {
-        let rows = crate::blockdev::rows(driver).into_iter().map(|row| row.name);
-        rows.chain([driver.name.to_owned()])
-    });
-    let objects = object::TYPES.iter().flat_map(|kind| kind.table.rows());
-    let exports = export::TYPES.iter().flat_map(export::rows);
-    let chardevs = chardev::TYPES.iter().flat_map(|(_, _, fields)| chardev::rows(fields));
-    let others = objects.chain(exports).chain(chardevs).chain(chardev::monitor_rows());
-    let others = others.chain(nbd_server::rows());
-    let rows = drivers.chain(others.map(|row| row.name));
+    let kinds = unions().into_iter().flat_map(|(_, union, _)| union.variants);
+    let kinds = kinds.map(|variant| variant.name.to_owned());
     let options = names(storage_daemon::OPTIONS).into_iter().map(|name| format!("--{name}"));
-    for name in rows.chain(options) {
+    for name in kinds.chain(options) {
         assert!(names_it(&storage_daemon, &name), "{name} in\n{storage_daemon}");
     }
     for (text, options) in
@@ -134,39 +166,21 @@ fn help_inside_an_option_names_every_row() {
         Command::Print(text) => text,
         other => panic!("{other:?}"),
     };
-    for driver in DRIVERS {
-        assert!(names_it(&printed("--blockdev", "help"), driver.name));
-        let text = printed("--blockdev", &format!("{},help", driver.name));
-        for row in crate::blockdev::rows(driver) {
-            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
+    for (option, union, _) in unions() {
+        for variant in &union.variants {
+            assert!(names_it(&printed(option, "help"), variant.name));
+            assert!(names_it(&printed(option, "?"), variant.name));
+            let text = printed(option, &format!("{},help", variant.name));
+            for row in rows_of(&union, variant) {
+                assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
+            }
         }
     }
-    for kind in object::TYPES {
-        let text = printed("--object", &format!("{},help", kind.name));
-        for row in kind.table.rows() {
-            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
+    let monitor = ("--monitor", chardev::monitor_members());
+    for (option, members) in [monitor, ("--nbd-server", nbd_server::members())] {
+        for row in shape::rows(&members) {
+            assert!(names_it(&printed(option, "help"), &row.name));
         }
-        assert!(names_it(&printed("--object", "help"), kind.name));
-    }
-    for kind in export::TYPES {
-        let text = printed("--export", &format!("{},help", kind.name));
-        for row in export::rows(kind) {
-            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
-        }
-        assert!(names_it(&printed("--export", "?"), kind.name));
-    }
-    for (name, _, fields) in chardev::TYPES {
-        assert!(names_it(&printed("--chardev", "help"), name));
-        let text = printed("--chardev", &format!("{name},help"));
-        for row in chardev::rows(fields) {
-            assert!(names_it(&text, &row.name), "{} in\n{text}", row.name);
-        }
-    }
-    for row in chardev::monitor_rows() {
-        assert!(names_it(&printed("--monitor", "help"), &row.name));
-    }
-    for row in nbd_server::rows() {
-        assert!(names_it(&printed("--nbd-server", "help"), &row.name));
     }
 }
 
@@ -182,17 +196,10 @@ fn help_fits_a_terminal_where_its_words_allow() {
 #[test]
 fn no_name_is_in_a_table_twice() {
     let mut tables = vec![names(serve::OPTIONS), names(storage_daemon::OPTIONS)];
-    for driver in DRIVERS {
-        tables.push(crate::blockdev::rows(driver).into_iter().map(|row| row.name).collect());
-    }
-    for kind in object::TYPES {
-        tables.push(kind.table.rows().into_iter().map(|row| row.name).collect());
-    }
-    for kind in export::TYPES {
-        tables.push(export::rows(kind).into_iter().map(|row| row.name).collect());
-    }
-    for (_, _, fields) in chardev::TYPES {
-        tables.push(chardev::rows(fields).into_iter().map(|row| row.name).collect());
+    for (_, union, _) in unions() {
+        for variant in &union.variants {
+            tables.push(rows_of(&union, variant).into_iter().map(|row| row.name).collect());
+        }
     }
     for mut table in tables {
         table.sort();

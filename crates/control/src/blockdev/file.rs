@@ -11,6 +11,7 @@ use crate::table::{Choice, Field, Kind, Need, put};
 pub(super) static FILE: DriverRow = DriverRow {
     name: "file",
     help: "a regular file",
+    example: "file,node-name=n,filename=/srv/disk.img,cache.direct=on,discard=unmap",
     own: &OwnTable {
         fields: FIELDS,
         start: Draft::new,
@@ -21,6 +22,7 @@ pub(super) static FILE: DriverRow = DriverRow {
 pub(super) static HOST_DEVICE: DriverRow = DriverRow {
     name: "host_device",
     help: "a block device of the host",
+    example: "host_device,node-name=n,filename=/dev/vg/disk,cache.direct=on",
     own: &OwnTable {
         fields: FIELDS,
         start: Draft::new,

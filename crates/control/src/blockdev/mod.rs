@@ -10,7 +10,8 @@ use block::options::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard,
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::table::{self, Choice, Context, Field, Kind, Need, Row, put};
+use crate::shape::{Member, Shape, Union, Variant};
+use crate::table::{self, Choice, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
 
 /// The drivers there are.
@@ -26,6 +27,8 @@ pub(crate) struct DriverRow {
     pub(crate) name: &'static str,
     /// What it is for.
     pub(crate) help: &'static str,
+    /// A whole value of the option, with the nodes `disk0` and `disk1` there to refer to.
+    pub(crate) example: &'static str,
     /// The options it has beside [`COMMON`].
     pub(crate) own: &'static dyn Own,
 }
@@ -41,8 +44,8 @@ pub(crate) trait Own: Sync {
         driver: &str,
     ) -> Result<Driver, OptionError>;
 
-    /// Their rows.
-    fn rows(&self) -> Vec<Row>;
+    /// What they are.
+    fn members(&self) -> Vec<Member>;
 }
 
 /// A driver's own options, and the driver made of them.
@@ -70,8 +73,8 @@ impl<T> Own for OwnTable<T> {
         (self.build)(draft)
     }
 
-    fn rows(&self) -> Vec<Row> {
-        self.fields.iter().flat_map(Field::rows).collect()
+    fn members(&self) -> Vec<Member> {
+        table::members(self.fields)
     }
 }
 
@@ -234,14 +237,26 @@ static COMMON: &[Field<Common>] = &[
     },
 ];
 
-/// The rows of the options that every driver has.
-pub(crate) fn common_rows() -> Vec<Row> {
-    COMMON.iter().flat_map(Field::rows).collect()
+/// What a node may have.
+pub(crate) fn options() -> Union {
+    let variant = |driver: &&DriverRow| Variant {
+        name: driver.name,
+        help: driver.help,
+        example: driver.example,
+        members: driver.own.members(),
+    };
+    Union {
+        tag: "driver",
+        help: "how the node is read and written",
+        common: table::members(COMMON),
+        variants: DRIVERS.iter().map(variant).collect(),
+    }
 }
 
-/// The rows of a driver's table, those of all drivers included.
-pub(crate) fn rows(driver: &DriverRow) -> Vec<Row> {
-    common_rows().into_iter().chain(driver.own.rows()).collect()
+/// A node below another, which [`read_ref`] reads.
+fn node_shape() -> Shape {
+    let inline = Shape::Named("node", || Shape::Union(options()));
+    Shape::Either(vec![Shape::Text("<node-name>"), inline])
 }
 
 /// Reads one `--blockdev`.

@@ -11,12 +11,14 @@ const SIZE: u64 = 1 << 30;
 pub(super) static NULL_CO: DriverRow = DriverRow {
     name: "null-co",
     help: "reads and writes nothing, and answers at once; for measuring",
+    example: "null-co,node-name=n,size=8G",
     own: &OwnTable { fields: FIELDS, start: new, build: |null| Ok(Driver::NullCo(null)) },
 };
 
 pub(super) static NULL_AIO: DriverRow = DriverRow {
     name: "null-aio",
     help: "the same, answered from the event loop",
+    example: "null-aio,node-name=n,size=8G,latency-ns=100000",
     own: &OwnTable { fields: FIELDS, start: new, build: |null| Ok(Driver::NullAio(null)) },
 };
 

@@ -2,13 +2,14 @@
 
 use block::options::{BlockdevRef, Driver, RawOptions};
 
-use super::{DriverRow, Inherited, OwnTable, read_ref};
+use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
 use crate::error::OptionError;
-use crate::table::{self, Field, Kind, Need, Row, put};
+use crate::table::{self, Field, Kind, Need, put};
 
 pub(super) static RAW: DriverRow = DriverRow {
     name: "raw",
     help: "a part of, or all of, another node",
+    example: "raw,node-name=n,file=disk0,offset=1M,size=8G",
     own: &OwnTable {
         fields: FIELDS,
         start: |inherited| Draft { inherited, file: None, offset: 0, size: None },
@@ -32,22 +33,14 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "file",
         kind: Kind::Nested {
-            meta: "<node-name>",
-            rows: || {
-                vec![Row {
-                    name: "<option>".to_owned(),
-                    value: "<value>".to_owned(),
-                    need: Need::Optional("none"),
-                    help: "options of a node defined in place: file.driver=file,file.filename=…",
-                }]
-            },
+            shape: node_shape,
             read: |node, value, at| {
                 node.file = Some(read_ref(value, node.inherited, at)?);
                 Ok(())
             },
         },
         need: Need::Required,
-        help: "the node below, by name",
+        help: "the node below: by name, or defined in place",
     },
     Field {
         name: "offset",

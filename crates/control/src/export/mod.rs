@@ -9,7 +9,8 @@ pub(crate) use vhost_user::{FD_ADDR, PIN_MEMORY_HELP, SocketDraft, UNIX_ADDR, ch
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::shape::{Shape, Union, Variant};
+use crate::table::{self, Context, Field, Kind, Need};
 use crate::value::{Dialect, Object, Value};
 
 /// One `--export`.
@@ -94,9 +95,12 @@ pub(crate) struct Draft {
 }
 
 /// An export type.
-pub(crate) struct Type {
-    pub(crate) name: &'static str,
-    pub(crate) help: &'static str,
+struct Type {
+    name: &'static str,
+    help: &'static str,
+    /// A whole value of the option, with the nodes `disk0` and `disk1` and the threads `io0` and `io1`
+    /// there to refer to.
+    example: &'static str,
     /// What it has beside [`COMMON`].
     fields: &'static [Field<Draft>],
     /// The rest of what was read.
@@ -104,22 +108,27 @@ pub(crate) struct Type {
 }
 
 /// The export types there are.
-pub(crate) static TYPES: &[Type] = &[
+static TYPES: &[Type] = &[
     Type {
         name: "vhost-user-blk",
         help: "a virtio-blk device for a virtual machine",
+        example: "vhost-user-blk,id=e,node-name=disk0,addr.type=unix,addr.path=/run/disk0.sock,\
+                  writable=on,num-queues=4,iothread.0=io0,iothread.1=io1",
         fields: vhost_user::BLK,
         kind: |draft| Ok(ExportKind::VhostUserBlk(std::mem::take(&mut draft.vhost_user))),
     },
     Type {
         name: "vhost-user-scsi",
         help: "a virtio-scsi device for a virtual machine",
+        example: "vhost-user-scsi,id=e,luns.0=disk0,luns.1=disk1,addr.type=unix,\
+                  addr.path=/run/scsi.sock,writable=on",
         fields: vhost_user::SCSI,
         kind: vhost_user::scsi,
     },
     Type {
         name: "nbd",
         help: "a network block device, on the server of --nbd-server",
+        example: "nbd,id=e,node-name=disk0,name=disk,writable=on,iothread=io0",
         fields: nbd::NBD,
         kind: |draft| Ok(ExportKind::Nbd(nbd::finish(&mut draft.nbd, &draft.node_name))),
     },
@@ -155,15 +164,13 @@ static COMMON: &[Field<Draft>] = &[
     Field {
         name: "iothread",
         kind: Kind::Nested {
-            meta: "<id>",
-            rows: || {
-                vec![Row {
-                    name: "<n>".to_owned(),
-                    value: "<id>".to_owned(),
-                    need: Need::Optional("one thread"),
-                    help: "I/O thread number <n>, from 0; queues, or connections, are dealt out to them \
-                           in turn",
-                }]
+            shape: || {
+                let list = Shape::List(
+                    Box::new(Shape::Text("<id>")),
+                    "I/O thread number <n>, from 0; queues, or connections, are dealt out to them \
+                     in turn",
+                );
+                Shape::Either(vec![Shape::Text("<id>"), list])
             },
             read: iothreads,
         },
@@ -242,9 +249,20 @@ fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, Opti
     }
 }
 
-/// The rows of an export type's table.
-pub(crate) fn rows(kind: &Type) -> Vec<Row> {
-    COMMON.iter().chain(kind.fields).flat_map(Field::rows).collect()
+/// What an export may have.
+pub(crate) fn options() -> Union {
+    let variant = |kind: &Type| Variant {
+        name: kind.name,
+        help: kind.help,
+        example: kind.example,
+        members: table::members(kind.fields),
+    };
+    Union {
+        tag: "type",
+        help: "the protocol it is offered over",
+        common: table::members(COMMON),
+        variants: TYPES.iter().map(variant).collect(),
+    }
 }
 
 /// Reads one `--export`.

@@ -2,7 +2,8 @@
 
 use super::{Draft, NODE_NAME};
 use crate::error::OptionError;
-use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::shape::Shape;
+use crate::table::{self, Context, Field, Kind, Need};
 use crate::value::{Dialect, Value};
 
 /// What an export over NBD has.
@@ -55,9 +56,12 @@ pub(super) static NBD: &[Field<Draft>] = &[
     },
     Field {
         name: "bitmaps",
-        kind: Kind::Nested { meta: "", rows: Vec::<Row>::new, read: bitmaps },
+        kind: Kind::Nested {
+            shape: || Shape::List(Box::new(Shape::Text("<name>")), "dirty bitmap; nodes have none"),
+            read: bitmaps,
+        },
         need: Need::Optional("none"),
-        help: "",
+        help: "dirty bitmaps to offer; nodes have none",
     },
     Field {
         name: "allocation-depth",

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::{Draft, ExportKind, NODE_NAME};
 use crate::error::OptionError;
-use crate::table::{self, Context, Field, Kind, Need, Row};
+use crate::shape::{Shape, Union, Variant};
+use crate::table::{self, Context, Field, Kind, Need};
 use crate::value::Value;
 
 /// What all exports over vhost-user have.
@@ -57,14 +58,9 @@ pub(super) static SCSI: &[Field<Draft>] = &[
     Field {
         name: "luns",
         kind: Kind::Nested {
-            meta: "",
-            rows: || {
-                vec![Row {
-                    name: "<n>".to_owned(),
-                    value: "<node-name>".to_owned(),
-                    need: Need::Optional("node-name is LUN 0, the only one"),
-                    help: "block node of logical unit <n>, from 0; instead of node-name",
-                }]
+            shape: || {
+                let name = Box::new(Shape::Text("<node-name>"));
+                Shape::List(name, "block node of logical unit <n>, from 0")
             },
             read: |export, value, at| {
                 export.luns = super::names(value, at, "list of strings")?;
@@ -72,7 +68,7 @@ pub(super) static SCSI: &[Field<Draft>] = &[
             },
         },
         need: Need::Optional("node-name is LUN 0, the only one"),
-        help: "",
+        help: "block nodes of the logical units, instead of node-name",
     },
     ADDR,
     LOGICAL_BLOCK_SIZE,
@@ -111,9 +107,9 @@ const LUNS_HINT: &str = "One disk is node-name=<node>; several are luns.0=<node>
 
 const ADDR: Field<Draft> = Field {
     name: "addr",
-    kind: Kind::Nested { meta: "", rows: addr_rows, read: addr },
+    kind: Kind::Nested { shape: addr_shape, read: addr },
     need: Need::Required,
-    help: "",
+    help: "where the front end connects",
 };
 
 const LOGICAL_BLOCK_SIZE: Field<Draft> = Field {
@@ -200,7 +196,7 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
             Ok(())
         }),
         need: Need::Required,
-        help: "path of the socket to create and listen on (type unix)",
+        help: "path of the socket to create and listen on",
     },
     Field {
         name: "abstract",
@@ -209,14 +205,14 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
             false => Ok(()),
         }),
         need: Need::Default("off"),
-        help: "abstract socket name (type unix); only off so far",
+        help: "abstract socket name; only off so far",
     },
     Field {
         name: "tight",
         // Only of abstract sockets.
         kind: Kind::Bool(|_, _| Ok(())),
         need: Need::Default("on"),
-        help: "how abstract names are padded (type unix); without effect on paths",
+        help: "how abstract names are padded; without effect on paths",
     },
 ];
 
@@ -237,18 +233,21 @@ pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
         },
     },
     need: Need::Required,
-    help: "number of an inherited listening socket (type fd)",
+    help: "number of an inherited listening socket",
 }];
 
-fn addr_rows() -> Vec<Row> {
-    let own = Row {
-        name: "type".to_owned(),
-        value: "unix|fd".to_owned(),
-        need: Need::Required,
+fn addr_shape() -> Shape {
+    let variant =
+        |name, help, fields| Variant { name, help, example: "", members: table::members(fields) };
+    Shape::Union(Union {
+        tag: "type",
         help: "kind of address the front end connects to",
-    };
-    let below = UNIX_ADDR.iter().chain(FD_ADDR).flat_map(Field::rows);
-    std::iter::once(own).chain(below).collect()
+        common: Vec::new(),
+        variants: vec![
+            variant("unix", "a unix socket", UNIX_ADDR),
+            variant("fd", "a socket that was inherited", FD_ADDR),
+        ],
+    })
 }
 
 fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {

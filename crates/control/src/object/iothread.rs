@@ -4,7 +4,8 @@ use event_loop::PollPolicy;
 
 use super::{ObjectOptions, Property, TypeRow, check_id};
 use crate::error::OptionError;
-use crate::table::{self, Choice, Context, Field, Kind, Need, Row, Table, put};
+use crate::shape::Shape;
+use crate::table::{self, Choice, Context, Field, Kind, Need, Table, put};
 use crate::value::{Dialect, Value};
 
 /// `iothread`: a thread that runs an event loop.
@@ -108,6 +109,7 @@ const ANY: std::ops::RangeInclusive<i64> = 0..=i64::MAX;
 pub(super) static IOTHREAD: TypeRow = TypeRow {
     name: "iothread",
     help: "a thread that runs an event loop, for exports to be served by",
+    example: "iothread,id=o,poll-max-ns=0,cpu-affinity=0-3",
     table: &Table {
         fields: FIELDS,
         build: |iothread| {
@@ -193,14 +195,11 @@ static FIELDS: &[Field<IothreadOptions>] = &[
     Field {
         name: "cpu-affinity",
         kind: Kind::Nested {
-            meta: "<cpus>",
-            rows: || {
-                vec![Row {
-                    name: "<n>".to_owned(),
-                    value: "<cpus>".to_owned(),
-                    need: Need::Optional("one range"),
-                    help: "range number <n> of CPUs, from 0",
-                }]
+            shape: || {
+                let cpus =
+                    || Shape::Either(vec![Shape::Int(0..=MAX_CPU as i64), Shape::Text("<cpus>")]);
+                let list = Shape::List(Box::new(cpus()), "range number <n> of CPUs, from 0");
+                Shape::Either(vec![Shape::Int(0..=MAX_CPU as i64), Shape::Text("<cpus>"), list])
             },
             read: cpu_affinity,
         },

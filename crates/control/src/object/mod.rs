@@ -9,6 +9,7 @@ pub use iothread::IothreadOptions;
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
+use crate::shape::{Union, Variant};
 use crate::table::{self, Context, Reads};
 use crate::value::{Object, Value};
 
@@ -55,8 +56,26 @@ pub(crate) struct TypeRow {
     pub(crate) name: &'static str,
     /// What it is for.
     pub(crate) help: &'static str,
+    /// A whole value of the option.
+    pub(crate) example: &'static str,
     /// Its options.
     pub(crate) table: &'static dyn Reads<ObjectOptions>,
+}
+
+/// What an object may have.
+pub(crate) fn options() -> Union {
+    let variant = |row: &&TypeRow| Variant {
+        name: row.name,
+        help: row.help,
+        example: row.example,
+        members: row.table.members(),
+    };
+    Union {
+        tag: "qom-type",
+        help: "what it is",
+        common: Vec::new(),
+        variants: TYPES.iter().map(variant).collect(),
+    }
 }
 
 /// Reads one `--object`.

@@ -9,12 +9,14 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "blockdev-add",
         help: "open a block node, as --blockdev does",
+        example: r#"{"driver": "file", "node-name": "disk0", "filename": "/srv/disk0.img"}"#,
         arguments: Arguments::Option(|given, at| Ok(Action::Blockdev(blockdev::read(given, at)?))),
         returns: Returns::Nothing,
     },
     CommandRow {
         name: "blockdev-del",
         help: "close a block node that nothing uses, and those defined inside it",
+        example: r#"{"node-name": "disk0"}"#,
         arguments: Arguments::Table(&Table {
             fields: DEL,
             build: |del: Del| Ok(Job::Run(Command::BlockdevDel { node_name: del.node_name })),
@@ -24,6 +26,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "query-named-block-nodes",
         help: "list the block nodes that have names",
+        example: r#"{"flat": true}"#,
         arguments: Arguments::Table(&Table::<(), _> {
             fields: NAMED,
             build: |()| Ok(Job::Run(Command::QueryNamedBlockNodes)),

@@ -9,12 +9,14 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "block-export-add",
         help: "offer a block node to another program, as --export does",
+        example: r#"{"type": "nbd", "id": "e0", "node-name": "disk0", "writable": true}"#,
         arguments: Arguments::Option(|given, at| Ok(Action::Export(export::read(given, at)?))),
         returns: Returns::Nothing,
     },
     CommandRow {
         name: "block-export-del",
         help: "end an export; the event BLOCK_EXPORT_DELETED tells when it has ended",
+        example: r#"{"id": "e0", "mode": "hard"}"#,
         arguments: Arguments::Table(&Table {
             fields: DEL,
             build: |del: Del| Ok(Job::Run(Command::BlockExportDel { id: del.id, mode: del.mode })),
@@ -24,6 +26,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "query-block-exports",
         help: "list the exports",
+        example: "",
         arguments: Arguments::None(|| Job::Run(Command::QueryBlockExports)),
         returns: Returns::Data("one for each export", Reply::List(&Reply::Object(EXPORT_INFO))),
     },

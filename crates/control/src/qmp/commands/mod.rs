@@ -30,6 +30,8 @@ pub(super) struct CommandRow {
     name: &'static str,
     /// What it does, in one sentence.
     help: &'static str,
+    /// Arguments it can have, as JSON; empty when it needs none.
+    example: &'static str,
     arguments: Arguments,
     returns: Returns,
 }

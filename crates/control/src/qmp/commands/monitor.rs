@@ -4,6 +4,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
 use crate::qmp::Capabilities;
+use crate::shape::{Shape, Word};
 use crate::table::{self, Context, Field, Kind, Need, Table};
 use crate::value::Value;
 
@@ -11,6 +12,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: NEGOTIATION,
         help: "begin: leave the negotiation behind, with some capabilities enabled",
+        example: r#"{"enable": ["oob"]}"#,
         arguments: Arguments::Table(&Table {
             fields: NEGOTIATE,
             build: |capabilities| Ok(Job::Negotiate(capabilities)),
@@ -20,18 +22,21 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "query-version",
         help: "tell which release of QEMU's interface this is, and who carries it out",
+        example: "",
         arguments: Arguments::None(|| Job::Answer(version)),
         returns: Returns::Data("the version", Reply::Object(VERSION)),
     },
     CommandRow {
         name: "query-commands",
         help: "list the commands there are",
+        example: "",
         arguments: Arguments::None(|| Job::Answer(query_commands)),
         returns: Returns::Data("one for each command", Reply::List(&Reply::Object(COMMAND_INFO))),
     },
     CommandRow {
         name: "quit",
         help: "end the daemon, with requests in flight finished and flushed",
+        example: "",
         arguments: Arguments::None(|| Job::Run(Command::Quit)),
         returns: Returns::Nothing,
     },
@@ -42,7 +47,13 @@ pub(in crate::qmp) const NEGOTIATION: &str = "qmp_capabilities";
 
 static NEGOTIATE: &[Field<Capabilities>] = &[Field {
     name: "enable",
-    kind: Kind::Nested { meta: "<capability>", rows: Vec::new, read: enable },
+    kind: Kind::Nested {
+        shape: || {
+            let oob = Word { name: "oob", help: "commands with exec-oob" };
+            Shape::List(Box::new(Shape::Words(vec![oob])), "capability")
+        },
+        read: enable,
+    },
     need: Need::Optional("none"),
     help: "capabilities to enable",
 }];

@@ -2,6 +2,7 @@
 
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
 use crate::object;
+use crate::shape::Shape;
 use crate::storage_daemon::Action;
 use crate::table::{Field, Kind, Need, Table, put};
 use crate::value::Value;
@@ -10,12 +11,14 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "object-add",
         help: "create an object, as --object does",
+        example: r#"{"qom-type": "iothread", "id": "io0", "poll-max-ns": 0}"#,
         arguments: Arguments::Option(|given, at| Ok(Action::Object(object::read(given, at)?))),
         returns: Returns::Nothing,
     },
     CommandRow {
         name: "object-del",
         help: "remove an object that nothing uses",
+        example: r#"{"id": "io0"}"#,
         arguments: Arguments::Table(&Table {
             fields: DEL,
             build: |del: Del| Ok(Job::Run(Command::ObjectDel { id: del.id })),
@@ -25,6 +28,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "qom-list",
         help: "list the properties of an object, or the objects below /objects",
+        example: r#"{"path": "/objects"}"#,
         arguments: Arguments::Table(&Table {
             fields: &[PATH],
             build: |qom: Qom| Ok(Job::Run(Command::QomList { path: qom.path })),
@@ -34,6 +38,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "qom-get",
         help: "tell what a property of an object is set to",
+        example: r#"{"path": "/objects/io0", "property": "poll-max-ns"}"#,
         arguments: Arguments::Table(&Table {
             fields: &[PATH, PROPERTY],
             build: |qom: Qom| {
@@ -45,6 +50,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "qom-set",
         help: "set a property of an object to something else, while it is in use",
+        example: r#"{"path": "/objects/io0", "property": "poll-max-ns", "value": 50000}"#,
         arguments: Arguments::Table(&Table {
             fields: &[PATH, PROPERTY, VALUE],
             build: |qom: Qom| {
@@ -58,6 +64,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "query-iothreads",
         help: "list the I/O threads that were asked for",
+        example: "",
         arguments: Arguments::None(|| Job::Run(Command::QueryIothreads)),
         returns: Returns::Data("one for each thread", Reply::List(&Reply::Object(IOTHREAD_INFO))),
     },
@@ -100,8 +107,7 @@ const PROPERTY: Field<Qom> = Field {
 const VALUE: Field<Qom> = Field {
     name: "value",
     kind: Kind::Nested {
-        meta: "<value>",
-        rows: Vec::new,
+        shape: || Shape::Any,
         read: |qom, value, _| put(&mut qom.value, Some(value)),
     },
     need: Need::Required,
