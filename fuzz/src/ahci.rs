@@ -94,6 +94,10 @@ impl Channel for Disk {
         held.push(request);
         assert!(held.len() <= 32 * 512, "more than 32 commands' worth of requests");
     }
+
+    fn in_flight(&self) -> usize {
+        self.held.borrow().len()
+    }
 }
 
 impl Disk {

@@ -87,6 +87,10 @@ impl Channel for Disk {
         }
         self.held.borrow_mut().push(request);
     }
+
+    fn in_flight(&self) -> usize {
+        self.held.borrow().len()
+    }
 }
 
 impl Disk {

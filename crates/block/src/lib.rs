@@ -7,11 +7,14 @@
 
 mod drivers;
 mod error;
+pub mod graph;
 pub mod node;
 pub mod options;
 mod registry;
 pub mod request;
 pub mod status;
+mod submit;
 
 pub use error::OpenError;
-pub use registry::{NodeInfo, NodeRegistry};
+pub use registry::{Child, NodeInfo, NodeRegistry};
+pub use submit::submit;

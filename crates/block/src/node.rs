@@ -31,6 +31,11 @@ pub trait Channel {
     /// The caller has checked range and direction against [`Geometry`]; what lies beyond the end
     /// is answered with `EIO` all the same.
     fn submit(&self, request: Request);
+
+    /// How many requests of this channel are not answered yet, wherever they are: 0 says that nothing
+    /// that came before touches the image any more. Asked only while the graph changes, so a node
+    /// keeps no count for it that it does not have anyway.
+    fn in_flight(&self) -> usize;
 }
 
 /// Size and limits of a node. All numbers in bytes.

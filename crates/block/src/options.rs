@@ -69,6 +69,18 @@ pub enum Driver {
     NullAio(NullOptions),
 }
 
+impl Driver {
+    /// The nodes below, each with what it is to this one, as QEMU names it: `file`, `backing`, ….
+    pub fn children(&self) -> Vec<(&'static str, &BlockdevRef)> {
+        match self {
+            Driver::File(_) | Driver::HostDevice(_) | Driver::NullCo(_) | Driver::NullAio(_) => {
+                Vec::new()
+            }
+            Driver::Raw(raw) => vec![("file", &raw.file)],
+        }
+    }
+}
+
 /// Options of `file` and `host_device`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileOptions {

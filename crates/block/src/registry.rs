@@ -1,5 +1,6 @@
 //! All nodes of a process, by name, and how they are opened.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -7,10 +8,9 @@ use crate::drivers::file::{FileNode, Kind};
 use crate::drivers::null::{Answer, NullNode};
 use crate::drivers::raw::RawNode;
 use crate::error::OpenError;
+use crate::graph::Edge;
 use crate::node::BlockNode;
-use crate::options::{
-    BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, NullOptions, RawOptions,
-};
+use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, NullOptions};
 
 /// Longest node name, bytes: QEMU's limit.
 const MAX_NAME: usize = 31;
@@ -20,16 +20,21 @@ const SECTOR: u64 = 512;
 /// The nodes of a process, by `node-name`.
 ///
 /// It keeps those that were opened by name. A nested node lives as long as the node on top of it.
+///
+/// Whoever gets a node from it, a node on top included, gets an [`Edge`] to it, so that another node
+/// can be put in its place.
 #[derive(Default)]
 pub struct NodeRegistry {
     nodes: BTreeMap<String, Entry>,
+    /// All that were handed out and are in use.
+    edges: RefCell<Vec<Weak<Edge>>>,
     generated: u32,
 }
 
 struct Entry {
     node: Held,
     options: BlockdevOptions,
-    below: Option<String>,
+    children: Vec<Child>,
 }
 
 enum Held {
@@ -37,6 +42,15 @@ enum Held {
     Top(Arc<dyn BlockNode>),
     /// Nested; the node on top keeps it.
     Nested(Weak<dyn BlockNode>),
+}
+
+/// A node below another one.
+#[derive(Clone)]
+pub struct Child {
+    /// What it is to the one on top: `file`, `backing`, ….
+    pub role: &'static str,
+    /// The way to it.
+    pub edge: Arc<Edge>,
 }
 
 /// A node that is open.
@@ -47,8 +61,8 @@ pub struct NodeInfo<'a> {
     pub node: Arc<dyn BlockNode>,
     /// What it was opened with.
     pub options: &'a BlockdevOptions,
-    /// The node that lies below it, as its `file`.
-    pub below: Option<&'a str>,
+    /// The nodes that lie below it.
+    pub children: &'a [Child],
 }
 
 impl Entry {
@@ -65,12 +79,12 @@ struct Opened {
     name: String,
     node: Arc<dyn BlockNode>,
     options: BlockdevOptions,
-    below: Option<String>,
+    children: Vec<Child>,
 }
 
 impl Opened {
     fn entry(self, node: Held) -> (String, Entry) {
-        (self.name, Entry { node, options: self.options, below: self.below })
+        (self.name, Entry { node, options: self.options, children: self.children })
     }
 }
 
@@ -99,7 +113,7 @@ impl NodeRegistry {
             nested.entry(held)
         });
         self.nodes.extend(nested.chain([top.entry(held)]));
-        Ok(node)
+        Ok(self.edge_to(node))
     }
 
     /// The node of that name.
@@ -108,6 +122,15 @@ impl NodeRegistry {
     ///
     /// There is none; the hint lists those that there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
+        Ok(self.edge_to(self.node(name)?))
+    }
+
+    /// The node of that name itself, for an edge to be pointed to it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`get`](Self::get).
+    pub fn node(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
         self.nodes.get(name).and_then(Entry::node).ok_or_else(|| {
             let known: Vec<_> = self.names().collect();
             OpenError::new(format!("Cannot find device='{name}' nor node-name='{name}'")).with_hint(
@@ -120,6 +143,20 @@ impl NodeRegistry {
         })
     }
 
+    fn edge_to(&self, node: Arc<dyn BlockNode>) -> Arc<Edge> {
+        let edge = Edge::new(node);
+        let mut edges = self.edges.borrow_mut();
+        edges.retain(|edge| edge.strong_count() > 0);
+        edges.push(Arc::downgrade(&edge));
+        edge
+    }
+
+    /// The edges of all that use the node of that name now.
+    pub fn edges(&self, name: &str) -> Vec<Arc<Edge>> {
+        let edges: Vec<_> = self.edges.borrow().iter().filter_map(Weak::upgrade).collect();
+        edges.into_iter().filter(|edge| edge.node().name() == name).collect()
+    }
+
     /// The names of all nodes, nested ones included, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().filter(|(_, entry)| entry.node().is_some()).map(|(name, _)| &**name)
@@ -128,8 +165,8 @@ impl NodeRegistry {
     /// All nodes, nested ones included, in alphabetical order.
     pub fn all(&self) -> impl Iterator<Item = NodeInfo<'_>> {
         self.nodes.iter().filter_map(|(name, entry)| {
-            let (node, below) = (entry.node()?, entry.below.as_deref());
-            Some(NodeInfo { name, node, options: &entry.options, below })
+            let (options, children) = (&entry.options, &*entry.children);
+            Some(NodeInfo { name, node: entry.node()?, options, children })
         })
     }
 
@@ -140,15 +177,12 @@ impl NodeRegistry {
     /// There is no such node, it is nested in another one, or somebody uses it.
     pub fn remove(&mut self, name: &str) -> Result<(), OpenError> {
         match self.nodes.get(name).map(|entry| &entry.node) {
-            Some(Held::Top(node)) if Arc::strong_count(node) > 1 => Err(OpenError::new(format!(
+            Some(Held::Top(_)) if !self.edges(name).is_empty() => Err(OpenError::new(format!(
                 "Node '{name}' is busy: node is used by an export or by another node"
             ))),
             Some(Held::Top(_)) => {
                 self.nodes.remove(name);
-                self.nodes.retain(|_, entry| match &entry.node {
-                    Held::Top(_) => true,
-                    Held::Nested(node) => node.strong_count() > 0,
-                });
+                self.forget_closed();
                 Ok(())
             }
             Some(Held::Nested(_)) => {
@@ -171,32 +205,23 @@ impl NodeRegistry {
                  to unmap",
             ));
         }
-        let mut below = None;
-        let own_name = name.clone();
-        let node: Arc<dyn BlockNode> = match &options.driver {
-            Driver::File(file) => Arc::new(FileNode::open(own_name, Kind::File, options, file)?),
-            Driver::HostDevice(file) => {
-                Arc::new(FileNode::open(own_name, Kind::HostDevice, options, file)?)
-            }
-            Driver::Raw(raw) => {
-                let child = self.open_child(&name, raw, nested)?;
-                below = Some(child.name().to_owned());
-                Arc::new(RawNode::new(own_name, options, raw, child)?)
-            }
-            Driver::NullCo(null) => null_node(own_name, Answer::Inline, null, options)?,
-            Driver::NullAio(null) => null_node(own_name, Answer::FromLoop, null, options)?,
-        };
-        Ok(Opened { name, node, options: options.clone(), below })
+        let mut children = Vec::new();
+        for (role, child) in options.driver.children() {
+            let edge = self.open_child(&name, child, nested)?;
+            children.push(Child { role, edge });
+        }
+        let node = open_driver(name.clone(), options, &children)?;
+        Ok(Opened { name, node, options: options.clone(), children })
     }
 
     fn open_child(
         &mut self,
         parent_name: &str,
-        raw: &RawOptions,
+        child: &BlockdevRef,
         nested: &mut Vec<Opened>,
-    ) -> Result<Arc<dyn BlockNode>, OpenError> {
-        let options = match &raw.file {
-            BlockdevRef::Name(name) => return self.get(name),
+    ) -> Result<Arc<Edge>, OpenError> {
+        let options = match child {
+            BlockdevRef::Name(name) => return Ok(self.edge_to(self.node(name)?)),
             BlockdevRef::Inline(options) => options.as_ref(),
         };
         let name = match &options.node_name {
@@ -207,9 +232,23 @@ impl NodeRegistry {
             return Err(duplicate(&name));
         }
         let opened = self.open_tree(name, options, nested)?;
-        let node = opened.node.clone();
+        let edge = self.edge_to(opened.node.clone());
         nested.push(opened);
-        Ok(node)
+        Ok(edge)
+    }
+
+    /// Forgets nested nodes whose last user is gone. Those may lie on others.
+    fn forget_closed(&mut self) {
+        loop {
+            let before = self.nodes.len();
+            self.nodes.retain(|_, entry| match &entry.node {
+                Held::Top(_) => true,
+                Held::Nested(node) => node.strong_count() > 0,
+            });
+            if self.nodes.len() == before {
+                return;
+            }
+        }
     }
 
     fn new_name(&self, name: &str) -> Result<String, OpenError> {
@@ -225,6 +264,31 @@ impl NodeRegistry {
         self.generated += 1;
         format!("#block{n:03}")
     }
+}
+
+/// Opens a node on top of `children`, which are there for all that [`Driver::children`] names.
+fn open_driver(
+    name: String,
+    options: &BlockdevOptions,
+    children: &[Child],
+) -> Result<Arc<dyn BlockNode>, OpenError> {
+    let child = |role: &str| {
+        let found = children.iter().find(|child| child.role == role);
+        let missing = || OpenError::new(format!("Node '{name}' has no child '{role}'"));
+        found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
+    };
+    Ok(match &options.driver {
+        Driver::File(file) => Arc::new(FileNode::open(name, Kind::File, options, file)?),
+        Driver::HostDevice(file) => {
+            Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
+        }
+        Driver::Raw(raw) => {
+            let file = child("file")?;
+            Arc::new(RawNode::new(name, options, raw, file)?)
+        }
+        Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
+        Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
+    })
 }
 
 fn null_node(

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::options::{BlockdevOptions, BlockdevRef};
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
@@ -193,21 +193,18 @@ impl Graph {
     /// Adds a node to the nodes, and its name to those that `above` has below it.
     fn node(&mut self, options: &BlockdevOptions, above: &mut Node) -> Result<Access, OptionError> {
         let mut node = Node::default();
-        let below_read_only = match &options.driver {
-            Driver::Raw(raw) => {
-                let below = match &raw.file {
-                    BlockdevRef::Inline(below) => self.node(below, &mut node)?,
-                    BlockdevRef::Name(name) => {
-                        node.uses.push(name.clone());
-                        self.find(name, name)?
-                    }
-                };
-                below.read_only || below.below_read_only
-            }
-            Driver::File(_) | Driver::HostDevice(_) | Driver::NullCo(_) | Driver::NullAio(_) => {
-                false
-            }
-        };
+        let mut below_read_only = false;
+        for (role, child) in options.driver.children() {
+            let below = match child {
+                BlockdevRef::Inline(below) => self.node(below, &mut node)?,
+                BlockdevRef::Name(name) => {
+                    node.uses.push(name.clone());
+                    self.find(name, name)?
+                }
+            };
+            // What lies behind an image is not written to.
+            below_read_only |= role != "backing" && (below.read_only || below.below_read_only);
+        }
         node.access = Access { read_only: options.read_only, below_read_only };
         let access = node.access;
         let Some(name) = &options.node_name else {

@@ -70,4 +70,8 @@ impl Channel for Logged {
         self.log.note();
         self.below.submit(request);
     }
+
+    fn in_flight(&self) -> usize {
+        self.below.in_flight()
+    }
 }

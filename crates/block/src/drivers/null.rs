@@ -147,6 +147,11 @@ impl Channel for NullChannel {
         let target = me as Rc<dyn IoTarget>;
         self.event_loop.submit_timer(deadline, &target, token);
     }
+
+    fn in_flight(&self) -> usize {
+        let waiting = self.waiting.borrow();
+        waiting.slots.len() - waiting.free.len()
+    }
 }
 
 impl IoTarget for NullChannel {

@@ -143,4 +143,8 @@ impl Channel for RawChannel {
         }
         self.child.submit(request);
     }
+
+    fn in_flight(&self) -> usize {
+        self.child.in_flight()
+    }
 }

@@ -88,6 +88,10 @@ impl Channel for Disk {
             }
         }
     }
+
+    fn in_flight(&self) -> usize {
+        self.held.borrow().len()
+    }
 }
 
 /// What came of a command.

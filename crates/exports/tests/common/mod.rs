@@ -135,6 +135,10 @@ impl Channel for RamChannel {
             disk.carry_out(request);
         });
     }
+
+    fn in_flight(&self) -> usize {
+        self.disk.gate.lock().unwrap().waiting.len()
+    }
 }
 
 /// A directory of the test's own, removed in the end.

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use block::NodeInfo;
 use block::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Driver, NullOptions, RawOptions};
+use block::{Child, NodeInfo};
 use serde_json::{Value as Json, json};
 
 /// The size of a null node that was given none.
@@ -15,8 +15,7 @@ pub(super) fn info(node: &NodeInfo<'_>) -> Json {
     let BlockdevOptions { driver, cache, detect_zeroes, .. } = node.options;
     let geometry = node.node.geometry();
     let filename = filename(driver);
-    let children: Json =
-        node.below.iter().map(|below| json!({"node-name": below, "child": "file"})).collect();
+    let children: Json = node.children.iter().map(child).collect();
     let detect_zeroes = match detect_zeroes {
         DetectZeroes::Off => "off",
         DetectZeroes::On => "on",
@@ -43,6 +42,10 @@ pub(super) fn info(node: &NodeInfo<'_>) -> Json {
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
     })
+}
+
+fn child(child: &Child) -> Json {
+    json!({"node-name": child.edge.node().name(), "child": child.role})
 }
 
 fn name(driver: &Driver) -> &'static str {

@@ -66,6 +66,10 @@ impl Channel for Disk {
             self.answer(request);
         }
     }
+
+    fn in_flight(&self) -> usize {
+        self.held.borrow().len()
+    }
 }
 
 pub struct Rig {

@@ -104,6 +104,10 @@ impl Channel for FileChannel {
         }
         inner.gather(op, request);
     }
+
+    fn in_flight(&self) -> usize {
+        self.inner.slots.borrow().in_use()
+    }
 }
 
 impl DeferredCall for Inner {

@@ -84,6 +84,11 @@ impl Slots {
         }
     }
 
+    /// How many requests there are.
+    pub(crate) fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     #[inline]
     fn take_token(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| self.grow())

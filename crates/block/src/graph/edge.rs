@@ -1,0 +1,191 @@
+//! From a user of a node to the node it uses.
+
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use event_loop::{EventLoop, oneshot, sync::lock};
+
+use super::port::{Order, Port, Post};
+use crate::node::{BlockNode, Channel, Geometry};
+
+/// A user's way to a node: to the user the node itself, whichever it leads to at the time.
+pub struct Edge {
+    /// The name of the node that it led to at first.
+    name: String,
+    state: Mutex<State>,
+}
+
+struct State {
+    node: Arc<dyn BlockNode>,
+    /// Of all channels that are open through the edge.
+    posts: Vec<Arc<Post>>,
+    /// A [`Drained`] holds it: channels that are opened meanwhile hold their requests from the start.
+    drained: bool,
+}
+
+impl Edge {
+    /// An edge to `node`.
+    pub fn new(node: Arc<dyn BlockNode>) -> Arc<Edge> {
+        let name = node.name().to_owned();
+        Arc::new(Edge {
+            name,
+            state: Mutex::new(State { node, posts: Vec::new(), drained: false }),
+        })
+    }
+
+    /// The node that it leads to.
+    pub fn node(&self) -> Arc<dyn BlockNode> {
+        lock(&self.state).node.clone()
+    }
+
+    pub(super) fn forget(&self, post: &Arc<Post>) {
+        let mut state = lock(&self.state);
+        let place = state.posts.iter().position(|other| Arc::ptr_eq(other, post));
+        let post = place.map(|place| state.posts.swap_remove(place));
+        drop(state);
+        drop(post);
+    }
+}
+
+impl BlockNode for Edge {
+    /// The name of the node that it led to at first; [`Edge::node`] knows the one that it leads to now.
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.node().geometry()
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let (post, orders) = Post::new();
+        // From here on it gets orders, which wait until the port is there.
+        let (node, holding) = {
+            let mut state = lock(&self.state);
+            state.posts.push(post.clone());
+            (state.node.clone(), state.drained)
+        };
+        match node.open_channel(event_loop) {
+            Ok(channel) => Ok(Port::new(self, (post, orders), event_loop, channel, holding)),
+            Err(error) => {
+                self.forget(&post);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Somebody else is changing where an edge leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EdgeBusy;
+
+impl fmt::Display for EdgeBusy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the block graph is being changed at this place by somebody else")
+    }
+}
+
+impl std::error::Error for EdgeBusy {}
+
+/// Holds new requests at the edges and waits until all earlier ones have been answered, on all loops.
+///
+/// No edge may lie below another one of the same call: what is held at the one would never be answered
+/// to the other. Edges that lead to the same node never do.
+///
+/// # Errors
+///
+/// One is drained already; then nothing is held.
+pub async fn drain(edges: Vec<Arc<Edge>>) -> Result<Drained, EdgeBusy> {
+    let mut drained = Drained { edges: Vec::with_capacity(edges.len()) };
+    let mut answers = Vec::new();
+    for edge in edges {
+        let mut state = lock(&edge.state);
+        if std::mem::replace(&mut state.drained, true) {
+            return Err(EdgeBusy);
+        }
+        for post in &state.posts {
+            let (sender, answer) = oneshot::channel();
+            post.send(Order::Hold(sender));
+            answers.push(answer);
+        }
+        drop(state);
+        drained.edges.push(edge);
+    }
+    for answer in answers {
+        // A channel that is gone has nothing under way.
+        let _ = answer.await;
+    }
+    Ok(drained)
+}
+
+/// Edges at which requests are held; dropping it lets them go on.
+#[must_use = "dropping it lets requests go on"]
+pub struct Drained {
+    edges: Vec<Arc<Edge>>,
+}
+
+impl Drained {
+    /// Has all edges lead to `node`, on all loops. Requests stay held.
+    ///
+    /// # Errors
+    ///
+    /// A loop cannot open a channel to it. Then all edges lead where they led.
+    pub async fn point_to(&self, node: &Arc<dyn BlockNode>) -> io::Result<()> {
+        let mut prepared: Vec<Arc<Post>> = Vec::new();
+        let before: Vec<_>;
+        loop {
+            // Opening takes no lock of an edge's, so new channels may have come up meanwhile.
+            let new = {
+                let mut states: Vec<_> = self.edges.iter().map(|edge| lock(&edge.state)).collect();
+                let posts = states.iter().flat_map(|state| &state.posts);
+                let is_new = |post: &&Arc<Post>| !prepared.iter().any(|p| Arc::ptr_eq(p, post));
+                let new: Vec<_> = posts.filter(is_new).cloned().collect();
+                if new.is_empty() {
+                    let replaced = states.iter_mut();
+                    let replaced = replaced.map(|s| std::mem::replace(&mut s.node, node.clone()));
+                    before = replaced.collect();
+                    break;
+                }
+                new
+            };
+            prepared.extend(new.iter().cloned());
+            let mut answers = Vec::new();
+            for post in new {
+                let (sender, answer) = oneshot::channel();
+                post.send(Order::Prepare(node.clone(), sender));
+                answers.push(answer);
+            }
+            for answer in answers {
+                // Of a channel that is gone nothing is wanted.
+                if let Ok(opened) = answer.await {
+                    opened?;
+                }
+            }
+        }
+        let mut answers = Vec::new();
+        for edge in &self.edges {
+            for post in &lock(&edge.state).posts {
+                let (sender, answer) = oneshot::channel();
+                post.send(Order::Switch(sender));
+                answers.push(answer);
+            }
+        }
+        for answer in answers {
+            let _ = answer.await;
+        }
+        drop(before);
+        Ok(())
+    }
+}
+
+impl Drop for Drained {
+    fn drop(&mut self) {
+        for edge in &self.edges {
+            let mut state = lock(&edge.state);
+            state.drained = false;
+            state.posts.iter().for_each(|post| post.send(Order::GoOn));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Requests as futures, for tasks whose work is many-step: jobs, formats.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use event_loop::IoBufs;
+use nix::errno::Errno;
+
+use crate::node::Channel;
+use crate::request::{Completion, Op, Request};
+
+/// One request's answer, and who waits for it.
+#[derive(Default)]
+struct Answer {
+    answer: Cell<Option<(Result<(), Errno>, IoBufs)>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Completion for Answer {
+    fn complete(&self, _tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        self.answer.set(Some((result, bufs)));
+        let waker = self.waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Sends a request down the channel and waits for its answer; the memory comes back with it. It is
+/// sent at the first poll. Dropping the future then drops the answer, not the request.
+///
+/// Allocates, so it is not for the data plane.
+pub async fn submit(
+    channel: &Rc<dyn Channel>,
+    op: Op,
+    offset: u64,
+    len: u64,
+    bufs: IoBufs,
+) -> (Result<(), Errno>, IoBufs) {
+    let answer = Rc::new(Answer::default());
+    let to = answer.clone() as Rc<dyn Completion>;
+    channel.submit(Request::new(op, offset, len, bufs, &to, 0));
+    poll_fn(|cx| match answer.answer.take() {
+        Some(answer) => Poll::Ready(answer),
+        None => {
+            let before = answer.waker.replace(Some(cx.waker().clone()));
+            drop(before);
+            Poll::Pending
+        }
+    })
+    .await
+}
