@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Sets up the programs that `bench peers` measures ringmill against, newest versions, without touching
-# this machine's own packages: a Debian sid tree with qemu-storage-daemon and QEMU, nbdkit, libnbd, and
-# fio built with its libblkio engine (a second vhost-user-blk client), plus fio's bare io_uring loop.
+# Sets up the programs that `bench peers` and `bench nbd` measure ringmill against, newest versions,
+# without touching this machine's own packages: a Debian sid tree with qemu-storage-daemon and QEMU,
+# nbdkit, libnbd, and fio built with its libblkio engine (a second vhost-user-blk client), plus fio's bare io_uring loop.
 #
 #   usage: scripts/setup-peers.sh            make or update the tree (as root; about 5 minutes, 1.5 GB)
 #          scripts/setup-peers.sh --unmount  release /proc, /sys, /dev from it (before removing it)
 #
 # RINGMILL_PEERS names the tree (default /var/tmp/ringmill-peers); `bench` reads the same variable.
-# In the tree: qemu-storage-daemon, qemu-system-x86_64, nbdkit, nbdcopy, fio-blkio, t_io_uring.
+# In the tree: qemu-storage-daemon, qemu-system-x86_64, qemu-nbd, nbdkit, nbdcopy, fio-blkio, t_io_uring.
 set -euo pipefail
 
 tree=${RINGMILL_PEERS:-/var/tmp/ringmill-peers}

@@ -10,6 +10,7 @@ mod host;
 mod load;
 #[cfg(feature = "loops")]
 mod loops;
+mod nbd;
 mod options;
 mod peers;
 mod plot;
@@ -41,6 +42,7 @@ fn run() -> Result<()> {
     match options::parse(lexopt::Parser::from_env())? {
         Command::Help => print!("{}", options::HELP),
         Command::Peers(options) => peers::run(&options)?,
+        Command::Nbd(options) => nbd::run(&options)?,
         Command::Scale(options) => {
             let wanted = options.contenders.iter().any(|name| name == "ringmill");
             if wanted && options.places.ringmill.is_none() {

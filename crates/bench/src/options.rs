@@ -15,7 +15,7 @@ use crate::peers::client::Wanted;
 use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
-use crate::{flame, guards, peers, polling, scale};
+use crate::{flame, guards, nbd, peers, polling, scale};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -42,6 +42,15 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --server-cpu N        CPU of the servers (the second)
   --plots DIR           also draw plots, into this directory
   --markdown FILE       also write the report into FILE, between its marks
+
+bench nbd [OPTIONS]     the NBD server beside qemu-nbd and nbdkit, in one run (about 6 minutes)
+  --quick               a few short rows, for CI (under a minute)
+  --rows TEXT,...       only rows whose name contains one of these
+  --rounds N            rounds per row (3; with --quick 1)
+  --runtime SECONDS     measured time per round (0.7; with --quick 0.2)
+  --contenders NAME,... of ringmill, unpolled (ringmill with poll-max-ns=0), qemu-nbd, nbdkit (all)
+  --qsd-chroot DIR      Debian tree with qemu-nbd and nbdkit (default as above, else PATH)
+  --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
 
 bench scale [OPTIONS]   many exports in one daemon: what each takes, and what idle ones cost
   --quick               a short run with few exports, to see that all of it works
@@ -107,7 +116,7 @@ bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by 
   --output FILE         the graph (docs/plots/flame-read-64.svg)
 ";
 
-const COMMANDS: &str = "peers, scale, results, polling, load, guards, flame, loops";
+const COMMANDS: &str = "peers, nbd, scale, results, polling, load, guards, flame, loops";
 
 /// What is to be done.
 #[derive(Debug)]
@@ -116,6 +125,8 @@ pub(crate) enum Command {
     Help,
     /// Compare servers.
     Peers(Box<peers::Options>),
+    /// Compare NBD servers.
+    Nbd(Box<nbd::Options>),
     /// Many exports.
     Scale(Box<scale::Options>),
     /// Reproduce the published results.
@@ -171,6 +182,7 @@ pub(crate) struct LoadOptions {
 pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match parser.next()? {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
+        Some(Value(command)) if command == "nbd" => parse_nbd(&mut parser),
         Some(Value(command)) if command == "scale" => parse_scale(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
@@ -237,6 +249,39 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
         }
     }
     Ok(Command::Peers(Box::new(options)))
+}
+
+fn parse_nbd(parser: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = nbd::Options {
+        quick: false,
+        only: Vec::new(),
+        contenders: Vec::new(),
+        places: Places::default(),
+        rounds: None,
+        run_time: None,
+        directory: default_directory()?,
+        client_cpu: None,
+        server_cpu: None,
+        markdown: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("quick") => options.quick = true,
+            Long("rows") => options.only = list(&string(parser)?),
+            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
+            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
+            Long("contenders") => options.contenders = list(&string(parser)?),
+            Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
+            Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
+            Long("dir") => options.directory = parser.value()?.into(),
+            Long("client-cpu") => options.client_cpu = Some(number(parser, "--client-cpu")?),
+            Long("server-cpu") => options.server_cpu = Some(number(parser, "--server-cpu")?),
+            Long("markdown") => options.markdown = Some(parser.value()?.into()),
+            Short('h') | Long("help") => return Ok(Command::Help),
+            argument => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(Command::Nbd(Box::new(options)))
 }
 
 fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {

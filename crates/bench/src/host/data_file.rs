@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use vcpu::machine::SplitMix64;
 
 /// Makes sure that `directory` holds a file of `size` bytes, each of them written: a hole is read
@@ -51,6 +52,24 @@ pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
     }
     file.sync_all()?;
     Ok(())
+}
+
+/// Reads all of a file, so that the page cache has it.
+pub(crate) fn bring_into_cache(path: &Path) -> Result<()> {
+    let read = || std::io::copy(&mut File::open(path)?, &mut std::io::sink());
+    read().with_context(|| format!("reading {}", path.display()))?;
+    Ok(())
+}
+
+/// Has the page cache forget a file.
+pub(crate) fn drop_from_cache(path: &Path) -> Result<()> {
+    let drop = || -> Result<()> {
+        let file = File::open(path)?;
+        // What is not written yet could not be dropped.
+        file.sync_all()?;
+        Ok(posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+    };
+    drop().with_context(|| format!("dropping {} from the page cache", path.display()))
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
-//! The load generator: a vhost-user-blk client that sends requests and measures how long they take.
+//! The load generator: a vhost-user-blk or NBD client that sends requests and measures how long they
+//! take.
 
 pub(crate) mod arrivals;
+pub(crate) mod nbd;
 pub(crate) mod offsets;
 pub(crate) mod queue;
+pub(crate) mod requests;
 mod worker;
 
 use std::path::Path;
@@ -21,6 +24,7 @@ use crate::host::affinity;
 use arrivals::{Arrivals, Schedule};
 use offsets::{Offsets, Order};
 use queue::{Buffers, Op, Queue};
+use requests::Requests;
 pub(crate) use worker::Wait;
 use worker::{Lane, Shared, Worker};
 
@@ -62,8 +66,8 @@ pub(crate) struct Load {
 }
 
 /// A client that is connected and sends nothing.
-pub(crate) struct Client {
-    queues: Vec<Queue>,
+pub(crate) struct Client<Q = Queue> {
+    queues: Vec<Q>,
     capacity: u64,
     load: Load,
     /// How much later than the one before each queue begins, where requests go by the clock,
@@ -123,7 +127,7 @@ impl Client {
     }
 
     /// One client with the queues of several that have the same load.
-    pub(crate) fn join(clients: impl IntoIterator<Item = Client>) -> Option<Self> {
+    pub(crate) fn join(clients: impl IntoIterator<Item = Self>) -> Option<Self> {
         clients.into_iter().reduce(|mut all, client| {
             all.queues.extend(client.queues);
             all.capacity = all.capacity.min(client.capacity);
@@ -131,7 +135,9 @@ impl Client {
             all
         })
     }
+}
 
+impl<Q: Requests> Client<Q> {
     /// Starts sending.
     pub(crate) fn start(self) -> Result<Running> {
         let load = self.load;
@@ -156,7 +162,7 @@ impl Client {
             free: (0..load.depth as u16).rev().collect(),
             started: vec![0; load.depth],
         });
-        let groups: Vec<Vec<Lane>> = match load.threads {
+        let groups: Vec<Vec<Lane<Q>>> = match load.threads {
             Threads::One => vec![lanes.collect()],
             Threads::PerQueue => lanes.map(|lane| vec![lane]).collect(),
         };

@@ -15,6 +15,8 @@ use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue, VirtioBlkTransport};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
+use super::requests::Requests;
+
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
@@ -93,9 +95,13 @@ impl Queue {
         }
     }
 
-    /// Makes a request available to the server, without a kick. `slot` comes back when it is done;
-    /// it must not be in flight, or two requests would share a buffer.
-    pub(crate) fn submit(&mut self, op: Op, offset: u64, slot: u16) -> Result<()> {
+    fn has_completed(&mut self) -> bool {
+        self.queue.completions().has_next()
+    }
+}
+
+impl Requests for Queue {
+    fn submit(&mut self, op: Op, offset: u64, slot: u16) -> Result<()> {
         let length = self.buffers.block_size;
         let start = (self.first_buffer + usize::from(slot)) * length;
         ensure!(start + length <= self.buffers.region.size(), "slot {slot} has no buffer");
@@ -112,32 +118,23 @@ impl Queue {
         .context("queueing a request")
     }
 
-    /// Kicks the server if it wants to be kicked for what was submitted since the last call.
-    pub(crate) fn kick(&mut self) -> Result<()> {
+    fn kick(&mut self) -> Result<()> {
         if self.queue.avail_notif_needed() {
             self.notifier.notify().context("kicking a queue")?;
         }
         Ok(())
     }
 
-    /// Takes one completed request: its slot, and 0 or a negative errno.
-    pub(crate) fn completed(&mut self) -> Option<(u16, i32)> {
+    fn completed(&mut self) -> Result<Option<(u16, i32)>> {
         if self.signals_wanted && self.has_completed() {
             // As a guest's driver does: no more signals until there is nothing left to take.
             self.queue.set_used_notif_enabled(false);
             self.signals_wanted = false;
         }
-        self.queue.completions().next().map(|done| (done.context, done.ret))
+        Ok(self.queue.completions().next().map(|done| (done.context, done.ret)))
     }
 
-    /// Whether there is a completed request to take.
-    pub(crate) fn has_completed(&mut self) -> bool {
-        self.queue.completions().has_next()
-    }
-
-    /// Asks for a signal on [`Self::signal_fd`] at the next completion. Returns whether there is
-    /// one already: then there may be no signal.
-    pub(crate) fn want_signal(&mut self) -> bool {
+    fn want_signal(&mut self) -> bool {
         if !self.signals_wanted {
             self.queue.set_used_notif_enabled(true);
             self.signals_wanted = true;
@@ -145,13 +142,11 @@ impl Queue {
         self.has_completed()
     }
 
-    /// The call eventfd, readable after a signal.
-    pub(crate) fn signal_fd(&self) -> BorrowedFd<'_> {
+    fn signal_fd(&self) -> BorrowedFd<'_> {
         self.completion_fd.as_fd()
     }
 
-    /// Takes the signal off the eventfd. Blocks when there is none.
-    pub(crate) fn take_signal(&self) -> Result<()> {
+    fn take_signal(&self) -> Result<()> {
         self.completion_fd.read().context("reading a call eventfd")?;
         Ok(())
     }

@@ -11,7 +11,8 @@ use nix::sys::time::TimeSpec;
 
 use super::arrivals::Schedule;
 use super::offsets::Offsets;
-use super::queue::{Op, Queue};
+use super::queue::Op;
+use super::requests::Requests;
 
 /// How the client learns of completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,9 +48,9 @@ pub(crate) struct Shared {
 }
 
 /// One queue as a worker drives it.
-pub(crate) struct Lane {
-    /// The virtqueue.
-    pub(crate) queue: Queue,
+pub(crate) struct Lane<Q> {
+    /// The virtqueue, or the like.
+    pub(crate) queue: Q,
     /// Where its requests go.
     pub(crate) offsets: Offsets,
     /// When they start.
@@ -62,7 +63,7 @@ pub(crate) struct Lane {
     pub(crate) latencies: Histogram<u64>,
 }
 
-impl Lane {
+impl<Q> Lane<Q> {
     fn in_flight(&self) -> usize {
         self.started.len() - self.free.len()
     }
@@ -74,9 +75,9 @@ impl Lane {
 }
 
 /// One client thread.
-pub(crate) struct Worker {
+pub(crate) struct Worker<Q> {
     /// The queues it drives.
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<Lane<Q>>,
     /// What requests do.
     pub(crate) op: Op,
     /// How it waits.
@@ -87,7 +88,7 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
 }
 
-impl Worker {
+impl<Q: Requests> Worker<Q> {
     /// Runs until stopped; returns the latencies measured on each lane, in nanoseconds.
     pub(crate) fn run(mut self) -> Result<Vec<Histogram<u64>>> {
         // The default slack of 50 us would be added to every timed sleep.
@@ -143,7 +144,7 @@ impl Worker {
         let mut now = 0;
         let measuring = self.shared.measuring.load(Ordering::Relaxed);
         for lane in &mut self.lanes {
-            while let Some((slot, status)) = lane.queue.completed() {
+            while let Some((slot, status)) = lane.queue.completed()? {
                 ensure!(
                     status == 0,
                     "a request failed: {}",

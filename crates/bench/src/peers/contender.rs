@@ -51,22 +51,23 @@ pub(crate) struct Setup {
 /// A server. To add one: a `Contender` with the function that turns a [`Setup`] into its options,
 /// and a line in [`find`].
 #[derive(Debug, Clone)]
-pub(crate) struct Contender {
+pub(crate) struct Contender<S = Setup> {
     /// What it is called in the table.
     pub(crate) name: String,
     /// The version it says it has.
     pub(crate) version: String,
     /// The program, with the arguments that come before its options.
-    program: Vec<OsString>,
-    options: OptionsFor,
+    pub(crate) program: Vec<OsString>,
+    /// How it is told what to serve.
+    pub(crate) options: OptionsFor<S>,
 }
 
 /// How a kind of server is told what to serve.
-type OptionsFor = fn(&Setup) -> Vec<String>;
+pub(crate) type OptionsFor<S = Setup> = fn(&S) -> Vec<String>;
 
-impl Contender {
+impl<S> Contender<S> {
     /// The command that serves `setup` in the foreground.
-    pub(crate) fn command(&self, setup: &Setup) -> Vec<OsString> {
+    pub(crate) fn command(&self, setup: &S) -> Vec<OsString> {
         let mut command = self.program.clone();
         command.extend((self.options)(setup).into_iter().map(OsString::from));
         command
@@ -176,7 +177,7 @@ pub(crate) fn numbered(path: &Path, i: usize) -> PathBuf {
 }
 
 /// A path as an option value: a comma is doubled.
-fn quoted(path: &Path) -> String {
+pub(crate) fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
@@ -201,7 +202,7 @@ fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
 }
 
 /// ringmill: the one named, else the one built beside this program.
-fn ringmill_program(places: &Places) -> Result<PathBuf> {
+pub(crate) fn ringmill_program(places: &Places) -> Result<PathBuf> {
     let path = match &places.ringmill {
         Some(path) => path.clone(),
         None => beside_this("ringmill")?,
@@ -218,7 +219,8 @@ pub(crate) fn beside_this(name: &str) -> Result<PathBuf> {
     Ok(this.with_file_name(name))
 }
 
-fn in_path(name: &str) -> Option<PathBuf> {
+/// A program of the machine's own.
+pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())
 }

@@ -1,5 +1,5 @@
-//! fio as the client: its libblkio engine drives a vhost-user-blk export, its io_uring engine the
-//! file itself.
+//! fio as the client: its libblkio engine drives a vhost-user-blk export, its nbd engine (by libnbd)
+//! an NBD export, its io_uring engine the file itself.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::contender::version;
+use super::contender::{in_path, version};
 use super::tree::Tree;
 use crate::host::affinity;
 use crate::load::arrivals::Arrivals;
@@ -34,8 +34,10 @@ pub(crate) struct Fio {
 /// What is read and written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target<'a> {
-    /// The export on this socket.
+    /// The vhost-user-blk export on this socket.
     Export(&'a Path),
+    /// The NBD export at this URI.
+    Nbd(&'a str),
     /// This file, with `O_DIRECT` and io_uring.
     File(&'a Path),
 }
@@ -75,6 +77,20 @@ impl Fio {
         let program = tree.program(PROGRAM)?;
         let version = version(&program).context("asking fio for its version")?;
         Ok(Some(Self { program, version }))
+    }
+
+    /// The machine's own, with its nbd engine.
+    pub(crate) fn find_with_nbd() -> Result<Self> {
+        let program: Vec<OsString> = vec![
+            in_path("fio")
+                .context("fio is not in PATH; scripts/setup-tests.sh installs it")?
+                .into(),
+        ];
+        let version = version(&program).context("asking fio for its version")?;
+        let engine = Command::new(&program[0]).arg("--enghelp=nbd").output();
+        let known = engine.context("asking fio for its nbd engine")?;
+        ensure!(known.status.success(), "{version} has no nbd engine; Debian's fio has");
+        Ok(Self { program, version })
     }
 
     /// Runs a job to its end. `check` is asked now and then whether it is worth waiting for.
@@ -152,6 +168,7 @@ fn engine(target: Target<'_>) -> Vec<String> {
             "--libblkio_driver=virtio-blk-vhost-user".into(),
             format!("--libblkio_path={}", socket.display()),
         ]),
+        Target::Nbd(uri) => options.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
         Target::File(path) => options.extend([
             "--ioengine=io_uring".into(),
             "--direct=1".into(),

@@ -13,7 +13,8 @@ use super::server::Server;
 use crate::host::process::Usage;
 use crate::host::syscalls::Counter;
 use crate::load::arrivals::{Arrivals, Pace};
-use crate::load::{Load, Running};
+use crate::load::requests::Requests;
+use crate::load::{self, Load, Running};
 
 /// What is the same for all measurements of a run.
 #[derive(Debug)]
@@ -116,17 +117,7 @@ impl Bench {
             cpu: self.client_cpu,
             directory: &self.directory,
         };
-        let before = Usage::read(server.pid())?;
-        let counted = fio.run(Target::Export(&socket), load, terms, || server.check())?;
-        let after = Usage::read(server.pid())?;
-        server.stop()?;
-        let served = counted.requests * (1.0 + terms.ramp.as_secs_f64() / counted.seconds);
-        Ok(LoadSample {
-            iops: counted.iops,
-            cpu: (after.cpu - before.cpu).as_secs_f64() * 1e6 / served,
-            switches: after.switches.saturating_sub(before.switches) as f64 / served,
-            latency: counted.latency,
-        })
+        fio_sample(fio, Target::Export(&socket), load, terms, server)
     }
 
     fn own_load(
@@ -139,27 +130,7 @@ impl Bench {
         let setup = self.setup(disk, polling, load.queues, 1);
         let mut server = self.start(contender, &setup)?;
         let running = server.connect(0, &self.bound(load))?.start()?;
-        let window = watch_window(&mut server, &running, self.warm_up, self.run_time);
-        // What the client has to say about a failure comes before what the server leaves unsaid.
-        let (latencies, _) = match window {
-            Ok(_) => running.finish()?,
-            Err(error) if running.has_failed() => {
-                return Err(running.finish().err().unwrap_or(error));
-            }
-            Err(error) => return Err(error),
-        };
-        let (before, after) = window?;
-        server.stop()?;
-        let requests = (after.requests - before.requests) as f64;
-        ensure!(requests > 0.0, "no request was served within {:?}", self.run_time);
-        let seconds = (after.usage.at - before.usage.at).as_secs_f64();
-        let percentile = |p| latencies.value_at_percentile(p) as f64 / 1e3;
-        Ok(LoadSample {
-            iops: requests / seconds,
-            cpu: (after.usage.cpu - before.usage.cpu).as_secs_f64() * 1e6 / requests,
-            switches: after.usage.switches.saturating_sub(before.usage.switches) as f64 / requests,
-            latency: [percentile(50.0), percentile(99.0), percentile(99.9)],
-        })
+        own_sample(server, running, self.warm_up, self.run_time)
     }
 
     /// System calls per request under a load, polling off; nothing is timed meanwhile. `None` when
@@ -176,16 +147,7 @@ impl Bench {
         let setup = self.setup(disk, Polling::Off, load.queues, 1);
         let mut server = self.start(contender, &setup)?;
         let client = server.connect(0, &self.bound(load))?;
-        // Attached before the first request and detached after the last: no call of a counted
-        // request is missed, and no request of a counted call.
-        let counter = Counter::attach(server.pid(), &self.directory)?;
-        let running = client.start()?;
-        watch(&mut server, &running, self.run_time.min(Duration::from_secs(1)))?;
-        let (_, requests) = running.finish()?;
-        let calls = counter.detach()?;
-        server.stop()?;
-        ensure!(requests > 0, "no request was served while system calls were counted");
-        Ok(Some(calls as f64 / requests as f64))
+        count_syscalls(server, client, &self.directory, self.run_time).map(Some)
     }
 
     /// What a server does with nothing to do, default polling, after a few requests.
@@ -231,6 +193,76 @@ impl Bench {
     fn bound(&self, load: &Load) -> Load {
         Load { cpu: self.client_cpu, ..load.clone() }
     }
+}
+
+/// What a server did under a load of fio's, from its first connection to its last.
+pub(crate) fn fio_sample(
+    fio: &Fio,
+    target: Target<'_>,
+    load: &Load,
+    terms: Terms<'_>,
+    mut server: Server,
+) -> Result<LoadSample> {
+    let before = Usage::read(server.pid())?;
+    let counted = fio.run(target, load, terms, || server.check())?;
+    let after = Usage::read(server.pid())?;
+    server.stop()?;
+    let served = counted.requests * (1.0 + terms.ramp.as_secs_f64() / counted.seconds);
+    Ok(LoadSample {
+        iops: counted.iops,
+        cpu: (after.cpu - before.cpu).as_secs_f64() * 1e6 / served,
+        switches: after.switches.saturating_sub(before.switches) as f64 / served,
+        latency: counted.latency,
+    })
+}
+
+/// What a server did under a load of our own, once that has warmed up.
+pub(crate) fn own_sample(
+    mut server: Server,
+    running: Running,
+    warm_up: Duration,
+    run_time: Duration,
+) -> Result<LoadSample> {
+    let window = watch_window(&mut server, &running, warm_up, run_time);
+    // What the client has to say about a failure comes before what the server leaves unsaid.
+    let (latencies, _) = match window {
+        Ok(_) => running.finish()?,
+        Err(error) if running.has_failed() => {
+            return Err(running.finish().err().unwrap_or(error));
+        }
+        Err(error) => return Err(error),
+    };
+    let (before, after) = window?;
+    server.stop()?;
+    let requests = (after.requests - before.requests) as f64;
+    ensure!(requests > 0.0, "no request was served within {run_time:?}");
+    let seconds = (after.usage.at - before.usage.at).as_secs_f64();
+    let percentile = |p| latencies.value_at_percentile(p) as f64 / 1e3;
+    Ok(LoadSample {
+        iops: requests / seconds,
+        cpu: (after.usage.cpu - before.usage.cpu).as_secs_f64() * 1e6 / requests,
+        switches: after.usage.switches.saturating_sub(before.usage.switches) as f64 / requests,
+        latency: [percentile(50.0), percentile(99.0), percentile(99.9)],
+    })
+}
+
+/// System calls per request of a server under a load of our own; nothing is timed meanwhile.
+pub(crate) fn count_syscalls<Q: Requests>(
+    mut server: Server,
+    client: load::Client<Q>,
+    directory: &Path,
+    run_time: Duration,
+) -> Result<f64> {
+    // Attached before the first request and detached after the last: no call of a counted
+    // request is missed, and no request of a counted call.
+    let counter = Counter::attach(server.pid(), directory)?;
+    let running = client.start()?;
+    watch(&mut server, &running, run_time.min(Duration::from_secs(1)))?;
+    let (_, requests) = running.finish()?;
+    let calls = counter.detach()?;
+    server.stop()?;
+    ensure!(requests > 0, "no request was served while system calls were counted");
+    Ok(calls as f64 / requests as f64)
 }
 
 struct Moment {

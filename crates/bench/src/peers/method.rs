@@ -1,5 +1,6 @@
 //! How a run measures, in words, so that anyone can repeat it.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -90,30 +91,27 @@ pub(crate) fn contender(bench: &Bench, contender: &Contender, rows: &[Row]) -> D
     Described {
         name: contender.name.clone(),
         version: contender.version.clone(),
-        command: command_to_show(bench, contender, rows),
+        command: command_of(bench, contender, rows),
     }
 }
 
 /// The command of a contender, without what differs from machine to machine.
-fn command_to_show(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
+fn command_of(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
     let disk = rows.iter().map(|row| row.disk).find(|&disk| disk == Disk::File);
     let setup = bench.setup(disk.unwrap_or(Disk::Null), Polling::Off, 1, 1);
-    let command = contender.command(&setup);
+    let places = [(&*bench.directory, "$DIR"), (&*bench.sockets.0, "$SOCKETS")];
+    command_to_show(&contender.command(&setup), &places)
+}
+
+/// A command with names in place of directories.
+pub(crate) fn command_to_show(command: &[OsString], places: &[(&Path, &str)]) -> String {
     // The loader of another tree and its options come before the program proper.
-    let program = command.iter().rposition(|word| {
-        let path = Path::new(word);
-        path.is_absolute() && path.is_file()
-    });
-    command[program.unwrap_or(0)..]
-        .iter()
-        .enumerate()
-        .map(|(i, word)| match i {
-            0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),
-            _ => word
-                .to_string_lossy()
-                .replace(&*bench.directory.to_string_lossy(), "$DIR")
-                .replace(&*bench.sockets.0.to_string_lossy(), "$SOCKETS"),
-        })
-        .collect::<Vec<_>>()
-        .join(" ")
+    let loader = command.iter().position(|word| word == "--library-path").map_or(0, |at| at + 2);
+    let show = |(i, word): (usize, &OsString)| match i {
+        0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),
+        _ => places.iter().fold(word.to_string_lossy().into_owned(), |word, (path, name)| {
+            word.replace(&*path.to_string_lossy(), name)
+        }),
+    };
+    command[loader..].iter().enumerate().map(show).collect::<Vec<_>>().join(" ")
 }

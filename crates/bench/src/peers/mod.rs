@@ -3,16 +3,16 @@
 mod bars;
 pub(crate) mod client;
 pub(crate) mod contender;
-mod fio;
+pub(crate) mod fio;
 mod limit;
 pub(crate) mod measure;
-mod method;
+pub(crate) mod method;
 mod plots;
 mod report;
-mod result;
+pub(crate) mod result;
 pub(crate) mod rows;
 pub(crate) mod server;
-mod tree;
+pub(crate) mod tree;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

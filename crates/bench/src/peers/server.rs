@@ -1,5 +1,6 @@
 //! A contender that runs.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -32,12 +33,23 @@ impl Server {
         cpu: Option<usize>,
         directory: &Path,
     ) -> Result<Self> {
-        for socket in &setup.sockets {
+        let command = contender.command(setup);
+        Self::spawn(&contender.name, &command, &setup.sockets, cpu, directory)
+    }
+
+    /// Starts a server called `name` by a command, with the sockets that it will have.
+    pub(crate) fn spawn(
+        name: &str,
+        command: &[OsString],
+        sockets: &[PathBuf],
+        cpu: Option<usize>,
+        directory: &Path,
+    ) -> Result<Self> {
+        for socket in sockets {
             let _ = fs::remove_file(socket);
         }
-        let log = directory.join(format!("{}.log", contender.name));
+        let log = directory.join(format!("{name}.log"));
         let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-        let command = contender.command(setup);
         let (program, arguments) = command.split_first().context("no program to start")?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
@@ -48,7 +60,7 @@ impl Server {
             Some(cpu) => affinity::while_bound_to(cpu, &mut spawn)?,
             None => spawn()?,
         };
-        Ok(Self { child, name: contender.name.clone(), log, sockets: setup.sockets.clone() })
+        Ok(Self { child, name: name.to_owned(), log, sockets: sockets.to_owned() })
     }
 
     /// The server's process.
@@ -59,11 +71,17 @@ impl Server {
     /// The socket of export number `export`, as soon as the server listens on it.
     pub(crate) fn listening(&mut self, export: usize) -> Result<PathBuf> {
         let socket = self.sockets.get(export).context("there is no such export")?.clone();
-        let start = Instant::now();
         // Servers have no common way to say that they listen, and most take one client only, so
         // that it cannot be tried. Of the server before, the kernel may still be closing a socket of
         // the same name (a ring's files are put after its process has ended): hence the file too.
-        while !socket.exists() || !is_listening(&socket)? {
+        self.wait_until(|| Ok(socket.exists() && is_listening(&socket)?))?;
+        Ok(socket)
+    }
+
+    /// Waits until the server listens, which `listens` finds out.
+    pub(crate) fn wait_until(&mut self, listens: impl Fn() -> Result<bool>) -> Result<()> {
+        let start = Instant::now();
+        while !listens()? {
             self.check()?;
             if start.elapsed() > PATIENCE {
                 bail!(
@@ -74,7 +92,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(socket)
+        Ok(())
     }
 
     /// Connects a client to export number `export`, as soon as the server takes it.

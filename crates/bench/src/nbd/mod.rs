@@ -1,0 +1,228 @@
+//! The NBD server beside its peers: contenders take turns, row by row.
+
+mod report;
+mod rows;
+mod servers;
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::host::{affinity, data_file, machine, syscalls};
+use crate::load::nbd::Address;
+use crate::load::{Client, Load};
+use crate::peers::contender::{Contender, Places};
+use crate::peers::fio::{Fio, Target, Terms};
+use crate::peers::measure::{
+    LoadSample, SocketDirectory, count_syscalls, fio_sample, make_directory, own_sample,
+};
+use crate::peers::server::Server;
+use crate::peers::{build_ringmill, cpus};
+use crate::report::write_section;
+use report::{Measured, Report};
+use rows::{Disk, Row, Sender};
+use servers::Serving;
+
+/// What to measure, and where.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// A few short rows.
+    pub(crate) quick: bool,
+    /// Only rows whose name contains one of these, if there are any.
+    pub(crate) only: Vec<String>,
+    /// Names of the contenders, or none for the usual ones.
+    pub(crate) contenders: Vec<String>,
+    /// Where they are found.
+    pub(crate) places: Places,
+    /// Rounds per row.
+    pub(crate) rounds: Option<usize>,
+    /// Time that counts, per measurement.
+    pub(crate) run_time: Option<Duration>,
+    /// Where logs and data files go.
+    pub(crate) directory: PathBuf,
+    /// The CPUs to bind client and server to; otherwise the first two.
+    pub(crate) client_cpu: Option<usize>,
+    /// See [`Self::client_cpu`].
+    pub(crate) server_cpu: Option<usize>,
+    /// The Markdown file to write the report into.
+    pub(crate) markdown: Option<PathBuf>,
+}
+
+/// What is the same for all measurements of a run.
+struct Bench {
+    directory: PathBuf,
+    sockets: SocketDirectory,
+    tree: PathBuf,
+    direct: PathBuf,
+    cached: PathBuf,
+    fio: Fio,
+    warm_up: Duration,
+    run_time: Duration,
+    client_cpu: Option<usize>,
+    server_cpu: Option<usize>,
+    count_syscalls: bool,
+}
+
+/// Measures and reports. Fails when a contender could not be measured, not on any figure.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let quick = options.quick;
+    let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 });
+    ensure!(rounds > 0, "--rounds has to be at least 1");
+    if options.places.ringmill.is_none() {
+        build_ringmill()?;
+    }
+    let mut names = options.contenders.clone();
+    if names.is_empty() {
+        names = servers::USUAL.map(String::from).into();
+    }
+    let contenders: Vec<Contender<Serving>> =
+        names.iter().map(|name| servers::find(name, &options.places)).collect::<Result<_>>()?;
+    let mut rows = rows::rows(quick);
+    if !options.only.is_empty() {
+        rows.retain(|row| options.only.iter().any(|part| row.name.contains(part)));
+        ensure!(!rows.is_empty(), "--rows matches none");
+    }
+    let directory = make_directory(&options.directory)?;
+    let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
+    let conditions = machine::describe(&directory);
+    let [direct, cached] = if quick { [64 << 20, 32 << 20] } else { [512 << 20, 256 << 20] };
+    let bench = Bench {
+        direct: data_file::prepare(&directory, direct)?,
+        cached: data_file::prepare(&directory, cached)?,
+        directory,
+        sockets: SocketDirectory::new()?,
+        tree: options.places.tree().path().to_owned(),
+        fio: Fio::find_with_nbd()?,
+        warm_up: Duration::from_millis(100),
+        run_time: options.run_time.unwrap_or(Duration::from_millis(if quick { 200 } else { 700 })),
+        client_cpu,
+        server_cpu,
+        count_syscalls: syscalls::can_count(),
+    };
+    // This thread reads /proc while servers are measured: not on their CPU.
+    if let Some(cpu) = client_cpu {
+        affinity::bind_this_thread(cpu)?;
+    }
+    let mut results: Vec<(Row, Vec<Measured>)> = Vec::new();
+    let mut failures = 0;
+    let count = rows.len();
+    for (i, row) in rows.into_iter().enumerate() {
+        eprintln!("[{}/{count}] {}", i + 1, row.name);
+        let measured = bench.row(&row, &contenders, rounds);
+        for (contender, measured) in contenders.iter().zip(&measured) {
+            if let Some(reason) = &measured.failed {
+                failures += 1;
+                eprintln!("{}, {}: {reason}", row.name, contender.name);
+            }
+        }
+        results.push((row, measured));
+    }
+    let report = Report::new(conditions, &bench, rounds, &contenders, results)?;
+    print!("{}", report.text());
+    if let Some(file) = &options.markdown {
+        write_section(file, "bench nbd", &report.markdown())?;
+    }
+    if failures > 0 {
+        let directory = bench.directory.display();
+        bail!("{failures} measurements failed; the servers' output is in {directory}");
+    }
+    Ok(())
+}
+
+impl Bench {
+    /// All rounds of one row. A contender that fails is left out of the rounds that remain.
+    fn row(&self, row: &Row, contenders: &[Contender<Serving>], rounds: usize) -> Vec<Measured> {
+        let mut measured: Vec<Measured> = contenders.iter().map(|_| Measured::default()).collect();
+        for round in 0..rounds {
+            let mut turns: Vec<_> = contenders.iter().zip(&mut measured).collect();
+            // What drifts during a round (clock speed, the host's other guests) hits each in turn.
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for (contender, measured) in turns {
+                if measured.failed.is_some() {
+                    continue;
+                }
+                let done = self.sample(contender, row).and_then(|sample| {
+                    measured.rounds.push(sample);
+                    if round == 0 && self.count_syscalls {
+                        measured.syscalls = Some(self.syscalls(contender, row)?);
+                    }
+                    Ok(())
+                });
+                measured.failed = done.err().map(|error| format!("{error:#}"));
+            }
+        }
+        measured
+    }
+
+    fn sample(&self, contender: &Contender<Serving>, row: &Row) -> Result<LoadSample> {
+        let (server, address) = self.start(contender, row)?;
+        match row.sender {
+            Sender::Own => {
+                let running = Client::connect_nbd(&address, &self.bound(row))?.start()?;
+                own_sample(server, running, self.warm_up, self.run_time)
+            }
+            Sender::Fio => {
+                let terms = Terms {
+                    // It counts no request of the ramp, but the server takes its time for them.
+                    ramp: Duration::ZERO,
+                    run_time: self.run_time,
+                    cpu: self.client_cpu,
+                    directory: &self.directory,
+                };
+                fio_sample(&self.fio, Target::Nbd(&address.uri()), &row.load, terms, server)
+            }
+        }
+    }
+
+    fn syscalls(&self, contender: &Contender<Serving>, row: &Row) -> Result<f64> {
+        let (server, address) = self.start(contender, row)?;
+        let client = Client::connect_nbd(&address, &self.bound(row))?;
+        count_syscalls(server, client, &self.directory, Duration::from_millis(200))
+    }
+
+    fn start(&self, contender: &Contender<Serving>, row: &Row) -> Result<(Server, Address)> {
+        let mut serving = self.serving(row.disk);
+        if row.tcp {
+            serving.address = Address::Tcp(free_port()?);
+        }
+        match row.disk {
+            Disk::Direct => data_file::drop_from_cache(&serving.file)?,
+            Disk::Cached => data_file::bring_into_cache(&serving.file)?,
+        }
+        let sockets = match &serving.address {
+            Address::Unix(path) => vec![path.clone()],
+            Address::Tcp(_) => Vec::new(),
+        };
+        let command = contender.command(&serving);
+        let mut server =
+            Server::spawn(&contender.name, &command, &sockets, self.server_cpu, &self.directory)?;
+        server.wait_until(|| Ok(serving.address.is_served()))?;
+        Ok((server, serving.address))
+    }
+
+    /// On a unix socket.
+    fn serving(&self, disk: Disk) -> Serving {
+        Serving {
+            file: match disk {
+                Disk::Direct => self.direct.clone(),
+                Disk::Cached => self.cached.clone(),
+            },
+            direct: disk == Disk::Direct,
+            address: Address::Unix(self.sockets.0.join("nbd.sock")),
+        }
+    }
+
+    fn bound(&self, row: &Row) -> Load {
+        Load { cpu: self.client_cpu, ..row.load.clone() }
+    }
+}
+
+/// A TCP port that nobody listened on a moment ago.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
+    Ok(listener.local_addr().context("looking for a free port")?.port())
+}

@@ -1,0 +1,240 @@
+//! The report: aligned text for the terminal, Markdown for docs/BENCHMARKS.md.
+
+use anyhow::Result;
+
+use super::Bench;
+use super::rows::{Disk, Row, Sender};
+use super::servers::Serving;
+use crate::figures::{median, range};
+use crate::peers::contender::Contender;
+use crate::peers::fio::{self, Fio, Target};
+use crate::peers::measure::LoadSample;
+use crate::peers::method::command_to_show;
+use crate::peers::result::{Figure, spread};
+use crate::report::Table;
+
+/// What is known of one contender on one row.
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    /// Its rounds.
+    pub(super) rounds: Vec<LoadSample>,
+    /// System calls per request, counted once, from our own client.
+    pub(super) syscalls: Option<f64>,
+    /// Why it could not be measured.
+    pub(super) failed: Option<String>,
+}
+
+/// All that a run has found.
+pub(super) struct Report {
+    conditions: Vec<String>,
+    /// Names, with versions and commands.
+    contenders: Vec<(String, String)>,
+    /// Per row the outcome of each contender.
+    results: Vec<(Row, Vec<Measured>)>,
+    jobs: Table,
+}
+
+impl Measured {
+    fn figures(&self, figure: Figure) -> Vec<f64> {
+        let of = |sample: &LoadSample| match figure {
+            Figure::Iops => sample.iops,
+            Figure::Cpu => sample.cpu,
+            Figure::Switches => sample.switches,
+            Figure::P50 => sample.latency[0],
+            Figure::P99 => sample.latency[1],
+            _ => f64::NAN,
+        };
+        self.rounds.iter().map(of).collect()
+    }
+
+    fn median(&self, figure: Figure) -> f64 {
+        median(self.figures(figure).into_iter())
+    }
+}
+
+impl Report {
+    pub(super) fn new(
+        mut conditions: Vec<String>,
+        bench: &Bench,
+        rounds: usize,
+        contenders: &[Contender<Serving>],
+        results: Vec<(Row, Vec<Measured>)>,
+    ) -> Result<Self> {
+        let cpus = match (bench.client_cpu, bench.server_cpu) {
+            (Some(client), Some(server)) if client != server => {
+                format!("client on CPU {client}, server on CPU {server}")
+            }
+            _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
+        };
+        let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
+        conditions.push(format!(
+            "Method: {rounds} round(s) of {:?} per server and row; {cpus}; CPU time is that of all of \
+             the server's process, in the same run as requests and latency{debug}",
+            bench.run_time,
+        ));
+        conditions.push(
+            "Files, written with random data: `direct` is read and written past the page cache where \
+             the server can (nbdkit's file plugin cannot), and dropped from the page cache before \
+             each run; `cached` is in the page cache"
+                .into(),
+        );
+        conditions.push(format!(
+            "Client: {}: `{}`; that of the rows that say so is the load generator of `bench`, which \
+             also was the client where system calls were counted",
+            bench.fio.version,
+            Fio::command_to_show(Target::Nbd("nbd+unix:///?socket=$SOCKETS/nbd.sock"))
+        ));
+        let describe = |contender: &Contender<Serving>| {
+            let command = |disk| shown_command(bench, contender, disk);
+            let about = format!(
+                "{}\n  ```\n  {}\n  {}\n  ```",
+                contender.version,
+                command(Disk::Direct),
+                command(Disk::Cached)
+            );
+            (contender.name.clone(), about)
+        };
+        let contenders = contenders.iter().map(describe).collect();
+        let mut jobs = Table::new(&["load", "JOB"]);
+        for (row, _) in results.iter().filter(|(row, _)| row.sender == Sender::Fio) {
+            jobs.row([row.name.clone(), format!("`{}`", fio::job(&row.load)?.join(" "))]);
+        }
+        Ok(Self { conditions, contenders, results, jobs })
+    }
+
+    /// Aligned text.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        for line in &self.conditions {
+            text += &format!("{line}\n");
+        }
+        for (name, about) in &self.contenders {
+            text += &format!("{name}: {}\n", about.replace("  ```\n", "").replace("\n  ```", ""));
+        }
+        for table in [self.ahead(), self.all()] {
+            text += "\n";
+            text += &table.text();
+        }
+        text
+    }
+
+    /// Markdown, without a heading of its own.
+    pub(super) fn markdown(&self) -> String {
+        let mut text = String::new();
+        for line in &self.conditions {
+            text += &format!("- {line}\n");
+        }
+        for (name, about) in &self.contenders {
+            text += &format!("- {name}: {}\n", about.replacen('\n', "\n\n", 1));
+        }
+        for table in [&self.ahead(), &self.all(), &self.jobs] {
+            text += "\n";
+            text += &table.markdown();
+        }
+        text
+    }
+
+    /// Ours as ratios to the best of the peers, row by row. Polled time is not work: where polling
+    /// shows, the CPU time to be compared is that without.
+    fn ahead(&self) -> Table {
+        let mut table = Table::new(&[
+            "load",
+            "server",
+            "IOPS x best peer",
+            "of the rounds",
+            "CPU x best peer",
+            "of the rounds",
+            "ahead in",
+        ]);
+        for (row, measured) in &self.results {
+            let (own, peers): (Vec<_>, Vec<_>) = self
+                .contenders
+                .iter()
+                .zip(measured)
+                .partition(|((name, _), _)| name.starts_with("ringmill"));
+            let best = |figure, pick: fn(f64, f64) -> f64| {
+                peers
+                    .iter()
+                    .map(|(_, peer)| peer.median(figure))
+                    .filter(|figure| !figure.is_nan())
+                    .reduce(pick)
+                    .unwrap_or(f64::NAN)
+            };
+            let (iops, cpu) = (best(Figure::Iops, f64::max), best(Figure::Cpu, f64::min));
+            for ((name, _), own) in own {
+                let more = own.median(Figure::Iops) / iops;
+                let less = own.median(Figure::Cpu) / cpu;
+                let ratios = |figure, base: f64| {
+                    let rounds = own.figures(figure).into_iter().map(|value| value / base);
+                    let (least, most) = range(rounds);
+                    format!("{least:.2}..{most:.2}")
+                };
+                table.row([
+                    row.name.clone(),
+                    name.clone(),
+                    format!("{more:.2}"),
+                    ratios(Figure::Iops, iops),
+                    format!("{less:.2}"),
+                    ratios(Figure::Cpu, cpu),
+                    match (more > 1.0, less < 1.0) {
+                        (true, true) => "both",
+                        (true, false) => "IOPS",
+                        (false, true) => "CPU",
+                        (false, false) => "neither",
+                    }
+                    .into(),
+                ]);
+            }
+        }
+        table
+    }
+
+    fn all(&self) -> Table {
+        let mut table = Table::new(&[
+            "load",
+            "server",
+            "IOPS",
+            "least..most",
+            "CPU us/req",
+            "least..most",
+            "calls/req",
+            "switches/req",
+            "p50 us",
+            "p99 us",
+        ]);
+        for (row, measured) in &self.results {
+            for ((name, _), measured) in self.contenders.iter().zip(measured) {
+                let words = [row.name.clone(), name.clone()];
+                if measured.failed.is_some() {
+                    table.row(words.into_iter().chain(["failed".into()]));
+                    continue;
+                }
+                let middle = |figure: Figure| figure.show(measured.median(figure));
+                let range = |figure: Figure| spread(figure, &measured.figures(figure));
+                let calls = measured.syscalls;
+                table.row(words.into_iter().chain([
+                    middle(Figure::Iops),
+                    range(Figure::Iops),
+                    middle(Figure::Cpu),
+                    range(Figure::Cpu),
+                    calls.map_or("-".into(), |calls| format!("{calls:.3}")),
+                    middle(Figure::Switches),
+                    middle(Figure::P50),
+                    middle(Figure::P99),
+                ]));
+            }
+        }
+        table
+    }
+}
+
+/// The command of a contender, without what differs from machine to machine.
+fn shown_command(bench: &Bench, contender: &Contender<Serving>, disk: Disk) -> String {
+    let command = contender.command(&bench.serving(disk));
+    let places = [
+        (&*bench.directory, "$DIR"),
+        (&*bench.sockets.0, "$SOCKETS"),
+        (&*bench.tree, "$RINGMILL_PEERS"),
+    ];
+    command_to_show(&command, &places)
+}
