@@ -2,8 +2,6 @@
 //!
 //! The tables that options are read by give their shapes; see [`Field::member`](crate::table::Field).
 
-#![allow(dead_code)] // Until query-qmp-schema reads it.
-
 use std::ops::RangeInclusive;
 
 use crate::table::Need;
@@ -37,7 +35,7 @@ pub(crate) enum Shape {
     /// One of these, which JSON tells apart by its types.
     Either(Vec<Shape>),
     /// What has a name, and can lie in itself.
-    Named(&'static str, fn() -> Shape),
+    Named(&'static str, fn() -> Union),
 }
 
 /// A member of an object.

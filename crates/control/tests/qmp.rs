@@ -2,6 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::qmp::{
     Command, DeleteMode, Event, MAX_DEPTH, MAX_VALUE, Parser, QmpError, Session, Step,
 };
@@ -291,11 +292,11 @@ fn commands_are_typed() {
 fn answers_and_events() {
     let mut session = Session::new(false);
     let at = UNIX_EPOCH + Duration::from_micros(1_000_007);
-    let event = Event { name: "STOP", data: json!({"id": "é"}), at };
+    let event = Event { row: &BLOCK_EXPORT_DELETED, data: json!({"id": "é"}), at };
     assert_eq!(session.event(&event), None, "before the negotiation");
     send(&mut session, "{'execute':'qmp_capabilities'}").expect_err("no command");
-    let expected = "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 7}, \"event\": \"STOP\", \
-                    \"data\": {\"id\": \"\\u00E9\"}}\r\n";
+    let expected = "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 7}, \"event\": \
+                    \"BLOCK_EXPORT_DELETED\", \"data\": {\"id\": \"\\u00E9\"}}\r\n";
     assert_eq!(session.event(&event).as_deref(), Some(expected));
 
     let mut input = &b"{'execute':'quit','id':'x'}"[..];
@@ -309,4 +310,57 @@ fn answers_and_events() {
     let mut input = &b"{'execute':'qmp_capabilities'}"[..];
     let Some(Step::Reply(reply)) = pretty.next(&mut input) else { panic!() };
     assert_eq!(reply, "{\r\n    \"return\": {\r\n    }\r\n}\r\n");
+}
+
+/// What a command without arguments answers by itself.
+fn ask(session: &mut Session, command: &str) -> Json {
+    let answer = send(session, &format!("{{'execute':'{command}'}}"));
+    answer.expect_err("an answer")["return"].take()
+}
+
+#[test]
+fn the_schema_is_whole() {
+    let mut session = negotiated();
+    let schema = ask(&mut session, "query-qmp-schema");
+    let entries = schema.as_array().expect("a list");
+    let names = |meta: &str| -> Vec<&str> {
+        let named = entries.iter().filter(|entry| entry["meta-type"] == meta);
+        named.map(|entry| entry["name"].as_str().expect("a name")).collect()
+    };
+    let types = ["builtin", "enum", "array", "object", "alternate"];
+    let mut defined: Vec<&str> = types.iter().flat_map(|meta| names(meta)).collect();
+    let types = defined.len();
+    assert_eq!(types + names("command").len() + names("event").len(), entries.len());
+    defined.sort_unstable();
+    defined.dedup();
+    assert_eq!(defined.len(), types, "defined twice");
+
+    // Whatever refers to a type does so by members of these names.
+    let mut referred = Vec::new();
+    let mut left: Vec<&Json> = entries.iter().collect();
+    while let Some(value) = left.pop() {
+        match value {
+            Json::Array(values) => left.extend(values),
+            Json::Object(members) => {
+                for (name, value) in members {
+                    match (name.as_str(), value) {
+                        ("type" | "arg-type" | "ret-type" | "element-type", Json::String(name)) => {
+                            referred.push(name.as_str());
+                        }
+                        (_, value) => left.push(value),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    referred.sort_unstable();
+    referred.dedup();
+    assert_eq!(referred, defined, "referred to, and defined");
+
+    let commands = ask(&mut session, "query-commands");
+    let commands = commands.as_array().expect("a list").iter();
+    let commands: Vec<&str> = commands.map(|entry| entry["name"].as_str().expect("one")).collect();
+    assert_eq!(names("command"), commands);
+    assert!(names("event").contains(&BLOCK_EXPORT_DELETED.name));
 }

@@ -253,10 +253,14 @@ pub(crate) fn options() -> Union {
     }
 }
 
+/// A node, which can have nodes below.
+pub(crate) fn shape() -> Shape {
+    Shape::Named("node", options)
+}
+
 /// A node below another, which [`read_ref`] reads.
 fn node_shape() -> Shape {
-    let inline = Shape::Named("node", || Shape::Union(options()));
-    Shape::Either(vec![Shape::Text("<node-name>"), inline])
+    Shape::Either(vec![Shape::Text("<node-name>"), shape()])
 }
 
 /// Reads one `--blockdev`.

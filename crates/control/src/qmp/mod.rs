@@ -11,10 +11,13 @@
 
 mod commands;
 mod error;
+pub mod events;
 mod lexer;
 mod parser;
 mod print;
+mod reply;
 mod request;
+mod schema;
 mod session;
 
 pub use commands::{Command, DeleteMode};

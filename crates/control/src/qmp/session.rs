@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::commands::{self, Command, Job};
 use super::error::QmpError;
+use super::events::EventRow;
 use super::parser::Parser;
 use super::print;
 use super::request::{self, Id};
@@ -39,8 +40,8 @@ pub struct Ticket(Id);
 /// Something that clients are told without having asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// `BLOCK_EXPORT_DELETED`, say.
-    pub name: &'static str,
+    /// Which one.
+    pub row: &'static EventRow,
     /// What it was about; an object.
     pub data: Value,
     /// When.
@@ -131,7 +132,7 @@ impl Session {
         let (seconds, microseconds) = (since.as_secs(), since.subsec_micros());
         Some(self.line(json!({
             "timestamp": {"seconds": seconds, "microseconds": microseconds},
-            "event": event.name,
+            "event": event.row.name,
             "data": event.data,
         })))
     }

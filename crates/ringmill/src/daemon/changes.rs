@@ -1,6 +1,7 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
 use control::qmp::DeleteMode;
+use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
     Action, Addr, ExportKind, ExportOptions, MonitorOptions, NbdAddr, NbdOptions, NbdServerOptions,
     ObjectOptions, Step, VhostUserOptions,
@@ -18,7 +19,7 @@ use super::{Daemon, DaemonError, Message};
 
 /// Tells all clients that an export is gone.
 pub(super) fn tell_export_deleted(clients: &Clients, id: &str) {
-    clients.tell("BLOCK_EXPORT_DELETED", json!({"id": id}));
+    clients.tell(&BLOCK_EXPORT_DELETED, json!({"id": id}));
 }
 
 impl Daemon {

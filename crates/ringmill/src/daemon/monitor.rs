@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::time::SystemTime;
 
+use control::qmp::events::EventRow;
 use control::qmp::{Command, Event, QmpError, Session, Step};
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
@@ -67,8 +68,8 @@ impl Clients {
     }
 
     /// Tells all clients that have negotiated.
-    pub(super) fn tell(&self, name: &'static str, data: serde_json::Value) {
-        let event = Event { name, data, at: SystemTime::now() };
+    pub(super) fn tell(&self, row: &'static EventRow, data: serde_json::Value) {
+        let event = Event { row, data, at: SystemTime::now() };
         for client in self.all() {
             let line = client.session.borrow().event(&event);
             if let Some(line) = line {

@@ -10,7 +10,10 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         name: "blockdev-add",
         help: "open a block node, as --blockdev does",
         example: r#"{"driver": "file", "node-name": "disk0", "filename": "/srv/disk0.img"}"#,
-        arguments: Arguments::Option(|given, at| Ok(Action::Blockdev(blockdev::read(given, at)?))),
+        arguments: Arguments::Option {
+            read: |given, at| Ok(Action::Blockdev(blockdev::read(given, at)?)),
+            shape: blockdev::shape,
+        },
         returns: Returns::Nothing,
     },
     CommandRow {

@@ -2,6 +2,7 @@
 
 use super::{Arguments, Command, CommandRow, DeleteMode, Job, Member, Reply, Returns};
 use crate::export;
+use crate::shape::Shape;
 use crate::storage_daemon::Action;
 use crate::table::{Choice, Field, Kind, Need, Table, put};
 
@@ -10,7 +11,10 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         name: "block-export-add",
         help: "offer a block node to another program, as --export does",
         example: r#"{"type": "nbd", "id": "e0", "node-name": "disk0", "writable": true}"#,
-        arguments: Arguments::Option(|given, at| Ok(Action::Export(export::read(given, at)?))),
+        arguments: Arguments::Option {
+            read: |given, at| Ok(Action::Export(export::read(given, at)?)),
+            shape: || Shape::Union(export::options()),
+        },
         returns: Returns::Nothing,
     },
     CommandRow {
@@ -66,7 +70,7 @@ static DEL: &[Field<Del>] = &[
 
 static EXPORT_INFO: &[Member] = &[
     Member::new("id", Reply::Text, "the export's name"),
-    Member::new("type", Reply::Text, "its type"),
+    Member::new("type", Reply::As(|| export::options().tag().shape), "its type"),
     Member::new("node-name", Reply::Text, "the block node that it offers"),
     Member::new("shutting-down", Reply::Bool, "it is ending"),
 ];

@@ -7,14 +7,14 @@ mod block;
 mod export;
 mod monitor;
 mod object;
-mod reply;
 
 use serde_json::{Map, Value as Json};
 
 pub(super) use self::monitor::{NEGOTIATION, version};
-use self::reply::{Member, Reply, Returns};
+use super::reply::{Member, Reply, Returns};
 use super::session::Capabilities;
 use crate::error::OptionError;
+use crate::shape::Shape;
 use crate::storage_daemon::Action;
 use crate::table::{self, Context, Reads};
 use crate::value::{Dialect, Object, Value};
@@ -24,10 +24,9 @@ static FAMILIES: &[&[CommandRow]] =
     &[monitor::COMMANDS, object::COMMANDS, block::COMMANDS, export::COMMANDS];
 
 /// A command: a row of the table.
-#[allow(dead_code)] // Until query-qmp-schema reads it.
 pub(super) struct CommandRow {
     /// Its name.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// What it does, in one sentence.
     help: &'static str,
     /// Arguments it can have, as JSON; empty when it needs none.
@@ -43,7 +42,12 @@ enum Arguments {
     /// By this table, which makes the job of them.
     Table(&'static dyn Reads<Job>),
     /// As an option of the command line.
-    Option(fn(Object, &Context) -> Result<Action, OptionError>),
+    Option {
+        /// Reads it.
+        read: fn(Object, &Context) -> Result<Action, OptionError>,
+        /// What it may be.
+        shape: fn() -> Shape,
+    },
 }
 
 /// What is to be done with a command.
@@ -131,8 +135,22 @@ impl CommandRow {
                 Ok(job())
             }
             Arguments::Table(table) => table.read(given, &at, &[], self.name),
-            Arguments::Option(read) => Ok(Job::Run(Command::Add(read(given, &at)?))),
+            Arguments::Option { read, .. } => Ok(Job::Run(Command::Add(read(given, &at)?))),
         }
+    }
+
+    /// What the arguments may be.
+    pub(super) fn arguments(&self) -> Shape {
+        match &self.arguments {
+            Arguments::None(_) => Shape::Object(Vec::new()),
+            Arguments::Table(table) => Shape::Object(table.members()),
+            Arguments::Option { shape, .. } => shape(),
+        }
+    }
+
+    /// What comes back.
+    pub(super) fn returned(&self) -> Shape {
+        self.returns.shape()
     }
 }
 
@@ -141,6 +159,25 @@ pub(super) fn find(name: &str) -> Option<&'static CommandRow> {
     all().find(|row| row.name == name)
 }
 
-fn all() -> impl Iterator<Item = &'static CommandRow> {
+/// All of them.
+pub(super) fn all() -> impl Iterator<Item = &'static CommandRow> {
     FAMILIES.iter().copied().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_are_right() {
+        for row in all() {
+            let arguments = match row.example {
+                "" => Map::new(),
+                example => serde_json::from_str(example).expect(row.name),
+            };
+            if let Err(error) = row.read(arguments) {
+                panic!("{}: {error}", row.name);
+            }
+        }
+    }
 }

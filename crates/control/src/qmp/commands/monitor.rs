@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
-use crate::qmp::Capabilities;
+use crate::qmp::{Capabilities, schema};
 use crate::shape::{Shape, Word};
 use crate::table::{self, Context, Field, Kind, Need, Table};
 use crate::value::Value;
@@ -32,6 +32,16 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         example: "",
         arguments: Arguments::None(|| Job::Answer(query_commands)),
         returns: Returns::Data("one for each command", Reply::List(&Reply::Object(COMMAND_INFO))),
+    },
+    CommandRow {
+        name: "query-qmp-schema",
+        help: "describe commands, events and their types, for programs to see what there is",
+        example: "",
+        arguments: Arguments::None(|| Job::Answer(schema::schema)),
+        returns: Returns::Data(
+            "one for each command, event and type",
+            Reply::List(&Reply::Object(SCHEMA)),
+        ),
     },
     CommandRow {
         name: "quit",
@@ -95,5 +105,23 @@ static QEMU_VERSION: &[Member] = &[
 fn query_commands() -> Json {
     super::all().map(|row| json!({"name": row.name})).collect()
 }
+
+/// QEMU describes it as a union; here all members that one of the kinds has are optional.
+static SCHEMA: &[Member] = &[
+    Member::new("name", Reply::Text, "its name; of a type that has none, a number"),
+    Member::new(
+        "meta-type",
+        Reply::Word(&["builtin", "enum", "array", "object", "alternate", "command", "event"]),
+        "what is described",
+    ),
+    Member::optional("json-type", Reply::Text, "of a builtin: what it is in JSON"),
+    Member::optional("values", Reply::List(&Reply::Text), "of an enum: its words"),
+    Member::optional("members", Reply::List(&Reply::Any), "of an enum, object or alternate"),
+    Member::optional("element-type", Reply::Text, "of an array: the type of its elements"),
+    Member::optional("tag", Reply::Text, "of an object: the member that variants go by"),
+    Member::optional("variants", Reply::List(&Reply::Any), "of an object: further members"),
+    Member::optional("arg-type", Reply::Text, "of a command or event: the type of what is said"),
+    Member::optional("ret-type", Reply::Text, "of a command: the type of what is returned"),
+];
 
 static COMMAND_INFO: &[Member] = &[Member::new("name", Reply::Text, "the command's name")];

@@ -12,7 +12,10 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         name: "object-add",
         help: "create an object, as --object does",
         example: r#"{"qom-type": "iothread", "id": "io0", "poll-max-ns": 0}"#,
-        arguments: Arguments::Option(|given, at| Ok(Action::Object(object::read(given, at)?))),
+        arguments: Arguments::Option {
+            read: |given, at| Ok(Action::Object(object::read(given, at)?)),
+            shape: || Shape::Union(object::options()),
+        },
         returns: Returns::Nothing,
     },
     CommandRow {

@@ -1,0 +1,94 @@
+//! What commands return, described as their arguments are.
+
+use crate::shape::{self, Shape, Word};
+use crate::table::Need;
+
+/// What comes back when a command succeeds.
+pub(crate) enum Returns {
+    /// An empty object.
+    Nothing,
+    /// This, told in words and as a type.
+    Data(&'static str, Reply),
+}
+
+/// A type of what is returned.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// `true` or `false`.
+    Bool,
+    /// An integer; of what, and in which unit, its member's sentence says.
+    Int,
+    /// Text.
+    Text,
+    /// Any JSON value.
+    Any,
+    /// One of some words.
+    Word(&'static [&'static str]),
+    /// What an argument may be.
+    As(fn() -> Shape),
+    /// Any number of these, in an array.
+    List(&'static Reply),
+    /// An object.
+    Object(&'static [Member]),
+}
+
+/// A member of an object that is returned.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What it is.
+    pub(crate) is: Reply,
+    /// Whether it is there in each reply.
+    pub(crate) always: bool,
+    /// What it says, in one sentence, with its unit.
+    pub(crate) help: &'static str,
+}
+
+impl Member {
+    /// A member that is always there.
+    pub(crate) const fn new(name: &'static str, is: Reply, help: &'static str) -> Self {
+        Member { name, is, always: true, help }
+    }
+
+    /// A member that is there when there is something to say.
+    pub(crate) const fn optional(name: &'static str, is: Reply, help: &'static str) -> Self {
+        Member { name, is, always: false, help }
+    }
+}
+
+impl Returns {
+    /// What it is, as a type.
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Returns::Nothing => Shape::Object(Vec::new()),
+            Returns::Data(_, reply) => reply.shape(),
+        }
+    }
+}
+
+impl Reply {
+    /// The type.
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Reply::Bool => Shape::Bool,
+            Reply::Int => Shape::Int(i64::MIN..=i64::MAX),
+            Reply::Text => Shape::Text("<text>"),
+            Reply::Any => Shape::Any,
+            Reply::Word(words) => {
+                Shape::Words(words.iter().map(|name| Word { name, help: "" }).collect())
+            }
+            Reply::As(shape) => shape(),
+            Reply::List(item) => Shape::List(Box::new(item.shape()), ""),
+            Reply::Object(members) => Shape::Object(members.iter().map(Member::shape).collect()),
+        }
+    }
+}
+
+impl Member {
+    /// As a member of a shape.
+    pub(crate) fn shape(&self) -> shape::Member {
+        let need = if self.always { Need::Required } else { Need::Optional("") };
+        shape::Member { name: self.name, shape: self.is.shape(), need, help: self.help }
+    }
+}

@@ -1,0 +1,175 @@
+//! `query-qmp-schema`: what ringmill says of itself, beside what qemu-storage-daemon says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use integration::{Qmp, Scratch, ServerCommand, tied_command, tool};
+use serde_json::{Value, json};
+
+/// What of ours QSD does not have, by path: options and words of our own, and those that the oldest
+/// QSD which this is compared with (10.0) does not have yet.
+const OURS: &[&str] = &[
+    "object-add/iothread/poll-policy",
+    "object-add/iothread/poll-weight",
+    "object-add/iothread/cpu-affinity",
+    "block-export-add/iothread:array",
+    "block-export-add/type=vhost-user-scsi",
+    "block-export-add/vhost-user-blk/pin-memory",
+    "query-block-exports-> []/type=vhost-user-scsi",
+    "query-named-block-nodes-> []/children",
+];
+
+/// A schema by names, with which side it is in messages.
+struct Schema(BTreeMap<String, Value>);
+
+impl Schema {
+    fn of(qmp: &mut Qmp) -> Self {
+        let entries = qmp.execute("query-qmp-schema", json!({}));
+        let entries = entries.as_array().expect("a list").iter().cloned();
+        Schema(entries.map(|entry| (text(&entry, "name").to_owned(), entry)).collect())
+    }
+
+    fn get(&self, name: &str) -> &Value {
+        self.0.get(name).unwrap_or_else(|| panic!("{name} is not defined"))
+    }
+
+    fn commands(&self) -> impl Iterator<Item = &str> {
+        let commands = self.0.values().filter(|entry| entry["meta-type"] == "command");
+        commands.map(|entry| text(entry, "name"))
+    }
+}
+
+fn text<'a>(entry: &'a Value, member: &str) -> &'a str {
+    entry[member].as_str().unwrap_or_else(|| panic!("{entry} has no {member}"))
+}
+
+fn list<'a>(entry: &'a Value, member: &str) -> impl Iterator<Item = &'a Value> {
+    entry[member].as_array().into_iter().flatten()
+}
+
+/// Two schemas, and what the first has that does not fit the second.
+struct Comparison<'a> {
+    ours: &'a Schema,
+    theirs: &'a Schema,
+    compared: BTreeSet<(String, String)>,
+    found: Vec<String>,
+}
+
+impl Comparison<'_> {
+    /// That whatever is of our type is of theirs.
+    fn fits(&mut self, ours: &str, theirs: &str, at: &str) {
+        if theirs == "any" || !self.compared.insert((ours.to_owned(), theirs.to_owned())) {
+            return;
+        }
+        let (our, their) = (self.ours.get(ours), self.theirs.get(theirs));
+        let (our_kind, their_kind) = (text(our, "meta-type"), text(their, "meta-type"));
+        match (our_kind, their_kind) {
+            ("builtin", "builtin") if ours == theirs => {}
+            ("enum", "enum") => {
+                let known: Vec<&Value> = list(their, "values").collect();
+                for word in list(our, "values").filter(|word| !known.contains(word)) {
+                    self.found.push(format!("{at}={}", word.as_str().unwrap_or_default()));
+                }
+            }
+            // Ours says which words there are.
+            ("enum", "builtin") if theirs == "str" => {}
+            ("array", "array") => {
+                let (our, their) = (text(our, "element-type"), text(their, "element-type"));
+                self.fits(our, their, &format!("{at}[]"));
+            }
+            ("alternate", _) => {
+                for branch in list(our, "members") {
+                    self.branch(text(branch, "type"), theirs, at);
+                }
+            }
+            (_, "alternate") => self.branch(ours, theirs, at),
+            ("object", "object") => self.objects(our, their, at),
+            _ => self.found.push(format!("{at}: {our_kind} {ours}, not {their_kind} {theirs}")),
+        }
+    }
+
+    /// That one of theirs is what ours is in JSON.
+    fn branch(&mut self, ours: &str, theirs: &str, at: &str) {
+        let json_type = |schema: &Schema, name: &str| match text(schema.get(name), "meta-type") {
+            "builtin" => name.to_owned(),
+            "enum" => "str".to_owned(),
+            other => other.to_owned(),
+        };
+        let kind = json_type(self.ours, ours);
+        let their = self.theirs.get(theirs);
+        let same = match text(their, "meta-type") {
+            "alternate" => list(their, "members")
+                .map(|branch| text(branch, "type"))
+                .find(|name| json_type(self.theirs, name) == kind),
+            _ => Some(theirs).filter(|name| json_type(self.theirs, name) == kind),
+        };
+        match same {
+            Some(same) => self.fits(ours, &same.to_owned(), at),
+            None => self.found.push(format!("{at}:{kind}")),
+        }
+    }
+
+    fn objects(&mut self, ours: &Value, theirs: &Value, at: &str) {
+        let their_variant = |case: &Value| {
+            let found = list(theirs, "variants").find(|variant| variant["case"] == *case);
+            found.map(|variant| self.theirs.get(text(variant, "type")))
+        };
+        let mut pairs: Vec<(String, &Value, Vec<&Value>)> =
+            vec![(at.to_owned(), ours, vec![theirs])];
+        for variant in list(ours, "variants") {
+            let Some(theirs_too) = their_variant(&variant["case"]) else {
+                // The word of the tag is found, too, unless it is one of theirs without members.
+                continue;
+            };
+            let at = format!("{at}/{}", text(variant, "case"));
+            pairs.push((at, self.ours.get(text(variant, "type")), vec![theirs, theirs_too]));
+        }
+        for (at, ours, theirs) in pairs {
+            for member in list(ours, "members") {
+                let name = text(member, "name");
+                let at = format!("{at}/{name}");
+                let same = theirs
+                    .iter()
+                    .flat_map(|theirs| list(theirs, "members"))
+                    .find(|theirs| theirs["name"] == *name);
+                match same {
+                    Some(same) => self.fits(text(member, "type"), text(same, "type"), &at),
+                    None => self.found.push(at),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_ours_takes_and_returns_fits_the_schema_of_qemu_storage_daemon() {
+    let (scratch, qsd) = (Scratch::new(), Scratch::new());
+    let socket = qsd.path("qsd.sock");
+    let mut child = tied_command(&tool("qemu-storage-daemon"))
+        .arg("--chardev")
+        .arg(format!("socket,id=m,path={},server=on,wait=off", socket.display()))
+        .args(["--monitor", "chardev=m"])
+        .spawn()
+        .expect("qemu-storage-daemon runs");
+    let theirs = Schema::of(&mut Qmp::connect(&socket));
+    child.kill().and_then(|()| child.wait()).expect("our child");
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let ours = Schema::of(&mut Qmp::connect(&server.socket("qmp")));
+    server.stop();
+
+    let known: BTreeSet<&str> = theirs.commands().collect();
+    let shared: Vec<&str> = ours.commands().filter(|name| known.contains(name)).collect();
+    assert!(shared.len() >= 14, "{shared:?}");
+    let mut comparison =
+        Comparison { ours: &ours, theirs: &theirs, compared: BTreeSet::new(), found: Vec::new() };
+    for name in shared {
+        let (our, their) = (ours.get(name), theirs.get(name));
+        comparison.fits(text(our, "arg-type"), text(their, "arg-type"), name);
+        // `query-qmp-schema` describes itself by a union with as many types as there are meta-types.
+        if name != "query-qmp-schema" {
+            let at = format!("{name}-> ");
+            comparison.fits(text(our, "ret-type"), text(their, "ret-type"), &at);
+        }
+    }
+    comparison.found.retain(|at| !OURS.contains(&at.as_str()));
+    assert!(comparison.found.is_empty(), "not in QSD's schema:\n{}", comparison.found.join("\n"));
+}
