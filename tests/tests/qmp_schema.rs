@@ -103,7 +103,7 @@ impl Comparison<'_> {
             _ => Some(theirs).filter(|name| json_type(self.theirs, name) == kind),
         };
         match same {
-            Some(same) => self.fits(ours, &same.to_owned(), at),
+            Some(same) => self.fits(ours, same, at),
             None => self.found.push(format!("{at}:{kind}")),
         }
     }
