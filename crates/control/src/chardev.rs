@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::export::check_socket_path;
-use crate::keyval;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Union, Variant};
 use crate::table::{self, Choice, Context, Field, Kind, Need, put};
@@ -217,46 +216,6 @@ pub(crate) fn options() -> Union {
     }
 }
 
-/// Takes the text of a `--chardev` apart: as other options, and, as QSD takes them here, `server` for
-/// `server=on` and `nowait` for `wait=off`.
-pub(crate) fn parse(text: &str) -> Result<keyval::Parsed, OptionError> {
-    let mut full = String::with_capacity(text.len());
-    for (place, item) in split(text).enumerate() {
-        if place > 0 {
-            full.push(',');
-        }
-        full.push_str(match item {
-            _ if place == 0 => item,
-            "server" => "server=on",
-            "nowait" => "wait=off",
-            "wait" => "wait=on",
-            other => other,
-        });
-    }
-    keyval::parse(&full, Some("backend"))
-}
-
-/// Cuts at commas, but not at doubled ones.
-fn split(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = Some(text);
-    std::iter::from_fn(move || {
-        let text = rest?;
-        let mut at = 0;
-        let end = loop {
-            let Some(comma) = text.get(at..)?.find(',').map(|found| at + found) else {
-                break None;
-            };
-            if !text.get(comma + 1..).is_some_and(|after| after.starts_with(',')) {
-                break Some(comma);
-            }
-            at = comma + 2;
-        };
-        let Some(end) = end else { return rest.take() };
-        rest = text.get(end + 1..);
-        text.get(..end)
-    })
-}
-
 /// Reads one `--chardev`.
 pub(crate) fn read(mut object: Object, at: &Context) -> Result<ChardevOptions, OptionError> {
     let backend = match table::take(&mut object, "backend") {
@@ -390,11 +349,13 @@ fn only_off(name: &str, on: bool) -> table::Set {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keyval;
     use crate::value::Dialect;
 
     fn chardev(text: &str) -> Result<ChardevOptions, String> {
         let at = Context::new(Dialect::Keyval);
-        parse(text).and_then(|parsed| read(parsed.object, &at)).map_err(|error| error.message)
+        let parsed = keyval::parse_opts(text, Some("backend"), |key| options().has(key));
+        parsed.and_then(|parsed| read(parsed.object, &at)).map_err(|error| error.message)
     }
 
     #[test]
@@ -404,6 +365,10 @@ mod tests {
         let backend = |text: &str| chardev(text).map(|options| options.backend);
         assert_eq!(backend("socket,id=m,path=a,,b,server=on"), listen(unix.clone(), true));
         assert_eq!(backend("socket,id=m,path=a,,b,server,nowait"), listen(unix.clone(), false));
+        assert_eq!(
+            backend("socket,id=m,path=a,,b,nodelay,server,wait"),
+            listen(unix.clone(), true)
+        );
         assert_eq!(backend("socket,id=m,path=a,,b"), Ok(ChardevBackend::Connect(unix)));
         let inet = SocketAddr::Inet { host: "::1".into(), port: 4444 };
         assert_eq!(
@@ -425,6 +390,7 @@ mod tests {
             ("socket,path=x", "chardev: no id specified"),
             ("socket,id=m,path=x,server=maybe", "Parameter 'server' expects 'on' or 'off'"),
             ("socket,id=m,path=x,frob=1", "Invalid parameter 'frob'"),
+            ("socket,id=m,path=x,frob", "Invalid parameter 'frob'"),
             ("frob,id=m", "'frob' is not a valid char driver name"),
             ("id=m", "chardev: \"m\" missing backend"),
             ("socket,id=m,host=127.0.0.1", "chardev: socket: no port given"),

@@ -6,10 +6,13 @@ use std::path::Path;
 use crate::error::{OptionError, UsageError};
 use crate::graph::Graph;
 use crate::help;
+use crate::json;
+use crate::keyval;
 use crate::probe::{self, ProbeOptions};
 use crate::serve::{self, ServeOptions};
+use crate::shape::{Member, Shape};
 use crate::storage_daemon::{self, StorageDaemonOptions};
-use crate::table::{Context, Field, Kind};
+use crate::table::{self, Context, Field, Kind, Syntax};
 use crate::value::{Dialect, Value};
 
 /// The program's own name, in front of its messages.
@@ -30,12 +33,105 @@ pub enum Command {
     Print(String),
 }
 
-/// The commands, with what they are for.
-pub(crate) static COMMANDS: &[(&str, &str)] = &[
-    ("serve", "serve one disk image to a virtual machine"),
-    ("storage-daemon", "take the options of qemu-storage-daemon"),
-    ("probe", "show what this machine offers and what ringmill would choose"),
-];
+/// A command of the program: a row of the table.
+pub(crate) struct Subcommand {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What stands after it.
+    pub(crate) usage: &'static str,
+    /// What it does, in half a sentence.
+    pub(crate) help: &'static str,
+    /// What there is to know of it before its options.
+    pub(crate) about: &'static str,
+    /// Its options.
+    pub(crate) options: fn() -> Vec<CliOption>,
+    /// Command lines, and what each is for.
+    pub(crate) examples: &'static [(&'static str, &'static str)],
+    read: fn(&'static str, &mut lexopt::Parser) -> Result<Command, OptionError>,
+}
+
+/// An option of a command, with its types erased.
+pub(crate) struct CliOption {
+    /// The option; of one with a structure, the text that help texts have for it.
+    pub(crate) member: Member,
+    /// What its text may be.
+    pub(crate) structure: Option<Shape>,
+}
+
+/// The commands there are.
+pub(crate) static COMMANDS: &[&Subcommand] = &[&SERVE, &STORAGE_DAEMON, &PROBE];
+
+static SERVE: Subcommand = Subcommand {
+    name: "serve",
+    usage: "<image> [options]",
+    help: "serve one disk image to a virtual machine",
+    about: "Serves a disk image, a file or a block device, over vhost-user-blk.",
+    options: || erased(serve::OPTIONS),
+    examples: &[
+        ("ringmill serve disk.img --size 10G", "a disk of 10 GiB, made when it is missing"),
+        (
+            "ringmill serve /dev/vg/disk --socket /run/disk.sock --queues 4 --iothreads 2",
+            "a block device, to a guest with 4 vCPUs, by two threads",
+        ),
+    ],
+    read: |_, parser| serve(parser),
+};
+
+pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
+    name: "storage-daemon",
+    usage: "[options]",
+    help: "take the options of qemu-storage-daemon",
+    about: "Serves block nodes, by the options of qemu-storage-daemon. They are carried out in the \
+            order in which they are given; what a name refers to comes before it.",
+    options: || erased(storage_daemon::OPTIONS),
+    examples: &[
+        (
+            "ringmill storage-daemon --blockdev file,node-name=disk0,filename=disk0.img \
+             --export vhost-user-blk,id=e0,node-name=disk0,addr.type=unix,addr.path=disk0.sock,writable=on",
+            "a disk for one virtual machine",
+        ),
+        (
+            "ringmill storage-daemon --object iothread,id=io0 --object iothread,id=io1 \
+             --blockdev host_device,node-name=disk0,filename=/dev/vg/disk0,cache.direct=on \
+             --export vhost-user-blk,id=e0,node-name=disk0,addr.type=unix,addr.path=disk0.sock,\
+             writable=on,num-queues=4,iothread.0=io0,iothread.1=io1",
+            "a block device with four queues, which two threads serve",
+        ),
+        (
+            "ringmill storage-daemon --blockdev file,node-name=disk0,filename=disk0.img \
+             --nbd-server addr.type=inet,addr.host=127.0.0.1,addr.port=10809 \
+             --export nbd,id=e0,node-name=disk0,writable=on",
+            "a disk over NBD, on TCP",
+        ),
+        (
+            "ringmill storage-daemon --daemonize --pidfile /run/ringmill.pid \
+             --trace poll_*,file=/var/log/ringmill.trace \
+             --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
+            "nothing yet: all that is to come by QMP",
+        ),
+    ],
+    read: storage_daemon,
+};
+
+static PROBE: Subcommand = Subcommand {
+    name: "probe",
+    usage: "[<file>]",
+    help: "show what this machine offers and what ringmill would choose",
+    about: "Shows what this machine offers: io_uring, limits and, of a file or block device, the \
+            alignment of direct I/O; and what ringmill would choose, and why.",
+    options: || erased(probe::OPTIONS),
+    examples: &[("ringmill probe disk.img", "what would be chosen for this image")],
+    read: |_, parser| probe(parser),
+};
+
+fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
+    let structure = |field: &Field<T>| match field.kind {
+        Kind::Structure { shape, .. } => Some(shape()),
+        _ => None,
+    };
+    let option = |field| CliOption { member: Field::member(field), structure: structure(field) };
+    fields.iter().map(option).collect()
+}
 
 /// The name in front of messages, from `argv[0]`: `ringmill`, or `qemu-storage-daemon` when the
 /// program is called by that name.
@@ -61,19 +157,20 @@ pub fn parse_args(argv: impl IntoIterator<Item = OsString>) -> Result<Command, U
     command.map_err(|error| UsageError { program, error })
 }
 
-fn ringmill(program: &str, parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+fn ringmill(program: &'static str, parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
     let known = || {
-        let names: Vec<&str> = COMMANDS.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
         format!("Known commands: {}. See 'ringmill --help'.", names.join(", "))
     };
     match parser.next().map_err(unexpected)? {
-        Some(lexopt::Arg::Value(command)) => match command.to_str() {
-            Some("serve") => serve(parser),
-            Some("storage-daemon") => storage_daemon(program, parser),
-            Some("probe") => probe(parser),
-            _ => Err(OptionError::new(format!("unknown command '{}'", command.to_string_lossy()))
-                .hint(known())),
-        },
+        Some(lexopt::Arg::Value(name)) => {
+            let known_one = COMMANDS.iter().find(|command| name == command.name);
+            let unknown = || {
+                let message = format!("unknown command '{}'", name.to_string_lossy());
+                OptionError::new(message).hint(known())
+            };
+            (known_one.ok_or_else(unknown)?.read)(program, parser)
+        }
         Some(lexopt::Arg::Long("help") | lexopt::Arg::Short('h')) => {
             Ok(Command::Print(help::ringmill()))
         }
@@ -90,9 +187,12 @@ fn ringmill(program: &str, parser: &mut lexopt::Parser) -> Result<Command, Optio
     }
 }
 
-fn storage_daemon(program: &str, parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+fn storage_daemon(
+    program: &'static str,
+    parser: &mut lexopt::Parser,
+) -> Result<Command, OptionError> {
     let (given, arguments) = match scan(storage_daemon::OPTIONS, Names::Abbreviated, parser)? {
-        Scanned::Help => return Ok(Command::Print(help::storage_daemon(program))),
+        Scanned::Help => return Ok(Command::Print(help::command(&STORAGE_DAEMON, program))),
         Scanned::Version => return Ok(Command::Print(help::version(program))),
         Scanned::Options(given, arguments) => (given, arguments),
     };
@@ -103,12 +203,11 @@ fn storage_daemon(program: &str, parser: &mut lexopt::Parser) -> Result<Command,
     let mut draft = storage_daemon::Draft::default();
     for given in given {
         draft.origin.clone_from(&given.origin);
-        given.apply(&mut draft)?;
+        if let Some(text) = given.apply(&mut draft)? {
+            return Ok(Command::Print(text));
+        }
         if draft.options.trace.help {
             return Ok(Command::Print(help::trace()));
-        }
-        if let Some(text) = draft.help.take() {
-            return Ok(Command::Print(text));
         }
     }
     Graph::check(&draft.options.steps)?;
@@ -117,11 +216,11 @@ fn storage_daemon(program: &str, parser: &mut lexopt::Parser) -> Result<Command,
 
 fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
     match scan(serve::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::serve())),
+        Scanned::Help => Ok(Command::Print(help::command(&SERVE, RINGMILL))),
         Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
         Scanned::Options(given, arguments) => {
             let mut options = serve::start(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options))?;
+            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
             if options.trace.help {
                 return Ok(Command::Print(help::trace()));
             }
@@ -132,11 +231,11 @@ fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
 
 fn probe(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
     match scan(probe::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::probe())),
+        Scanned::Help => Ok(Command::Print(help::command(&PROBE, RINGMILL))),
         Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
         Scanned::Options(given, arguments) => {
             let mut options = probe::start(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options))?;
+            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
             Ok(Command::Probe(options))
         }
     }
@@ -159,18 +258,63 @@ struct Given<T: 'static> {
 }
 
 impl<T> Given<T> {
-    fn apply(self, into: &mut T) -> Result<(), OptionError> {
-        let at = Context::new(Dialect::Keyval);
-        let set = match (self.value, &self.field.kind) {
-            (Some(path), Kind::Path(set)) => set(into, path.into()),
+    /// Reads the value into `into`, or gives the help that was asked for instead.
+    fn apply(self, into: &mut T) -> Result<Option<String>, OptionError> {
+        let field = self.field;
+        let text = match (self.value, &field.kind) {
+            (Some(path), Kind::Path(set)) => return origin(set(into, path.into()), &self.origin),
             (Some(value), _) => match value.into_string() {
-                Ok(text) => self.field.set(into, Value::Text(text), &at),
-                Err(_) => Err(OptionError::new("the value is not valid UTF-8")),
+                Ok(text) => Value::Text(text),
+                Err(_) => {
+                    let error = OptionError::new("the value is not valid UTF-8");
+                    return origin(Err(error), &self.origin);
+                }
             },
-            (None, _) => self.field.set(into, Value::Null, &at),
+            (None, _) => Value::Null,
         };
-        set.map_err(|error| error.of(&self.origin))
+        let at = Context::new(Dialect::Keyval);
+        let (Kind::Structure { syntax, implied, shape, read, .. }, Value::Text(text)) =
+            (&field.kind, &text)
+        else {
+            return origin(field.set(into, text, &at), &self.origin);
+        };
+        match structure(text, *syntax, *implied, shape) {
+            Ok((parsed, at)) => match parsed.help {
+                false => origin(read(into, parsed.object, &at), &self.origin),
+                true => {
+                    let tag = implied.and_then(|tag| table::look(&parsed.object, tag));
+                    Ok(Some(help::structure(field.name, &shape(), tag.and_then(Value::as_text))))
+                }
+            },
+            Err(error) => Err(error.of(&self.origin)),
+        }
     }
+}
+
+/// Nothing to print, or an error with the option as it was written in front.
+fn origin(set: table::Set, origin: &str) -> Result<Option<String>, OptionError> {
+    set.map(|()| None).map_err(|error| error.of(origin))
+}
+
+/// Takes the text of an object apart.
+fn structure(
+    text: &str,
+    syntax: Syntax,
+    implied: Option<&str>,
+    shape: &fn() -> Shape,
+) -> Result<(keyval::Parsed, Context), OptionError> {
+    let (parsed, dialect) = match syntax {
+        Syntax::KeyvalOrJson if text.starts_with('{') => {
+            (keyval::Parsed { object: json::parse(text)?, help: false }, Dialect::Json)
+        }
+        Syntax::KeyvalOrJson => (keyval::parse(text, implied)?, Dialect::Keyval),
+        Syntax::Opts => {
+            let shape = shape();
+            let known = |name: &str| shape.has(name);
+            (keyval::parse_opts(text, implied, known)?, Dialect::Keyval)
+        }
+    };
+    Ok((parsed, Context::new(dialect)))
 }
 
 enum Scanned<T: 'static> {

@@ -1,9 +1,8 @@
 //! Help texts, made from the tables.
 
-use crate::cli::COMMANDS;
-use crate::shape::{self, Member, Row, Union};
-use crate::table::{self, Field, Need};
-use crate::{blockdev, chardev, export, nbd_server, object, probe, serve, storage_daemon};
+use crate::cli::{COMMANDS, Subcommand};
+use crate::shape::{self, Row, Shape, Union};
+use crate::table::Need;
 
 /// The width of a terminal.
 const WIDTH: usize = 80;
@@ -25,8 +24,8 @@ pub(crate) fn ringmill() -> String {
     let mut text = Text::new("Usage: ringmill <command> [options]");
     text.line("Serves virtual machines' disks.");
     text.heading("Commands:");
-    for (name, help) in COMMANDS {
-        text.entry(name, help);
+    for command in COMMANDS {
+        text.entry(command.name, command.help);
     }
     text.heading("Options:");
     text.common();
@@ -36,103 +35,70 @@ pub(crate) fn ringmill() -> String {
     text.done()
 }
 
-/// `ringmill serve --help`.
-pub(crate) fn serve() -> String {
-    let mut text = Text::new("Usage: ringmill serve <image> [options]");
-    text.line("Serves a disk image, a file or a block device, over vhost-user-blk.");
+/// `--help` of a command.
+pub(crate) fn command(command: &Subcommand, program: &str) -> String {
+    let Subcommand { name, usage, about, options, .. } = command;
+    let called =
+        if program == "ringmill" { format!("ringmill {name}") } else { program.to_owned() };
+    let mut text = Text::new(&format!("Usage: {called} {usage}"));
+    text.paragraph(about);
     text.heading("Options:");
-    text.options(serve::OPTIONS);
+    let options = options();
+    for option in &options {
+        for row in option.member.rows() {
+            let usage = format!("--{} {}", row.name, row.value);
+            text.entry(usage.trim_end(), &description(&row));
+        }
+    }
     text.common();
-    text.done()
-}
-
-/// `ringmill probe --help`.
-pub(crate) fn probe() -> String {
-    let mut text = Text::new("Usage: ringmill probe [<file>]");
-    text.line("Shows what this machine offers: io_uring, limits and, of a file or block");
-    text.line("device, the alignment of direct I/O; and what ringmill would choose, and why.");
-    text.heading("Options:");
-    text.options(probe::OPTIONS);
-    text.common();
-    text.done()
-}
-
-/// `ringmill storage-daemon --help`.
-pub(crate) fn storage_daemon(program: &str) -> String {
-    let command = if program == "ringmill" { "ringmill storage-daemon" } else { program };
-    let mut text = Text::new(&format!("Usage: {command} [options]"));
-    text.line("Serves block nodes, by the options of qemu-storage-daemon. They are carried out");
-    text.line("in the order in which they are given; what a name refers to comes before it.");
-    text.heading("Options:");
-    text.options(storage_daemon::OPTIONS);
-    text.common();
-    text.line("");
-    text.line("Values are written key=value,... with dotted keys (cache.direct=on,");
-    text.line("iothread.0=io0) and commas doubled, or as JSON. '--blockdev <driver>,help' tells");
-    text.line("of all options of a driver, and so on for --object, --export and --chardev.");
-    for (heading, options) in [
-        ("Drivers of --blockdev:", blockdev::options()),
-        ("Types of --object:", object::options()),
-        ("Types of --export:", export::options()),
-        ("Backends of --chardev:", chardev::options()),
-    ] {
-        text.heading(heading);
-        text.variants(&options);
+    if options.iter().any(|option| option.structure.is_some()) {
+        text.line("");
+        text.paragraph(SYNTAX);
+    }
+    for option in options {
+        if let Some(Shape::Union(union)) = option.structure {
+            let name = option.member.name;
+            text.heading(&format!(
+                "--{name}, of which '--{name} <{}>,help' tells more:",
+                union.tag
+            ));
+            text.variants(&union);
+        }
     }
     text.done()
 }
 
-/// `--nbd-server help`.
-pub(crate) fn nbd_server() -> String {
-    members("nbd-server", &nbd_server::members())
-}
+/// How the values of options with a structure are written.
+const SYNTAX: &str = "Values are written key=value,... with dotted keys (cache.direct=on, \
+                      iothread.0=io0) and commas doubled, or as JSON.";
 
-/// `--monitor help`.
-pub(crate) fn monitor() -> String {
-    members("monitor", &chardev::monitor_members())
-}
-
-/// `--blockdev help`, `--blockdev <driver>,help`.
-pub(crate) fn blockdev(driver: Option<&str>) -> String {
-    union("Block drivers:", &blockdev::options(), driver)
-}
-
-/// `--object help`, `--object <type>,help`.
-pub(crate) fn object(kind: Option<&str>) -> String {
-    union("List of user creatable objects:", &object::options(), kind)
-}
-
-/// `--export help`, `--export <type>,help`.
-pub(crate) fn export(kind: Option<&str>) -> String {
-    union("Export types:", &export::options(), kind)
-}
-
-/// `--chardev help`, `--chardev <backend>,help`.
-pub(crate) fn chardev(kind: Option<&str>) -> String {
-    union("Available chardev backend types:", &chardev::options(), kind)
-}
-
-/// The members of an option's value.
-fn members(option: &str, members: &[Member]) -> String {
+/// `--blockdev help`, `--blockdev <driver>,help` and so on: `option` without its dashes, what its value
+/// may be and, where that goes by a tag, what was said for it.
+pub(crate) fn structure(option: &str, shape: &Shape, tag: Option<&str>) -> String {
     let mut text = Text::default();
-    text.line(&format!("{option} options:"));
-    text.rows(&shape::rows(members));
-    text.done()
-}
-
-/// What there is, or one of it in full.
-fn union(heading: &str, union: &Union, wanted: Option<&str>) -> String {
-    let mut text = Text::default();
-    match union.variants.iter().find(|variant| Some(variant.name) == wanted) {
-        Some(variant) => {
-            text.line(&format!("{} options:", variant.name));
-            text.rows(&shape::rows(&union.common));
-            text.rows(&shape::rows(&variant.members));
+    match shape {
+        Shape::Union(union) => match union.variants.iter().find(|known| Some(known.name) == tag) {
+            Some(variant) => {
+                text.line(&format!("{} options:", variant.name));
+                text.rows(&shape::rows(&union.common));
+                text.rows(&shape::rows(&variant.members));
+            }
+            None => {
+                text.line(match option {
+                    "blockdev" => "Block drivers:",
+                    "export" => "Export types:",
+                    // QSD's headings, which scripts skip.
+                    "chardev" => "Available chardev backend types:",
+                    _ => "List of user creatable objects:",
+                });
+                text.variants(union);
+            }
+        },
+        Shape::Object(members) => {
+            text.line(&format!("{option} options:"));
+            text.rows(&shape::rows(members));
         }
-        None => {
-            text.line(heading);
-            text.variants(union);
-        }
+        _ => {}
     }
     text.done()
 }
@@ -164,6 +130,22 @@ impl Text {
         self.0.push('\n');
     }
 
+    /// Text, wrapped.
+    fn paragraph(&mut self, text: &str) {
+        let mut line = String::new();
+        for word in text.split_whitespace() {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+                self.line(&line);
+                line.clear();
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        self.line(&line);
+    }
+
     fn heading(&mut self, heading: &str) {
         self.line("");
         self.line(heading);
@@ -185,14 +167,6 @@ impl Text {
     fn rows(&mut self, rows: &[Row]) {
         for row in rows {
             self.entry(&format!("{}={}", row.name, row.value), &description(row));
-        }
-    }
-
-    /// Options of a command line, as `--name value`.
-    fn options<T>(&mut self, fields: &[Field<T>]) {
-        for row in shape::rows(&table::members(fields)) {
-            let usage = format!("--{} {}", row.name, row.value);
-            self.entry(usage.trim_end(), &description(&row));
         }
     }
 

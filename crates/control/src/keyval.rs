@@ -66,6 +66,55 @@ pub fn parse(text: &str, implied: Option<&str>) -> Result<Parsed, OptionError> {
     Ok(Parsed { object: settle(tree, "")?, help })
 }
 
+/// Takes `text` apart as QEMU's older options are: `key` alone is `key=on` and `nokey` is `key=off`, for
+/// the keys that `is_known`.
+///
+/// # Errors
+///
+/// As those of [`parse`].
+pub(crate) fn parse_opts(
+    text: &str,
+    implied: Option<&str>,
+    is_known: impl Fn(&str) -> bool,
+) -> Result<Parsed, OptionError> {
+    let mut full = String::with_capacity(text.len());
+    for (place, item) in split(text).enumerate() {
+        if place > 0 {
+            full.push(',');
+        }
+        let is_first = place == 0 && implied.is_some();
+        let bare = !is_first && !item.contains('=') && !is_help(item);
+        let off = item.strip_prefix("no").filter(|key| is_known(key) && !is_known(item));
+        match off {
+            _ if !bare || item.is_empty() => full.push_str(item),
+            Some(key) => full.extend([key, "=off"]),
+            None => full.extend([item, "=on"]),
+        }
+    }
+    parse(&full, implied)
+}
+
+/// Cuts at commas, but not at doubled ones.
+fn split(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let mut at = 0;
+        let end = loop {
+            let Some(comma) = text.get(at..)?.find(',').map(|found| at + found) else {
+                break None;
+            };
+            if !text.get(comma + 1..).is_some_and(|after| after.starts_with(',')) {
+                break Some(comma);
+            }
+            at = comma + 2;
+        };
+        let Some(end) = end else { return rest.take() };
+        rest = text.get(end + 1..);
+        text.get(..end)
+    })
+}
+
 /// Whether a word, where a value or a key could be, asks for help.
 pub(crate) fn is_help(token: &str) -> bool {
     token == "help" || token == "?"

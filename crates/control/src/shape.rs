@@ -116,6 +116,12 @@ impl Member {
 }
 
 impl Union {
+    /// Whether one of its objects can have a member of that name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let variants = self.variants.iter().flat_map(|variant| &variant.members);
+        name == self.tag || self.common.iter().chain(variants).any(|member| member.name == name)
+    }
+
     /// The tag, as a member.
     pub(crate) fn tag(&self) -> Member {
         let words = self.variants.iter().map(|Variant { name, help, .. }| Word { name, help });
@@ -125,6 +131,15 @@ impl Union {
 }
 
 impl Shape {
+    /// Whether an object of it can have a member of that name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Object(members) => members.iter().any(|member| member.name == name),
+            Self::Union(union) => union.has(name),
+            _ => false,
+        }
+    }
+
     /// How help texts write it; empty for what is written member by member only.
     pub(crate) fn meta(&self) -> String {
         match self {

@@ -68,6 +68,19 @@ pub(crate) enum Kind<T: 'static> {
     Choice(&'static [Choice<T>]),
     /// Members of the same `T` under a common name: `cache.direct`.
     Group(&'static [Field<T>]),
+    /// An object written as text: `file,node-name=n,…`. For command lines only.
+    Structure {
+        /// How help texts write it.
+        meta: &'static str,
+        /// How it is written.
+        syntax: Syntax,
+        /// The key of a first pair without one.
+        implied: Option<&'static str>,
+        /// What it may be.
+        shape: fn() -> Shape,
+        /// Reads it.
+        read: fn(&mut T, Object, &Context) -> Set,
+    },
     /// Something with a structure of its own, or of several shapes.
     Nested {
         /// What it may be.
@@ -75,6 +88,16 @@ pub(crate) enum Kind<T: 'static> {
         /// Reads it.
         read: fn(&mut T, Value, &Context) -> Set,
     },
+}
+
+/// How the text of an object is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Syntax {
+    /// `key=value,…`, or JSON.
+    KeyvalOrJson,
+    /// `key=value,…` in which `key` alone stands for `key=on` and `nokey` for `key=off`: QEMU's older
+    /// syntax.
+    Opts,
 }
 
 /// One of the words that a [`Kind::Choice`] takes.
@@ -177,6 +200,11 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
 pub(crate) fn take(object: &mut Object, name: &str) -> Option<Value> {
     let place = object.iter().position(|(member, _)| member == name)?;
     Some(object.remove(place).1)
+}
+
+/// A member of an object, left where it is.
+pub(crate) fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
+    object.iter().find(|(member, _)| member == name).map(|(_, value)| value)
 }
 
 /// Refuses what [`read`] left over. `known` are the names that would have been right, for `whom`.
@@ -323,6 +351,8 @@ impl<T> Field<T> {
                 let known = fields.iter().map(|field| field.name);
                 refuse_rest(&object, &below, &format!("'{name}'"), known)
             }
+            // The command line takes its text apart.
+            Kind::Structure { .. } => Err(wrong_type(&name, "text")),
             Kind::Nested { read, .. } => read(into, value, &at.below(self.name)),
         }
     }
@@ -360,7 +390,7 @@ impl<T> Kind<T> {
             Self::Bool(_) => Shape::Bool,
             Self::Int { range, .. } => Shape::Int(range.clone()),
             Self::Bytes(_) => Shape::Size,
-            Self::Text { meta, .. } => Shape::Text(meta),
+            Self::Text { meta, .. } | Self::Structure { meta, .. } => Shape::Text(meta),
             Self::Path(_) => Shape::Path,
             Self::Choice(choices) => {
                 let word = |choice: &Choice<T>| Word { name: choice.name, help: choice.help };

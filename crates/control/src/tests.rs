@@ -1,9 +1,10 @@
 //! What holds for every row of every table.
 
-use crate::shape::{self, Member, Row, Union, Variant};
+use crate::cli::COMMANDS;
+use crate::shape::{self, Member, Row, Shape, Union, Variant};
 use crate::table::{self, Field, Need};
 use crate::{
-    Action, Command, blockdev, chardev, export, help, nbd_server, object, parse_args, probe, serve,
+    Action, Command, blockdev, chardev, export, help, nbd_server, object, parse_args, serve,
     storage_daemon,
 };
 
@@ -144,18 +145,32 @@ fn names_it(text: &str, name: &str) -> bool {
 
 #[test]
 fn every_option_and_what_it_can_be_is_in_the_help() {
-    let storage_daemon = help::storage_daemon("qemu-storage-daemon");
-    let kinds = unions().into_iter().flat_map(|(_, union, _)| union.variants);
-    let kinds = kinds.map(|variant| variant.name.to_owned());
-    let options = names(storage_daemon::OPTIONS).into_iter().map(|name| format!("--{name}"));
-    for name in kinds.chain(options) {
-        assert!(names_it(&storage_daemon, &name), "{name} in\n{storage_daemon}");
+    for command in COMMANDS {
+        let text = help::command(command, "ringmill");
+        for option in (command.options)() {
+            let name = format!("--{}", option.member.name);
+            assert!(names_it(&text, &name), "{name} in\n{text}");
+            if let Some(Shape::Union(union)) = option.structure {
+                for variant in union.variants {
+                    assert!(names_it(&text, variant.name), "{} in\n{text}", variant.name);
+                }
+            }
+        }
     }
-    for (text, options) in
-        [(help::serve(), names(serve::OPTIONS)), (help::probe(), names(probe::OPTIONS))]
-    {
-        for name in options {
-            assert!(names_it(&text, &format!("--{name}")), "--{name} in\n{text}");
+}
+
+#[test]
+fn command_lines_of_examples_are_right() {
+    for command in COMMANDS {
+        let mut named = String::new();
+        for (line, _) in command.examples {
+            parse(&line.split_whitespace().collect::<Vec<_>>());
+            named.push_str(line);
+        }
+        for option in (command.options)() {
+            if command.name == "storage-daemon" {
+                assert!(named.contains(&format!("--{} ", option.member.name)));
+            }
         }
     }
 }
@@ -186,7 +201,8 @@ fn help_inside_an_option_names_every_row() {
 
 #[test]
 fn help_fits_a_terminal_where_its_words_allow() {
-    for text in [help::ringmill(), help::serve(), help::probe(), help::storage_daemon("ringmill")] {
+    let commands = COMMANDS.iter().map(|known| help::command(known, "ringmill"));
+    for text in commands.chain([help::ringmill()]) {
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
