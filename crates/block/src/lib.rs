@@ -5,6 +5,7 @@
 //! answered exactly once, on the same loop.
 #![forbid(unsafe_code)]
 
+mod connections;
 mod drivers;
 mod error;
 pub mod graph;
@@ -15,6 +16,7 @@ pub mod request;
 pub mod status;
 mod submit;
 
+pub use connections::Connections;
 pub use error::OpenError;
 pub use registry::{Child, NodeInfo, NodeRegistry};
 pub use submit::submit;

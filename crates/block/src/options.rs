@@ -2,6 +2,7 @@
 //!
 //! Plain data. The text forms (`key=value,…` and JSON) are the `control` crate's.
 
+use std::fmt;
 use std::path::PathBuf;
 
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
@@ -67,15 +68,19 @@ pub enum Driver {
     NullCo(NullOptions),
     /// `null-aio`: answers from the loop, after `latency-ns`.
     NullAio(NullOptions),
+    /// `nbd`: an export of an NBD server.
+    Nbd(NbdOptions),
 }
 
 impl Driver {
     /// The nodes below, each with what it is to this one, as QEMU names it: `file`, `backing`, ….
     pub fn children(&self) -> Vec<(&'static str, &BlockdevRef)> {
         match self {
-            Driver::File(_) | Driver::HostDevice(_) | Driver::NullCo(_) | Driver::NullAio(_) => {
-                Vec::new()
-            }
+            Driver::File(_)
+            | Driver::HostDevice(_)
+            | Driver::NullCo(_)
+            | Driver::NullAio(_)
+            | Driver::Nbd(_) => Vec::new(),
             Driver::Raw(raw) => vec![("file", &raw.file)],
         }
     }
@@ -144,4 +149,51 @@ pub struct NullOptions {
     pub latency_ns: u64,
     /// `read-zeroes`: whether reads clear their buffers. Off, they leave them as they are.
     pub read_zeroes: bool,
+}
+
+/// Options of `nbd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdOptions {
+    /// `server`.
+    pub server: NbdServerAddr,
+    /// `export`: its name, at most 4096 bytes; the default export's is empty.
+    pub export: String,
+    /// `reconnect-delay`, seconds: how long requests wait for the server to come back once the
+    /// connection is lost. 0: they fail at once.
+    pub reconnect_delay: u32,
+    /// `open-timeout`, seconds: how long connecting is tried when the node is opened. 0: once.
+    pub open_timeout: u32,
+}
+
+/// `server` of `nbd`: where the server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdServerAddr {
+    /// `server.type=unix`.
+    Unix {
+        /// `server.path`: 1 to 107 bytes.
+        path: PathBuf,
+    },
+    /// `server.type=inet`: TCP.
+    Inet {
+        /// `server.host`: a name or an address.
+        host: String,
+        /// `server.port`.
+        port: u16,
+        /// `server.ipv4`: whether IPv4 addresses are used.
+        ipv4: bool,
+        /// `server.ipv6`: whether IPv6 addresses are used.
+        ipv6: bool,
+    },
+}
+
+impl fmt::Display for NbdServerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NbdServerAddr::Unix { path } => write!(f, "{}", path.display()),
+            NbdServerAddr::Inet { host, port, .. } if host.contains(':') => {
+                write!(f, "[{host}]:{port}")
+            }
+            NbdServerAddr::Inet { host, port, .. } => write!(f, "{host}:{port}"),
+        }
+    }
 }

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use crate::connections::Connections;
 use crate::drivers::file::{FileNode, Kind};
+use crate::drivers::nbd::NbdNode;
 use crate::drivers::null::{Answer, NullNode};
 use crate::drivers::raw::RawNode;
 use crate::error::OpenError;
@@ -29,6 +31,8 @@ pub struct NodeRegistry {
     /// All that were handed out and are in use.
     edges: RefCell<Vec<Weak<Edge>>>,
     generated: u32,
+    /// Made for the node that is being opened.
+    connections: Connections,
 }
 
 struct Entry {
@@ -96,10 +100,33 @@ impl NodeRegistry {
 
     /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.
     ///
+    /// An `nbd` node connects to its server meanwhile, and blocks for as long as that takes: see
+    /// [`Connections`].
+    ///
     /// # Errors
     ///
     /// In QEMU's words where QEMU has the error, with what to do about it as the hint.
     pub fn open(&mut self, options: &BlockdevOptions) -> Result<Arc<dyn BlockNode>, OpenError> {
+        self.open_connected(options, Connections::default())
+    }
+
+    /// The same, with the connections that were made for it: nothing is waited for.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open).
+    pub fn open_connected(
+        &mut self,
+        options: &BlockdevOptions,
+        connections: Connections,
+    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        self.connections = connections;
+        let opened = self.open_top(options);
+        self.connections = Connections::default();
+        opened
+    }
+
+    fn open_top(&mut self, options: &BlockdevOptions) -> Result<Arc<dyn BlockNode>, OpenError> {
         let Some(name) = &options.node_name else {
             return Err(OpenError::new("'node-name' must be specified for the root node"));
         };
@@ -210,7 +237,7 @@ impl NodeRegistry {
             let edge = self.open_child(&name, child, nested)?;
             children.push(Child { role, edge });
         }
-        let node = open_driver(name.clone(), options, &children)?;
+        let node = open_driver(name.clone(), options, &children, &mut self.connections)?;
         Ok(Opened { name, node, options: options.clone(), children })
     }
 
@@ -271,6 +298,7 @@ fn open_driver(
     name: String,
     options: &BlockdevOptions,
     children: &[Child],
+    connections: &mut Connections,
 ) -> Result<Arc<dyn BlockNode>, OpenError> {
     let child = |role: &str| {
         let found = children.iter().find(|child| child.role == role);
@@ -286,6 +314,7 @@ fn open_driver(
             let file = child("file")?;
             Arc::new(RawNode::new(name, options, raw, file)?)
         }
+        Driver::Nbd(nbd) => Arc::new(NbdNode::new(name, options, nbd, connections.take(nbd)?)?),
         Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
         Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
     })

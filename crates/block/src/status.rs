@@ -52,17 +52,30 @@ pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
 
 /// An answer of one extent.
 pub(crate) fn write_one(bufs: &mut IoBufs, extent: Extent) {
-    let state = match extent.state {
-        State::Data => DATA,
-        State::Hole => HOLE,
-        State::Zeroes => ZEROES,
-    };
-    bufs.copy_in(0, &extent.len.to_ne_bytes());
-    bufs.copy_in(8, &state.to_ne_bytes());
+    put(bufs, 0, extent);
     end_after(bufs, EXTENT_LEN);
 }
 
 /// Ends the list after that many bytes.
 pub(crate) fn end_after(bufs: &mut IoBufs, bytes: usize) {
     bufs.zero(bytes, EXTENT_LEN);
+}
+
+/// Writes the extent number `index` of an answer. `false`: there is no room.
+pub(crate) fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
+    let Some(at) = index.checked_mul(EXTENT_LEN) else { return false };
+    if at + EXTENT_LEN > bufs.len() {
+        return false;
+    }
+    bufs.copy_in(at, &extent.len.to_ne_bytes());
+    bufs.copy_in(at + 8, &number(extent.state).to_ne_bytes());
+    true
+}
+
+fn number(state: State) -> u64 {
+    match state {
+        State::Data => DATA,
+        State::Hole => HOLE,
+        State::Zeroes => ZEROES,
+    }
 }

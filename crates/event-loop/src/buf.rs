@@ -286,7 +286,12 @@ impl IoBufs {
     }
 
     /// Calls `f` with each piece of the byte range `offset..offset + len`, cut to what is there.
-    fn for_each(&self, mut offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize)) {
+    pub(crate) fn for_each(
+        &self,
+        mut offset: usize,
+        len: usize,
+        mut f: impl FnMut(*mut u8, usize),
+    ) {
         let mut left = len.min(self.len.saturating_sub(offset));
         for v in &self.iov {
             if left == 0 {

@@ -13,6 +13,7 @@ mod executor;
 mod flag;
 #[cfg(any(feature = "glib", feature = "tokio"))]
 pub mod foreign;
+mod gather;
 mod handle;
 mod handlers;
 mod inbox;
@@ -42,6 +43,7 @@ pub use buf::{AlignedBuf, IoBufs};
 pub use clock::{Clock, MonotonicClock};
 pub use deferred::DeferredCall;
 pub use event_loop::{EventLoop, LoopConfig};
+pub use gather::Gather;
 pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};

@@ -5,6 +5,7 @@
 //! share it.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod option;
 pub mod reply;
 pub mod request;

@@ -267,10 +267,10 @@ pub enum OptionError {
     ExtendedHeaders = 0x8000_000a,
 }
 
-const REP_ACK: u32 = 1;
+pub(crate) const REP_ACK: u32 = 1;
 const REP_SERVER: u32 = 2;
-const REP_INFO: u32 = 3;
-const REP_META_CONTEXT: u32 = 4;
+pub(crate) const REP_INFO: u32 = 3;
+pub(crate) const REP_META_CONTEXT: u32 = 4;
 
 impl OptionReply<'_> {
     /// Appends the reply to `option` to `out`.

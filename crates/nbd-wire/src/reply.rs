@@ -2,16 +2,17 @@
 
 use nix::errno::Errno;
 
-const SIMPLE_MAGIC: u32 = 0x6744_6698;
-const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
-const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
+pub(crate) const SIMPLE_MAGIC: u32 = 0x6744_6698;
+pub(crate) const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+pub(crate) const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
 
-const FLAG_DONE: u16 = 1;
+pub(crate) const FLAG_DONE: u16 = 1;
 
-const TYPE_NONE: u16 = 0;
-const TYPE_OFFSET_DATA: u16 = 1;
-const TYPE_BLOCK_STATUS: u16 = 5;
-const TYPE_BLOCK_STATUS_EXT: u16 = 6;
+pub(crate) const TYPE_NONE: u16 = 0;
+pub(crate) const TYPE_OFFSET_DATA: u16 = 1;
+pub(crate) const TYPE_OFFSET_HOLE: u16 = 2;
+pub(crate) const TYPE_BLOCK_STATUS: u16 = 5;
+pub(crate) const TYPE_BLOCK_STATUS_EXT: u16 = 6;
 const TYPE_ERROR: u16 = 0x8001;
 
 /// Most bytes of a reply before its data.
@@ -180,17 +181,17 @@ impl Reply {
 }
 
 /// Bytes on the stack.
-struct Writer<const N: usize> {
-    bytes: [u8; N],
-    len: usize,
+pub(crate) struct Writer<const N: usize> {
+    pub(crate) bytes: [u8; N],
+    pub(crate) len: usize,
 }
 
 impl<const N: usize> Writer<N> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Writer { bytes: [0; N], len: 0 }
     }
 
-    fn put<const M: usize>(&mut self, bytes: [u8; M]) {
+    pub(crate) fn put<const M: usize>(&mut self, bytes: [u8; M]) {
         if let Some(place) = self.bytes.get_mut(self.len..self.len + M) {
             place.copy_from_slice(&bytes);
             self.len += M;

@@ -2,8 +2,8 @@
 
 use super::Reader;
 
-const REQUEST_MAGIC: u32 = 0x2560_9513;
-const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub(crate) const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 
 /// Bytes of a request's header.
 pub const HEADER_LEN: usize = 28;

@@ -2,5 +2,6 @@
 
 pub(crate) mod detect_zeroes;
 pub(crate) mod file;
+pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod raw;

@@ -3,6 +3,7 @@
 //! A driver is a [`DriverRow`] in a file of its own and a line in [`DRIVERS`].
 
 mod file;
+mod nbd;
 mod null;
 mod raw;
 
@@ -16,7 +17,7 @@ use crate::value::{Object, Value};
 
 /// The drivers there are.
 pub(crate) static DRIVERS: &[&DriverRow] =
-    &[&file::FILE, &file::HOST_DEVICE, &raw::RAW, &null::NULL_CO, &null::NULL_AIO];
+    &[&file::FILE, &file::HOST_DEVICE, &raw::RAW, &null::NULL_CO, &null::NULL_AIO, &nbd::NBD];
 
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;

@@ -1,5 +1,6 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
+use block::Connections;
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
@@ -36,7 +37,10 @@ impl Daemon {
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
-            Action::Blockdev(options) => drop(self.nodes.open(options)?),
+            Action::Blockdev(options) => {
+                let connections = Connections::new(&self.control, options).await?;
+                drop(self.nodes.open_connected(options, connections)?);
+            }
             Action::Export(options) => {
                 let export = self.start_export(options).await?;
                 self.exports.add(options, export);

@@ -3,7 +3,10 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use block::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Driver, NullOptions, RawOptions};
+use block::options::{
+    BlockdevOptions, BlockdevRef, DetectZeroes, Driver, NbdOptions, NbdServerAddr, NullOptions,
+    RawOptions,
+};
 use block::{Child, NodeInfo};
 use serde_json::{Value as Json, json};
 
@@ -55,6 +58,7 @@ fn name(driver: &Driver) -> &'static str {
         Driver::Raw(_) => "raw",
         Driver::NullCo(_) => "null-co",
         Driver::NullAio(_) => "null-aio",
+        Driver::Nbd(_) => "nbd",
     }
 }
 
@@ -69,7 +73,19 @@ fn filename(driver: &Driver) -> String {
         Driver::NullCo(null) | Driver::NullAio(null) if is_plain(null) => {
             format!("{}://", name(driver))
         }
+        Driver::Nbd(nbd) => nbd_uri(nbd),
         _ => format!("json:{}", as_options(driver)),
+    }
+}
+
+fn nbd_uri(nbd: &NbdOptions) -> String {
+    let export = &nbd.export;
+    match &nbd.server {
+        NbdServerAddr::Unix { path } => {
+            format!("nbd+unix:///{export}?socket={}", path.display())
+        }
+        server @ NbdServerAddr::Inet { .. } if export.is_empty() => format!("nbd://{server}"),
+        server @ NbdServerAddr::Inet { .. } => format!("nbd://{server}/{export}"),
     }
 }
 
@@ -98,6 +114,15 @@ fn as_options(driver: &Driver) -> Json {
             options["latency-ns"] = null.latency_ns.into();
             options["read-zeroes"] = null.read_zeroes.into();
         }
+        Driver::Nbd(nbd) => {
+            options["server"] = match &nbd.server {
+                NbdServerAddr::Unix { path } => json!({"type": "unix", "path": path}),
+                NbdServerAddr::Inet { host, port, .. } => {
+                    json!({"type": "inet", "host": host, "port": port.to_string()})
+                }
+            };
+            options["export"] = nbd.export.as_str().into();
+        }
     }
     options
 }
@@ -112,6 +137,6 @@ fn actual_size(driver: &Driver) -> u64 {
         Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), .. }) => {
             actual_size(&below.driver)
         }
-        Driver::Raw(_) | Driver::NullCo(_) | Driver::NullAio(_) => 0,
+        Driver::Raw(_) | Driver::NullCo(_) | Driver::NullAio(_) | Driver::Nbd(_) => 0,
     }
 }

@@ -1,0 +1,463 @@
+//! A connection at work: requests into the socket, answers out of it, and what happens when it breaks.
+//!
+//! Both ways go through the loop's ring: one receive is always under way, which brings as many answers as
+//! have come, the data of a large read straight into its memory; one send has all commands that are
+//! ready, with the data of writes from where they lie. Nothing is allocated per request.
+//!
+//! When the connection breaks, what was not answered is sent again over the next one, which a task on
+//! this loop makes: reads, writes, zeroes and trims may be carried out twice. As QEMU has it, requests
+//! wait for that as long as `reconnect-delay` says, and fail from then on until a connection is there.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, TimerId};
+use nbd_wire::reply::ReplyMode;
+use nbd_wire::request::{CommandType, RequestHeader};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, Shutdown, send, shutdown};
+
+use super::Shared;
+use super::connect::{Connected, Pause, connect_to};
+use super::state::{Next, State, Violation};
+use crate::node::Channel;
+use crate::request::Request;
+
+/// Tokens of the two operations on the socket.
+const RECEIVE: u32 = 0;
+const SEND: u32 = 1;
+
+/// Why a connection is used no longer.
+#[derive(Debug, Clone, Copy)]
+enum Broken {
+    /// The server left, or the network did.
+    Left,
+    /// The socket failed.
+    Socket(Errno),
+    /// The server does not keep to the protocol: it is not asked again.
+    Rules(Violation),
+    /// Nobody uses the node on this loop any more.
+    Closed,
+}
+
+/// The way to the server.
+enum Link {
+    /// There is none; a task is making one.
+    Down,
+    /// There is one.
+    Up(Socket),
+    /// It is being taken down: operations on it are under way.
+    Breaking(Socket, Broken),
+    /// There is none, and never will be.
+    Dead,
+}
+
+#[derive(Clone)]
+struct Socket {
+    fd: Arc<OwnedFd>,
+    file: LoopFile,
+}
+
+/// A connection as its users hold it: closed when the last of them lets go.
+pub(super) struct Connection(Rc<Inner>);
+
+struct Inner {
+    me: Weak<Inner>,
+    event_loop: EventLoop,
+    shared: Arc<Shared>,
+    state: RefCell<State>,
+    link: RefCell<Link>,
+    /// The lists of the two operations, while they are not under way.
+    receive_bufs: RefCell<IoBufs>,
+    send_bufs: RefCell<IoBufs>,
+    receiving: Cell<bool>,
+    sending: Cell<bool>,
+    queued: Cell<bool>,
+    /// While the link is down: requests wait.
+    patient: Cell<bool>,
+    patience: Cell<Option<TimerId>>,
+    closed: Cell<bool>,
+}
+
+impl Connection {
+    /// A connection that is there, or, of `None`, one that is made now. `None`: there is no memory.
+    pub(super) fn new(
+        event_loop: &EventLoop,
+        shared: &Arc<Shared>,
+        connected: Option<Connected>,
+    ) -> Option<Rc<Self>> {
+        let state = State::new(shared.agreed)?;
+        let inner = Rc::new_cyclic(|me| Inner {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            shared: shared.clone(),
+            state: RefCell::new(state),
+            link: RefCell::new(Link::Down),
+            receive_bufs: RefCell::default(),
+            send_bufs: RefCell::default(),
+            receiving: Cell::new(false),
+            sending: Cell::new(false),
+            queued: Cell::new(false),
+            patient: Cell::new(true),
+            patience: Cell::new(None),
+            closed: Cell::new(false),
+        });
+        match connected {
+            Some(connected) => inner.up(connected),
+            None => inner.reconnect(),
+        }
+        Some(Rc::new(Connection(inner)))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Channel for Connection {
+    fn submit(&self, mut request: Request) {
+        let inner = &*self.0;
+        if let Some(result) = inner.shared.prepare(&mut request) {
+            return request.complete(result);
+        }
+        let takes = match &*inner.link.borrow() {
+            Link::Up(_) => true,
+            Link::Down => inner.patient.get(),
+            Link::Breaking(_, why) => {
+                matches!(why, Broken::Left | Broken::Socket(_)) && inner.shared.delay_ns() > 0
+            }
+            Link::Dead => false,
+        };
+        if !takes {
+            return request.complete(Err(Errno::EIO));
+        }
+        let done = inner.state.borrow_mut().submit(request);
+        match done {
+            Some((request, result)) => request.complete(result),
+            None => inner.send_later(),
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.state.borrow().requests()
+    }
+}
+
+impl Inner {
+    // ---- out -----------------------------------------------------------------------------------
+
+    /// Sends, at the end of the section, what is ready then.
+    fn send_later(&self) {
+        if let Some(me) = self.me.upgrade() {
+            let me: Rc<dyn DeferredCall> = me;
+            self.event_loop.defer(&me);
+        }
+    }
+
+    fn send(&self, bufs: IoBufs) {
+        let Some(me) = self.me.upgrade() else { return };
+        let Some(socket) = self.socket() else { return };
+        self.sending.set(true);
+        let target: Rc<dyn IoTarget> = me;
+        let op = IoOp::Write { offset: 0, dsync: false };
+        self.event_loop.submit(&socket, op, Engine::Uring, bufs, &target, SEND);
+    }
+
+    fn sent(&self, result: i32, mut bufs: IoBufs) {
+        self.sending.set(false);
+        let up = matches!(*self.link.borrow(), Link::Up(_));
+        let broken = match usize::try_from(result) {
+            Ok(bytes) if bytes > 0 => {
+                bufs.advance(bytes);
+                if up && !bufs.is_empty() {
+                    return self.send(bufs);
+                }
+                None
+            }
+            _ => match Errno::from_raw(result.wrapping_neg()) {
+                Errno::EINTR | Errno::EAGAIN if up => return self.send(bufs),
+                Errno::EPIPE | Errno::ECONNRESET => Some(Broken::Left),
+                errno => Some(Broken::Socket(errno)),
+            },
+        };
+        self.state.borrow_mut().sent(&mut bufs);
+        self.send_bufs.replace(bufs);
+        if let Some(why) = broken {
+            self.take_down(why);
+        }
+        self.take_answers();
+        self.send_later();
+        self.down_if_idle();
+    }
+
+    // ---- in ------------------------------------------------------------------------------------
+
+    fn receive(&self) {
+        let Some(me) = self.me.upgrade() else { return };
+        let Some(socket) = self.socket() else { return };
+        let mut bufs = self.receive_bufs.take();
+        self.state.borrow_mut().input_memory(&mut bufs);
+        self.receiving.set(true);
+        let target: Rc<dyn IoTarget> = me;
+        let op = IoOp::Read { offset: 0 };
+        self.event_loop.submit(&socket, op, Engine::Uring, bufs, &target, RECEIVE);
+    }
+
+    fn received(&self, result: i32, mut bufs: IoBufs) {
+        self.receiving.set(false);
+        let bytes = usize::try_from(result).unwrap_or(0);
+        self.state.borrow_mut().received(bytes, &mut bufs);
+        self.receive_bufs.replace(bufs);
+        match result {
+            0 => self.take_down(Broken::Left),
+            1.. => self.take_answers(),
+            _ => match Errno::from_raw(result.wrapping_neg()) {
+                Errno::EINTR | Errno::EAGAIN => {}
+                Errno::ECONNRESET => self.take_down(Broken::Left),
+                errno => self.take_down(Broken::Socket(errno)),
+            },
+        }
+        if matches!(*self.link.borrow(), Link::Up(_)) {
+            self.receive();
+        }
+        self.down_if_idle();
+    }
+
+    /// Answers what was answered.
+    fn take_answers(&self) {
+        loop {
+            let next = self.state.borrow_mut().next();
+            match next {
+                Ok(Next::Complete(request, result)) => request.complete(result),
+                Ok(Next::Input) => break,
+                Err(violation) => {
+                    self.take_down(Broken::Rules(violation));
+                    break;
+                }
+            }
+        }
+        if self.state.borrow().has_commands() {
+            self.send_later();
+        }
+    }
+
+    // ---- the link ------------------------------------------------------------------------------
+
+    fn socket(&self) -> Option<LoopFile> {
+        match &*self.link.borrow() {
+            Link::Up(socket) => Some(socket.file.clone()),
+            _ => None,
+        }
+    }
+
+    fn up(&self, connected: Connected) {
+        let Connected { fd, mut agreed } = connected;
+        // Nothing that the node's users were not told of.
+        agreed.flags &= self.shared.agreed.flags;
+        let file = self.event_loop.register_file(fd.clone());
+        self.state.borrow_mut().connected(agreed);
+        self.link.replace(Link::Up(Socket { fd, file }));
+        self.set_patience(None);
+        self.receive();
+        self.take_answers();
+        self.send_later();
+    }
+
+    /// Ends a connection; what is under way on it is waited for.
+    fn take_down(&self, why: Broken) {
+        let mut link = self.link.borrow_mut();
+        if let Link::Up(socket) = &*link {
+            // Brings both operations to their end.
+            let _ = shutdown(socket.fd.as_raw_fd(), Shutdown::Both);
+            let socket = socket.clone();
+            *link = Link::Breaking(socket, why);
+        }
+    }
+
+    fn down_if_idle(&self) {
+        if self.receiving.get() || self.sending.get() {
+            return;
+        }
+        let mut link = self.link.borrow_mut();
+        let Link::Breaking(_, why) = *link else { return };
+        let gone = self.closed.get() || self.event_loop.is_stopping();
+        let dead = gone || matches!(why, Broken::Rules(_) | Broken::Closed);
+        *link = if dead { Link::Dead } else { Link::Down };
+        drop(link);
+        let mut bufs = self.send_bufs.take();
+        self.state.borrow_mut().disconnected(&mut bufs);
+        self.send_bufs.replace(bufs);
+        self.take_answers();
+        if !gone {
+            self.tell(why);
+        }
+        if dead {
+            return self.fail_all();
+        }
+        let delay_ns = self.shared.delay_ns();
+        if delay_ns == 0 {
+            self.patient.set(false);
+            self.fail_all();
+        } else {
+            self.patient.set(true);
+            self.set_patience(Some(delay_ns));
+        }
+        self.reconnect();
+    }
+
+    /// One line per event that somebody has to look at; no request waits for it.
+    fn tell(&self, why: Broken) {
+        let (name, server) = (&self.shared.name, &self.shared.options.server);
+        match why {
+            Broken::Left => log::warn!("{name}: the NBD server at {server} left; connecting again"),
+            Broken::Socket(errno) => {
+                let why = errno.desc();
+                log::warn!("{name}: the connection to {server} broke: {why}; connecting again");
+            }
+            Broken::Rules(Violation(rule)) => log::error!(
+                "{name}: the NBD server at {server} does not keep to the protocol: {rule}; all \
+                 requests fail from now on"
+            ),
+            Broken::Closed => {}
+        }
+    }
+
+    fn set_patience(&self, delay_ns: Option<u64>) {
+        if let Some(timer) = self.patience.take() {
+            self.event_loop.cancel_timer(timer);
+        }
+        let Some(delay_ns) = delay_ns else { return };
+        let me = self.me.clone();
+        let deadline = self.event_loop.now_ns().saturating_add(delay_ns);
+        let timer = self.event_loop.add_timer(deadline, move || {
+            if let Some(me) = me.upgrade() {
+                me.patience.set(None);
+                me.lose_patience();
+            }
+        });
+        self.patience.set(Some(timer));
+    }
+
+    fn lose_patience(&self) {
+        if matches!(*self.link.borrow(), Link::Down) {
+            self.patient.set(false);
+            self.fail_all();
+        }
+    }
+
+    fn fail_all(&self) {
+        loop {
+            let failed = self.state.borrow_mut().next_failed();
+            match failed {
+                Some(request) => request.complete(Err(Errno::EIO)),
+                None => return,
+            }
+        }
+    }
+
+    /// Starts the task that makes a new connection.
+    fn reconnect(&self) {
+        let (me, shared) = (self.me.clone(), self.shared.clone());
+        let event_loop = self.event_loop.clone();
+        self.event_loop.spawn(async move {
+            let mut pause = Pause::default();
+            let mut told = String::new();
+            loop {
+                let tried = connect_to(&event_loop, &shared.options).await;
+                let Some(me) = me.upgrade().filter(|me| !me.closed.get()) else { return };
+                let why = match tried {
+                    Err(error) => error.to_string(),
+                    Ok(connected) => match connected.agreed.continues(&shared.agreed) {
+                        Ok(()) => {
+                            log::info!("{}: connected to {}", shared.name, shared.options.server);
+                            return me.up(connected);
+                        }
+                        Err(why) => format!("the export is not the one it was: {why}"),
+                    },
+                };
+                if why != told {
+                    log::warn!("{}: {}: {why}; trying again", shared.name, shared.options.server);
+                    told = why;
+                }
+                if shared.delay_ns() == 0 {
+                    me.lose_patience();
+                } else if me.patient.get() && me.patience.get().is_none() {
+                    me.set_patience(Some(shared.delay_ns()));
+                }
+                drop(me);
+                event_loop.sleep_until(event_loop.now_ns() + pause.next_ns()).await;
+            }
+        });
+    }
+
+    /// Nobody uses the connection any more.
+    fn close(&self) {
+        self.closed.set(true);
+        self.set_patience(None);
+        let link = std::mem::replace(&mut *self.link.borrow_mut(), Link::Dead);
+        match link {
+            Link::Up(socket) => {
+                if self.state.borrow().requests() == 0 && !self.sending.get() {
+                    self.say_goodbye(&socket);
+                }
+                self.link.replace(Link::Up(socket));
+                self.take_down(Broken::Closed);
+                self.down_if_idle();
+            }
+            Link::Breaking(socket, _) => {
+                self.link.replace(Link::Breaking(socket, Broken::Closed));
+            }
+            Link::Down | Link::Dead => self.fail_all(),
+        }
+    }
+
+    fn say_goodbye(&self, socket: &Socket) {
+        let extended = self.state.borrow().agreed.mode == ReplyMode::Extended;
+        let command = CommandType::Disconnect;
+        let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, len: 0 };
+        let (bytes, len) = header.encode(extended);
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        // A courtesy: the server sees the end either way.
+        let _ = send(socket.fd.as_raw_fd(), &bytes[..len], flags);
+    }
+}
+
+impl IoTarget for Inner {
+    fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
+        match token {
+            RECEIVE => self.received(result, bufs),
+            _ => self.sent(result, bufs),
+        }
+    }
+}
+
+impl DeferredCall for Inner {
+    fn run(&self) {
+        let up = matches!(*self.link.borrow(), Link::Up(_));
+        if up && !self.sending.get() && self.state.borrow().has_commands() {
+            let mut bufs = self.send_bufs.take();
+            self.state.borrow_mut().gather(&mut bufs);
+            self.send(bufs);
+        }
+    }
+
+    fn queued(&self) -> &Cell<bool> {
+        &self.queued
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_1_2_4_8_and_16_seconds_apart() {
+        let mut pause = Pause::default();
+        let seconds: Vec<u64> = (0..7).map(|_| pause.next_ns() / 1_000_000_000).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 16, 16]);
+    }
+}

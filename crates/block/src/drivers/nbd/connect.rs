@@ -1,0 +1,416 @@
+//! Getting to a server: addresses, a socket, the handshake. All of it in tasks that never block; only
+//! names are resolved on a thread of their own, since getaddrinfo(3) has no other way.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use event_loop::{EventLoop, Readiness, oneshot};
+use nbd_wire::client::{
+    GREETING_LEN, Nonsense, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_go,
+    encode_option, encode_set_meta_context, parse_greeting,
+};
+use nbd_wire::option::{OptionReply, code};
+use nbd_wire::reply::ReplyMode;
+use nbd_wire::{MAX_PAYLOAD, flag, handshake_flag};
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, connect,
+    getsockopt, recv, send, setsockopt, socket, sockopt,
+};
+
+use super::agreed::Agreed;
+use crate::options::{NbdOptions, NbdServerAddr};
+
+/// How long a server may take from the first packet to the end of the handshake, nanoseconds.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// Pause before a unix socket whose queue is full is tried again, nanoseconds.
+const QUEUE_FULL_NS: u64 = 10_000_000;
+/// Replies that an option may have.
+const MAX_REPLIES: u32 = 64;
+/// `NBD_REP_ERR_TLS_REQD`.
+const TLS_REQUIRED: u32 = 0x8000_0005;
+/// `NBD_REP_ERR_UNKNOWN`.
+const NO_SUCH_EXPORT: u32 = 0x8000_0006;
+/// The context that block status is about.
+const ALLOCATION: &str = "base:allocation";
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) enum ConnectError {
+    /// The address is none, or nobody listens there.
+    Connect(String, Errno),
+    /// The name is not known, or not for sure.
+    Resolve(String),
+    /// The server left in the middle of the handshake.
+    Left,
+    /// The socket failed.
+    Socket(Errno),
+    /// The server does not keep to the protocol.
+    Rules(&'static str),
+    /// The server does not say anything.
+    Silence,
+    /// The server refuses; what it said.
+    Refused(String),
+    /// What is offered is of no use.
+    Unusable(String),
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectError::Connect(to, errno) => {
+                write!(f, "Failed to connect to '{to}': {}", errno.desc())
+            }
+            ConnectError::Resolve(why) => f.write_str(why),
+            ConnectError::Left => f.write_str("Failed to read data: the server left"),
+            ConnectError::Socket(errno) => write!(f, "the socket failed: {}", errno.desc()),
+            ConnectError::Rules(why) => f.write_str(why),
+            ConnectError::Silence => write!(
+                f,
+                "the server has not finished the handshake within {} seconds",
+                PATIENCE_NS / 1_000_000_000
+            ),
+            ConnectError::Refused(why) | ConnectError::Unusable(why) => f.write_str(why),
+        }
+    }
+}
+
+impl From<Nonsense> for ConnectError {
+    fn from(nonsense: Nonsense) -> Self {
+        ConnectError::Rules(nonsense.0)
+    }
+}
+
+/// A connection in the transmission phase.
+pub(crate) struct Connected {
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) agreed: Agreed,
+}
+
+/// Connects and shakes hands, or fails in a time that is bounded.
+pub(crate) async fn connect_to(
+    event_loop: &EventLoop,
+    options: &NbdOptions,
+) -> Result<Connected, ConnectError> {
+    let connecting = async {
+        let fd = open_socket(event_loop, &options.server).await?;
+        let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
+        let server =
+            Server { socket: fd.clone(), ready: Readiness::new(event_loop, fd.clone(), events) };
+        let agreed = negotiate(&server, &options.export).await?;
+        Ok(Connected { fd, agreed })
+    };
+    let deadline = event_loop.sleep_until(event_loop.now_ns() + PATIENCE_NS);
+    let (mut connecting, mut deadline) = (pin!(connecting), pin!(deadline));
+    poll_fn(|cx| match connecting.as_mut().poll(cx) {
+        Poll::Pending => deadline.as_mut().poll(cx).map(|()| Err(ConnectError::Silence)),
+        ready => ready,
+    })
+    .await
+}
+
+/// Connects as the options of a node that is being opened say: with `open-timeout`, for so long again
+/// and again.
+pub(crate) async fn open(
+    event_loop: &EventLoop,
+    options: &NbdOptions,
+) -> Result<Connected, ConnectError> {
+    let timeout_ns = u64::from(options.open_timeout) * 1_000_000_000;
+    let deadline = event_loop.now_ns() + timeout_ns;
+    let mut pause = Pause::default();
+    loop {
+        let tried = connect_to(event_loop, options).await;
+        let again = event_loop.now_ns() + pause.next_ns();
+        match tried {
+            // A server that is there and says no will say no again.
+            Err(ConnectError::Connect(..) | ConnectError::Left | ConnectError::Socket(_))
+                if again < deadline =>
+            {
+                event_loop.sleep_until(again).await;
+            }
+            tried => return tried,
+        }
+    }
+}
+
+/// How long to wait between attempts: 1, 2, 4, 8, then always 16 seconds, as QEMU does.
+#[derive(Default)]
+pub(super) struct Pause(u32);
+
+impl Pause {
+    pub(super) fn next_ns(&mut self) -> u64 {
+        let seconds = 1u64 << self.0;
+        self.0 = (self.0 + 1).min(4);
+        seconds * 1_000_000_000
+    }
+}
+
+// ---- sockets -----------------------------------------------------------------------------------
+
+async fn open_socket(
+    event_loop: &EventLoop,
+    server: &NbdServerAddr,
+) -> Result<Arc<OwnedFd>, ConnectError> {
+    match server {
+        NbdServerAddr::Unix { path } => {
+            let name = path.display().to_string();
+            let address =
+                UnixAddr::new(path).map_err(|errno| ConnectError::Connect(name.clone(), errno))?;
+            connect_one(event_loop, AddressFamily::Unix, &address, &name).await
+        }
+        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => {
+            let name = format!("{host}:{port}");
+            let found = resolve(host, *port).await?;
+            let usable = found.into_iter().filter(|a| if a.is_ipv4() { *ipv4 } else { *ipv6 });
+            let mut last = ConnectError::Resolve(format!(
+                "address resolution failed for {name}: no address of that family"
+            ));
+            for address in usable {
+                let family =
+                    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+                let address = SockaddrStorage::from(address);
+                match connect_one(event_loop, family, &address, &name).await {
+                    Ok(fd) => {
+                        // A request that waits for the acknowledgement of others would be late.
+                        let _ = setsockopt(&fd, sockopt::TcpNoDelay, &true);
+                        return Ok(fd);
+                    }
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+async fn connect_one(
+    event_loop: &EventLoop,
+    family: AddressFamily,
+    address: &dyn SockaddrLike,
+    name: &str,
+) -> Result<Arc<OwnedFd>, ConnectError> {
+    let fail = |errno| ConnectError::Connect(name.to_owned(), errno);
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = Arc::new(socket(family, SockType::Stream, flags, None).map_err(fail)?);
+    loop {
+        match connect(fd.as_raw_fd(), address) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::EINPROGRESS | Errno::EINTR) => break,
+            // Its queue is full; no event says when it is not any more.
+            Err(Errno::EAGAIN) => {
+                event_loop.sleep_until(event_loop.now_ns() + QUEUE_FULL_NS).await;
+            }
+            Err(errno) => return Err(fail(errno)),
+        }
+    }
+    let events = PollFlags::POLLOUT.bits().cast_unsigned().into();
+    Readiness::new(event_loop, fd.clone(), events).wait().await;
+    match getsockopt(&fd, sockopt::SocketError) {
+        Ok(0) => Ok(fd),
+        Ok(errno) => Err(fail(Errno::from_raw(errno))),
+        Err(errno) => Err(fail(errno)),
+    }
+}
+
+async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let (sender, receiver) = oneshot::channel();
+    let name = host.to_owned();
+    let lookup = move || {
+        let found = (name.as_str(), port).to_socket_addrs();
+        sender.send(found.map(Iterator::collect::<Vec<_>>).map_err(|error| error.to_string()));
+    };
+    let fail = |why: String| {
+        ConnectError::Resolve(format!("address resolution failed for {host}:{port}: {why}"))
+    };
+    let thread = std::thread::Builder::new().name("nbd-resolve".into()).spawn(lookup);
+    thread.map_err(|error| fail(error.to_string()))?;
+    let found = receiver.await.unwrap_or_else(|gone| Err(gone.to_string()));
+    found.map_err(fail)
+}
+
+/// A server's socket during the handshake.
+struct Server {
+    socket: Arc<OwnedFd>,
+    ready: Readiness,
+}
+
+impl Server {
+    async fn fill(&self, buf: &mut [u8]) -> Result<(), ConnectError> {
+        let mut filled = 0;
+        while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match recv(self.socket.as_raw_fd(), rest, MsgFlags::MSG_DONTWAIT) {
+                Ok(0) | Err(Errno::ECONNRESET) => return Err(ConnectError::Left),
+                Ok(bytes) => filled += bytes,
+                Err(Errno::EAGAIN) => self.ready.wait().await,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(ConnectError::Socket(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, mut bytes: &[u8]) -> Result<(), ConnectError> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        while !bytes.is_empty() {
+            match send(self.socket.as_raw_fd(), bytes, flags) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::EAGAIN) => self.ready.wait().await,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(ConnectError::Left),
+                Err(errno) => return Err(ConnectError::Socket(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends an option and takes its replies, up to the one that ends them, each by `tell`. `None`:
+    /// done; else why it is refused.
+    async fn option(
+        &self,
+        option: u32,
+        message: &[u8],
+        mut tell: impl FnMut(OptionReply<'_>),
+    ) -> Result<Option<(u32, String)>, ConnectError> {
+        self.send(message).await?;
+        let mut data = Vec::new();
+        for _ in 0..MAX_REPLIES {
+            let mut header = [0; OPTION_REPLY_LEN];
+            self.fill(&mut header).await?;
+            let header = OptionReplyHeader::parse(&header)?;
+            if header.option != option {
+                return Err(ConnectError::Rules("a reply to another option than the one sent"));
+            }
+            data.resize(header.len as usize, 0);
+            self.fill(&mut data).await?;
+            match OptionAnswer::parse(header.kind, &data)? {
+                OptionAnswer::Reply(OptionReply::Ack) => return Ok(None),
+                OptionAnswer::Reply(reply) => tell(reply),
+                OptionAnswer::Refused { code, message } => {
+                    return Ok(Some((code, message.to_owned())));
+                }
+                OptionAnswer::Unknown => {}
+            }
+        }
+        Err(ConnectError::Rules("too many replies to an option"))
+    }
+
+    /// The same of an option that a server need not know: whether it does.
+    async fn can(&self, option: u32) -> Result<bool, ConnectError> {
+        let mut message = Vec::new();
+        encode_option(option, &[], &mut message);
+        match self.option(option, &message, |_| {}).await? {
+            None => Ok(true),
+            Some((TLS_REQUIRED, _)) => Err(tls_required()),
+            Some(_) => Ok(false),
+        }
+    }
+}
+
+fn tls_required() -> ConnectError {
+    ConnectError::Refused("the server requires TLS: Did you forget a valid tls-creds?".to_owned())
+}
+
+// ---- the handshake -----------------------------------------------------------------------------
+
+async fn negotiate(server: &Server, export: &str) -> Result<Agreed, ConnectError> {
+    let mut greeting = [0; GREETING_LEN];
+    server.fill(&mut greeting).await?;
+    let flags = parse_greeting(&greeting)?;
+    if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
+        return Err(ConnectError::Rules("Server does not support fixed newstyle handshake flags"));
+    }
+    let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+    server.send(&u32::from(ours).to_be_bytes()).await?;
+    let mode = if server.can(code::EXTENDED_HEADERS).await? {
+        ReplyMode::Extended
+    } else if server.can(code::STRUCTURED_REPLY).await? {
+        ReplyMode::Structured
+    } else {
+        ReplyMode::Simple
+    };
+    let mut message = Vec::new();
+    let mut allocation = None;
+    if mode != ReplyMode::Simple {
+        encode_set_meta_context(export, ALLOCATION, &mut message);
+        let context = |reply: OptionReply<'_>| {
+            if let OptionReply::MetaContext { id, name: ALLOCATION } = reply {
+                allocation = Some(id);
+            }
+        };
+        if server.option(code::SET_META_CONTEXT, &message, context).await?.is_some() {
+            allocation = None;
+        }
+    }
+    message.clear();
+    encode_go(export, &mut message);
+    let (mut found, mut sizes) = (None, None);
+    let tell = |reply: OptionReply<'_>| match reply {
+        OptionReply::Export { size, flags } => found = Some((size, flags)),
+        OptionReply::BlockSize { minimum, preferred, maximum } => {
+            sizes = Some((minimum, preferred, maximum));
+        }
+        _ => {}
+    };
+    match server.option(code::GO, &message, tell).await? {
+        None => {}
+        Some((TLS_REQUIRED, _)) => return Err(tls_required()),
+        Some((NO_SUCH_EXPORT, _)) => {
+            return Err(ConnectError::Refused("Requested export not available".to_owned()));
+        }
+        Some((code, said)) => {
+            let said = if said.is_empty() { String::new() } else { format!(": {said:?}") };
+            return Err(ConnectError::Refused(format!(
+                "the server refuses export '{export}' (error {code:#x}){said}"
+            )));
+        }
+    }
+    let Some((size, flags)) = found else {
+        return Err(ConnectError::Rules("the server did not tell of the export"));
+    };
+    describe(size, flags, sizes, mode, allocation).map_err(ConnectError::Unusable)
+}
+
+/// Checks what the server says of an export.
+fn describe(
+    size: u64,
+    flags: u16,
+    sizes: Option<(u32, u32, u32)>,
+    mode: ReplyMode,
+    allocation: Option<u32>,
+) -> Result<Agreed, String> {
+    if size > i64::MAX as u64 - 511 {
+        return Err(format!("export length {size} is too large"));
+    }
+    if flags & flag::HAS_FLAGS == 0 {
+        return Err("Export flags are not set".to_owned());
+    }
+    // Without being told, what QEMU takes: sectors, where the export consists of them.
+    let usual = (if size.is_multiple_of(512) { 512 } else { 1 }, 4096, MAX_PAYLOAD);
+    let (minimum, preferred, maximum) = sizes.unwrap_or(usual);
+    if !minimum.is_power_of_two() || minimum > 64 << 10 {
+        return Err(format!("server minimum block size {minimum} is not valid"));
+    }
+    if !preferred.is_power_of_two() || preferred < minimum {
+        return Err(format!("server preferred block size {preferred} is not valid"));
+    }
+    if maximum < minimum {
+        return Err(format!("server maximum block size {maximum} is not valid"));
+    }
+    if !size.is_multiple_of(u64::from(minimum)) {
+        return Err(format!(
+            "export length {size} is not multiple of minimum block size {minimum}"
+        ));
+    }
+    let maximum = maximum.min(MAX_PAYLOAD);
+    let maximum = maximum - maximum % minimum;
+    Ok(Agreed { size, flags, mode, allocation, minimum, preferred, maximum })
+}

@@ -1,0 +1,144 @@
+//! `nbd`: an image on another machine, or in another process, behind an NBD server.
+//!
+//! From the socket inwards: `connect` gets to the server and shakes hands, [`agreed`] is what came of
+//! that; `channel` is a connection on its loop, `state` and `slots` are what it keeps for the requests
+//! under way.
+//!
+//! [`agreed`]: agreed::Agreed
+
+mod agreed;
+mod channel;
+mod connect;
+mod slots;
+mod state;
+
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use event_loop::{EventLoop, sync::lock};
+use nbd_wire::flag;
+use nix::errno::Errno;
+
+use super::detect_zeroes::detect_zeroes;
+use crate::error::OpenError;
+use crate::node::{BlockNode, Channel, Geometry};
+use crate::options::{BlockdevOptions, DetectZeroes, Discard, NbdOptions};
+use crate::request::{Op, Request};
+use agreed::Agreed;
+use channel::Connection;
+pub(crate) use connect::Connected;
+
+/// A disk's size is a multiple of this.
+const SECTOR: u64 = 512;
+
+/// An export of an NBD server.
+pub(crate) struct NbdNode {
+    shared: Arc<Shared>,
+    /// The connection that the node was opened with, until a loop takes it.
+    first: Mutex<Option<Connected>>,
+}
+
+/// What connections have to know.
+struct Shared {
+    name: String,
+    options: NbdOptions,
+    agreed: Agreed,
+    geometry: Geometry,
+    discard: Discard,
+    detect_zeroes: DetectZeroes,
+}
+
+/// Connects to the server of a node that is to be opened, in a task.
+pub(crate) async fn connect(
+    event_loop: &EventLoop,
+    options: &NbdOptions,
+) -> Result<Connected, OpenError> {
+    connect::open(event_loop, options).await.map_err(|error| OpenError::new(error.to_string()))
+}
+
+impl NbdNode {
+    /// Makes a node of a connection.
+    pub(crate) fn new(
+        name: String,
+        common: &BlockdevOptions,
+        options: &NbdOptions,
+        connected: Connected,
+    ) -> Result<Self, OpenError> {
+        let mut agreed = connected.agreed;
+        let theirs = agreed.has(flag::READ_ONLY);
+        if theirs && !common.read_only && !common.auto_read_only {
+            return Err(OpenError::os("Could not open image", Errno::EACCES)
+                .with_hint("The server lets nobody write: read-only=on opens such an export"));
+        }
+        if common.cache.no_flush {
+            agreed.flags &= !(flag::SEND_FLUSH | flag::SEND_FUA);
+        }
+        let read_only = theirs || common.read_only;
+        let discards = agreed.has(flag::SEND_TRIM) && common.discard == Discard::Unmap;
+        let geometry = Geometry {
+            size: agreed.size.next_multiple_of(SECTOR),
+            read_only,
+            physical_block_size: agreed.preferred.clamp(512, 64 << 10),
+            request_alignment: agreed.minimum,
+            discard: discards && !read_only,
+            discard_granularity: agreed.preferred.max(512),
+            write_zeroes: agreed.has(flag::SEND_WRITE_ZEROES) && !read_only,
+            write_cache: agreed.has(flag::SEND_FLUSH) && !read_only,
+        };
+        let shared = Shared {
+            name,
+            options: options.clone(),
+            agreed,
+            geometry,
+            discard: common.discard,
+            detect_zeroes: common.detect_zeroes,
+        };
+        Ok(NbdNode { shared: Arc::new(shared), first: Mutex::new(Some(connected)) })
+    }
+}
+
+impl BlockNode for NbdNode {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let first = lock(&self.first).take();
+        let connection = Connection::new(event_loop, &self.shared, first);
+        Ok(connection.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?)
+    }
+}
+
+impl Shared {
+    /// How long requests wait while there is no connection, nanoseconds.
+    fn delay_ns(&self) -> u64 {
+        u64::from(self.options.reconnect_delay) * 1_000_000_000
+    }
+
+    /// Applies the node's options to a request; `Some`: that is its answer.
+    fn prepare(&self, request: &mut Request) -> Option<Result<(), Errno>> {
+        if self.geometry.read_only && !request.op.only_reads() {
+            return Some(Err(Errno::EROFS));
+        }
+        match request.offset.checked_add(request.len) {
+            Some(end) if end <= self.geometry.size => {}
+            _ => return Some(Err(Errno::EIO)),
+        }
+        if self.detect_zeroes != DetectZeroes::Off {
+            detect_zeroes(self.detect_zeroes, request);
+        }
+        match &mut request.op {
+            Op::Discard if self.discard == Discard::Ignore => return Some(Ok(())),
+            Op::WriteZeroes { may_unmap, .. } if self.discard == Discard::Ignore => {
+                *may_unmap = false;
+            }
+            _ => {}
+        }
+        None
+    }
+}
