@@ -284,3 +284,31 @@ fn device_with_large_blocks() {
         }
     }
 }
+
+fn nbd_matches(server: &common::nbd::NbdServer, size: usize, any_byte: bool) {
+    for_random_batches(24, |batches| {
+        let mut options = server.node();
+        options.discard = Discard::Unmap;
+        let node = NodeRegistry::new().open(&options).unwrap();
+        assert_eq!(node.geometry().size, size as u64);
+        let mut rig = Rig::new(node);
+        let start = pattern(size);
+        rig.write(0, &start, 0).unwrap();
+        let bytes = start.into_iter().map(Some).collect();
+        let mut model = Model { bytes, discard_zeroes: false };
+        run(&mut rig, &mut model, &batches, any_byte);
+        assert!(model.matches(0, &rig.read(0, size, 0).unwrap()));
+    });
+}
+
+#[test]
+fn nbd() {
+    use common::nbd::NbdServer;
+    let image = TempFile::new(&disk(), "model-nbd", 400 << 10);
+    nbd_matches(&NbdServer::qemu(&image.0, &["--discard=unmap"]), 400 << 10, false);
+    // Simple replies; replies in any order, in small pieces.
+    nbd_matches(&NbdServer::nbdkit(&["--no-sr", "memory", "400k"]), 400 << 10, false);
+    let small = ["blocksize-maximum=8k", "blocksize-error-policy=error"];
+    let small = [&["--filter=blocksize-policy", "memory", "400k"], &small[..]].concat();
+    nbd_matches(&NbdServer::nbdkit(&small), 400 << 10, false);
+}

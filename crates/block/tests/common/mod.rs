@@ -1,6 +1,7 @@
 //! A loop, requests and answers for the tests.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod nbd;
 pub mod zram;
 
 use std::cell::RefCell;

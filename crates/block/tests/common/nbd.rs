@@ -1,0 +1,104 @@
+//! NBD servers that nobody here wrote.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use block::options::*;
+
+/// A server on a socket of its own, killed with its value.
+pub struct NbdServer {
+    socket: PathBuf,
+    program: &'static str,
+    arguments: Vec<String>,
+    child: Child,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+impl NbdServer {
+    /// `qemu-nbd` with an image.
+    pub fn qemu(image: &Path, options: &[&str]) -> NbdServer {
+        let mut arguments: Vec<String> = ["-t", "-e", "8", "-f", "raw"]
+            .into_iter()
+            .chain(options.iter().copied())
+            .map(Into::into)
+            .collect();
+        arguments.push("-k".into());
+        let socket = new_socket();
+        arguments.push(socket.display().to_string());
+        arguments.push(image.display().to_string());
+        NbdServer::start(socket, "qemu-nbd", arguments)
+    }
+
+    /// `nbdkit` with these arguments.
+    pub fn nbdkit(arguments: &[&str]) -> NbdServer {
+        let socket = new_socket();
+        let own = ["-f".to_owned(), "-U".to_owned(), socket.display().to_string()];
+        let arguments = own.into_iter().chain(arguments.iter().map(|&text| text.to_owned()));
+        NbdServer::start(socket, "nbdkit", arguments.collect())
+    }
+
+    fn start(socket: PathBuf, program: &'static str, arguments: Vec<String>) -> NbdServer {
+        let child = spawn(program, &arguments, &socket);
+        NbdServer { socket, program, arguments, child }
+    }
+
+    /// Options to open its default export.
+    pub fn options(&self) -> NbdOptions {
+        NbdOptions {
+            server: NbdServerAddr::Unix { path: self.socket.clone() },
+            export: String::new(),
+            reconnect_delay: 0,
+            open_timeout: 0,
+        }
+    }
+
+    /// A node's options, with its default export.
+    pub fn node(&self) -> BlockdevOptions {
+        super::blockdev("disk", Driver::Nbd(self.options()))
+    }
+
+    /// Kills it at once.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    /// Starts it again, after [`kill`](Self::kill).
+    pub fn restart(&mut self) {
+        self.child = spawn(self.program, &self.arguments, &self.socket);
+    }
+}
+
+fn new_socket() -> PathBuf {
+    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("ringmill-nbd-{}-{nth}.sock", std::process::id()))
+}
+
+fn spawn(program: &str, arguments: &[String], socket: &Path) -> Child {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}: run scripts/setup-tests.sh"));
+    let begun = Instant::now();
+    // No event tells that somebody listens.
+    while UnixStream::connect(socket).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{program} does not listen");
+        assert!(child.try_wait().unwrap().is_none(), "{program} {arguments:?} ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}

@@ -1,0 +1,143 @@
+//! The `nbd` driver with servers that nobody here wrote.
+
+mod common;
+
+use block::NodeRegistry;
+use block::options::*;
+use block::request::Op;
+use block::status::{Extent, State, extent};
+use common::nbd::NbdServer;
+use common::*;
+use event_loop::AlignedBuf;
+use nix::errno::Errno;
+
+const MIB: usize = 1 << 20;
+
+fn open(options: &BlockdevOptions) -> Rig {
+    Rig::new(NodeRegistry::new().open(options).unwrap())
+}
+
+fn extents(rig: &mut Rig, offset: u64, len: u64) -> Vec<Extent> {
+    let memory = AlignedBuf::io_bufs(64 * block::status::EXTENT_LEN, 16).unwrap();
+    let tag = rig.submit(Op::BlockStatus, offset, len, memory);
+    let (result, bufs) = rig.wait(tag);
+    assert_eq!(result, Ok(()));
+    (0..).map_while(|index| extent(&bufs, index)).collect()
+}
+
+#[test]
+fn an_image_behind_qemu_nbd() {
+    let image = TempFile::new(&disk(), "nbd-qemu", 4 * MIB);
+    let server = NbdServer::qemu(&image.0, &["--discard=unmap"]);
+    let mut options = server.node();
+    options.discard = Discard::Unmap;
+    let node = NodeRegistry::new().open(&options).unwrap();
+    let geometry = node.geometry();
+    assert_eq!(geometry.size, 4 << 20);
+    assert!(geometry.discard && geometry.write_zeroes && geometry.write_cache);
+    let mut rig = Rig::new(node);
+    // More than a server's largest request has, more than an input's memory, less than that.
+    let expected = image.contents();
+    for (offset, len) in [(0, 4 * MIB), (512, 3 * MIB), (MIB as u64, 64 << 10), (1536, 512)] {
+        let at = offset as usize;
+        assert_eq!(rig.read(offset, len, 8), Ok(expected[at..at + len].to_vec()), "{len}");
+    }
+    let data = vec![0xa5; 2 * MIB];
+    rig.write(4096, &data, 8).unwrap();
+    rig.write_op(Op::Write { fua: true }, 0, &data[..512], 0).unwrap();
+    assert_eq!(rig.op(Op::Flush, 0, 0), Ok(()));
+    let zeroes = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
+    assert_eq!(rig.op(zeroes, MIB as u64, MIB as u64), Ok(()));
+    assert_eq!(rig.op(Op::Discard, 3 << 20, 1 << 20), Ok(()));
+    let mut expected = expected;
+    expected[4096..4096 + 2 * MIB].fill(0xa5);
+    expected[..512].fill(0xa5);
+    expected[MIB..2 * MIB].fill(0);
+    expected[3 * MIB..].fill(0);
+    assert_eq!(rig.read(0, 4 * MIB, 0), Ok(expected.clone()));
+    assert!(image.contents() == expected);
+    let hole = |mib: u64| Extent { len: mib << 20, state: State::Hole };
+    let data = |mib: u64| Extent { len: mib << 20, state: State::Data };
+    assert_eq!(extents(&mut rig, 0, 4 << 20), [data(1), hole(1), data(1), hole(1)]);
+    assert_eq!(rig.op(Op::Discard, 4 << 20, 512), Err(Errno::EIO), "beyond the end");
+}
+
+#[test]
+fn what_a_server_cannot_do_is_made_up_for() {
+    for simple in [&["--no-sr"][..], &[]] {
+        let filters = ["--filter=nozero", "--filter=fua", "--filter=noextents", "memory", "1M"];
+        let server = NbdServer::nbdkit(&[simple, &filters].concat());
+        let mut rig = open(&server.node());
+        let data = pattern(MIB);
+        rig.write_op(Op::Write { fua: true }, 0, &data, 0).unwrap();
+        let zeroes = |no_fallback| Op::WriteZeroes { may_unmap: false, no_fallback, fua: true };
+        assert_eq!(rig.op(zeroes(true), 4096, 200 << 10), Err(Errno::EOPNOTSUPP));
+        assert_eq!(rig.op(zeroes(false), 4096, 200 << 10), Ok(()));
+        let mut expected = data;
+        expected[4096..4096 + (200 << 10)].fill(0);
+        assert_eq!(rig.read(0, MIB, 0), Ok(expected));
+        assert_eq!(extents(&mut rig, 0, 1 << 20), [Extent { len: 1 << 20, state: State::Data }]);
+    }
+}
+
+#[test]
+fn an_end_within_a_sector_reads_as_zeroes_and_takes_no_data() {
+    let server = NbdServer::nbdkit(&["memory", "1000"]);
+    let node = NodeRegistry::new().open(&server.node()).unwrap();
+    assert_eq!(node.geometry().size, 1024);
+    let mut rig = Rig::new(node);
+    let mut data = pattern(1024);
+    assert_eq!(rig.write(0, &data, 0), Err(Errno::ENOSPC));
+    data[1000..].fill(0);
+    assert_eq!(rig.write(0, &data, 0), Ok(()));
+    assert_eq!(rig.read(0, 1024, 0), Ok(data.clone()));
+    assert_eq!(rig.read(512, 512, 0), Ok(data[512..].to_vec()));
+}
+
+#[test]
+fn errors_of_a_server_keep_their_number() {
+    let server =
+        NbdServer::nbdkit(&["--filter=error", "memory", "1M", "error=ENOSPC", "error-rate=1"]);
+    let mut rig = open(&server.node());
+    assert_eq!(rig.write(0, &[1; 512], 0), Err(Errno::ENOSPC));
+    assert_eq!(rig.read(0, 512, 0), Err(Errno::ENOSPC));
+    let server = NbdServer::nbdkit(&[
+        "--filter=error",
+        "memory",
+        "1M",
+        "error-pwrite=EPERM",
+        "error-pwrite-rate=1",
+    ]);
+    let mut rig = open(&server.node());
+    assert_eq!(rig.write(0, &[1; 512], 0), Err(Errno::EPERM));
+    assert_eq!(rig.read(0, 512, 0), Ok(vec![0; 512]));
+}
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let image = TempFile::new(&disk(), "nbd-open", MIB);
+    let server = NbdServer::qemu(&image.0, &["-r", "-x", "disk"]);
+    let refused = |change: &dyn Fn(&mut BlockdevOptions)| {
+        let mut options = server.node();
+        change(&mut options);
+        NodeRegistry::new().open(&options).err().map(|error| error.to_string())
+    };
+    let nbd = |options: &mut BlockdevOptions, change: &dyn Fn(&mut NbdOptions)| {
+        let Driver::Nbd(nbd) = &mut options.driver else { panic!() };
+        nbd.export = "disk".into();
+        change(nbd);
+    };
+    assert_eq!(refused(&|_| {}).as_deref(), Some("Requested export not available"));
+    let denied = "Could not open image: Permission denied";
+    assert_eq!(refused(&|options| nbd(options, &|_| {})).as_deref(), Some(denied));
+    let read_only = |options: &mut BlockdevOptions| {
+        options.read_only = true;
+        nbd(options, &|_| {});
+    };
+    assert_eq!(refused(&read_only), None);
+    let nowhere = |options: &mut BlockdevOptions| {
+        nbd(options, &|nbd| nbd.server = NbdServerAddr::Unix { path: "/nowhere".into() });
+    };
+    let expected = "Failed to connect to '/nowhere': No such file or directory";
+    assert_eq!(refused(&nowhere).as_deref(), Some(expected));
+}
