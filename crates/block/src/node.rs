@@ -19,6 +19,11 @@ pub trait BlockNode: Send + Sync {
     /// What users of the node have to know.
     fn geometry(&self) -> Geometry;
 
+    /// From here on, requests may lie past the end: writes there make the image longer, reads give
+    /// zeroes. For a format on top of the node, which finds room in it as it needs. A node that cannot
+    /// become longer goes on answering with `EIO`. Channels are opened afterwards.
+    fn let_grow(&self) {}
+
     /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as
     /// `aio=io_uring` on a loop without io_uring.
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;

@@ -64,6 +64,8 @@ pub enum Driver {
     HostDevice(FileOptions),
     /// `raw`: a part of, or all of, another node.
     Raw(RawOptions),
+    /// `qcow2`: QEMU's image format.
+    Qcow2(Qcow2Options),
     /// `null-co`: answers at once.
     NullCo(NullOptions),
     /// `null-aio`: answers from the loop, after `latency-ns`.
@@ -73,7 +75,8 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// The nodes below, each with what it is to this one, as QEMU names it: `file`, `backing`, ….
+    /// The nodes below that the options tell, each with what it is to this one, as QEMU names it: `file`,
+    /// `backing`, …. An image may name more.
     pub fn children(&self) -> Vec<(&'static str, &BlockdevRef)> {
         match self {
             Driver::File(_)
@@ -82,6 +85,14 @@ impl Driver {
             | Driver::NullAio(_)
             | Driver::Nbd(_) => Vec::new(),
             Driver::Raw(raw) => vec![("file", &raw.file)],
+            Driver::Qcow2(qcow2) => {
+                let data_file = qcow2.data_file.iter().map(|node| ("data-file", node));
+                let backing = match &qcow2.backing {
+                    Backing::Node(node) => Some(("backing", node)),
+                    Backing::Implicit | Backing::None => None,
+                };
+                [("file", &qcow2.file)].into_iter().chain(data_file).chain(backing).collect()
+            }
         }
     }
 }
@@ -129,6 +140,34 @@ pub struct RawOptions {
     pub offset: u64,
     /// `size` in bytes; `None` means up to the end of the node below.
     pub size: Option<u64>,
+}
+
+/// Options of `qcow2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qcow2Options {
+    /// `file`: the node that the image lies in.
+    pub file: BlockdevRef,
+    /// `data-file`: the node that the guest's data lies in, of an image made so. `None` means the file
+    /// that the image names, if it needs one.
+    pub data_file: Option<BlockdevRef>,
+    /// `backing`: what lies behind the image.
+    pub backing: Backing,
+    /// `pass-discard-request`: whether the node below gets discards of what the guest discards. `None`
+    /// means if the image itself takes them, `discard=unmap`.
+    pub pass_discard_request: Option<bool>,
+    /// `discard-no-unref`: clusters without data keep their place in the image.
+    pub discard_no_unref: bool,
+}
+
+/// What lies behind an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backing {
+    /// The file that the image names, if it names one.
+    Implicit,
+    /// Nothing, whatever the image says: `backing` is null, or the empty string.
+    None,
+    /// That node.
+    Node(BlockdevRef),
 }
 
 /// A node, by name or defined in place.

@@ -1,5 +1,7 @@
 //! All nodes of a process, by name, and how they are opened.
 
+mod implicit;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -237,8 +239,38 @@ impl NodeRegistry {
             let edge = self.open_child(&name, child, nested)?;
             children.push(Child { role, edge });
         }
-        let node = open_driver(name.clone(), options, &children, &mut self.connections)?;
+        let node = self.open_driver(name.clone(), options, &mut children, nested)?;
         Ok(Opened { name, node, options: options.clone(), children })
+    }
+
+    /// Opens a node on top of `children`, which are there for all that [`Driver::children`] names. If the
+    /// image names others, they are opened before it.
+    fn open_driver(
+        &mut self,
+        name: String,
+        options: &BlockdevOptions,
+        children: &mut Vec<Child>,
+        nested: &mut Vec<Opened>,
+    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        Ok(match &options.driver {
+            Driver::File(file) => Arc::new(FileNode::open(name, Kind::File, options, file)?),
+            Driver::HostDevice(file) => {
+                Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
+            }
+            Driver::Raw(raw) => {
+                let file = child(children, "file", &name)?;
+                Arc::new(RawNode::new(name, options, raw, file)?)
+            }
+            Driver::Qcow2(qcow2) => {
+                Arc::new(self.open_qcow2(name, options, qcow2, children, nested)?)
+            }
+            Driver::Nbd(nbd) => {
+                let connection = self.connections.take(nbd)?;
+                Arc::new(NbdNode::new(name, options, nbd, connection)?)
+            }
+            Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
+            Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
+        })
     }
 
     fn open_child(
@@ -293,31 +325,11 @@ impl NodeRegistry {
     }
 }
 
-/// Opens a node on top of `children`, which are there for all that [`Driver::children`] names.
-fn open_driver(
-    name: String,
-    options: &BlockdevOptions,
-    children: &[Child],
-    connections: &mut Connections,
-) -> Result<Arc<dyn BlockNode>, OpenError> {
-    let child = |role: &str| {
-        let found = children.iter().find(|child| child.role == role);
-        let missing = || OpenError::new(format!("Node '{name}' has no child '{role}'"));
-        found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
-    };
-    Ok(match &options.driver {
-        Driver::File(file) => Arc::new(FileNode::open(name, Kind::File, options, file)?),
-        Driver::HostDevice(file) => {
-            Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
-        }
-        Driver::Raw(raw) => {
-            let file = child("file")?;
-            Arc::new(RawNode::new(name, options, raw, file)?)
-        }
-        Driver::Nbd(nbd) => Arc::new(NbdNode::new(name, options, nbd, connections.take(nbd)?)?),
-        Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
-        Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
-    })
+/// The node that is that to the node called `name`.
+fn child(children: &[Child], role: &str, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
+    let found = children.iter().find(|child| child.role == role);
+    let missing = || OpenError::new(format!("Node '{name}' has no child '{role}'"));
+    found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
 }
 
 fn null_node(

@@ -251,6 +251,18 @@ impl IoBufs {
         true
     }
 
+    /// Appends all segments of `other`, whoever owns them: this list then keeps both owners.
+    pub fn append(&mut self, other: &IoBufs) {
+        if other.is_empty() || self.append_shared(other) {
+            return;
+        }
+        let owners = (self.owner.take(), other.owner.clone());
+        self.owner = Some(Rc::new(owners));
+        self.join_place(other.place);
+        self.iov.extend_from_slice(&other.iov);
+        self.len += other.len;
+    }
+
     /// Appends a part of `whole`: its bytes from `offset` on, at most `len`. Returns how many there
     /// were. Of another owner's memory than what is in the list already, nothing is appended.
     pub fn append_part(&mut self, whole: &IoBufs, offset: usize, len: usize) -> usize {
@@ -459,6 +471,18 @@ mod tests {
         let mut out = [9; 15];
         assert_eq!((list.iovecs().len(), list.copy_out(0, &mut out)), (3, 15));
         assert!(list.owner().is_some());
+    }
+
+    #[test]
+    fn lists_of_different_owners_keep_both() {
+        let (memory, mut list) = two_segments();
+        let (other, appended) = two_segments();
+        list.append(&appended);
+        drop(appended);
+        assert_eq!((list.iovecs().len(), list.len()), (4, 32));
+        assert_eq!((Rc::strong_count(&memory), Rc::strong_count(&other)), (2, 2));
+        drop(list);
+        assert_eq!((Rc::strong_count(&memory), Rc::strong_count(&other)), (1, 1));
     }
 
     #[test]

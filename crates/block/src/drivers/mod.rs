@@ -4,4 +4,5 @@ pub(crate) mod detect_zeroes;
 pub(crate) mod file;
 pub(crate) mod nbd;
 pub(crate) mod null;
+pub(crate) mod qcow2;
 pub(crate) mod raw;

@@ -91,6 +91,13 @@ impl BlockNode for RawNode {
         self.geometry
     }
 
+    fn let_grow(&self) {
+        // A part of the node below stays the part that it is.
+        if self.offset == 0 && self.geometry.size == self.child.geometry().size {
+            self.child.let_grow();
+        }
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let below = self.child.geometry();
         let child = self.child.clone().open_channel(event_loop)?;

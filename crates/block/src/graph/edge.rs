@@ -59,6 +59,10 @@ impl BlockNode for Edge {
         self.node().geometry()
     }
 
+    fn let_grow(&self) {
+        self.node().let_grow();
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let (post, orders) = Post::new();
         // From here on it gets orders, which wait until the port is there.

@@ -5,6 +5,7 @@
 mod file;
 mod nbd;
 mod null;
+mod qcow2;
 mod raw;
 
 use block::options::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver};
@@ -17,7 +18,7 @@ use crate::value::{Object, Value};
 
 /// The drivers there are.
 pub(crate) static DRIVERS: &[&DriverRow] =
-    &[&file::FILE, &file::HOST_DEVICE, &raw::RAW, &null::NULL_CO, &null::NULL_AIO, &nbd::NBD];
+    &[&file::FILE, &file::HOST_DEVICE, &raw::RAW, &qcow2::QCOW2, &null::NULL_CO, &null::NULL_AIO, &nbd::NBD];
 
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use block::options::{
-    BlockdevOptions, BlockdevRef, DetectZeroes, Driver, NbdOptions, NbdServerAddr, NullOptions,
-    RawOptions,
+    Backing, BlockdevOptions, BlockdevRef, DetectZeroes, Driver, NbdOptions, NbdServerAddr,
+    NullOptions, Qcow2Options, RawOptions,
 };
 use block::{Child, NodeInfo};
 use serde_json::{Value as Json, json};
@@ -56,6 +56,7 @@ fn name(driver: &Driver) -> &'static str {
         Driver::File(_) => "file",
         Driver::HostDevice(_) => "host_device",
         Driver::Raw(_) => "raw",
+        Driver::Qcow2(_) => "qcow2",
         Driver::NullCo(_) => "null-co",
         Driver::NullAio(_) => "null-aio",
         Driver::Nbd(_) => "nbd",
@@ -68,6 +69,9 @@ fn filename(driver: &Driver) -> String {
     match driver {
         Driver::File(file) | Driver::HostDevice(file) => file.filename.display().to_string(),
         Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), offset: 0, size: None }) => {
+            filename(&below.driver)
+        }
+        Driver::Qcow2(Qcow2Options { file: BlockdevRef::Inline(below), .. }) => {
             filename(&below.driver)
         }
         Driver::NullCo(null) | Driver::NullAio(null) if is_plain(null) => {
@@ -100,13 +104,21 @@ fn as_options(driver: &Driver) -> Json {
             options["filename"] = file.filename.display().to_string().into();
         }
         Driver::Raw(raw) => {
-            options["file"] = match &raw.file {
-                BlockdevRef::Name(name) => name.as_str().into(),
-                BlockdevRef::Inline(below) => as_options(&below.driver),
-            };
+            options["file"] = reference(&raw.file);
             options["offset"] = raw.offset.into();
             if let Some(size) = raw.size {
                 options["size"] = size.into();
+            }
+        }
+        Driver::Qcow2(qcow2) => {
+            options["file"] = reference(&qcow2.file);
+            if let Some(data_file) = &qcow2.data_file {
+                options["data-file"] = reference(data_file);
+            }
+            match &qcow2.backing {
+                Backing::Implicit => {}
+                Backing::None => options["backing"] = Json::Null,
+                Backing::Node(backing) => options["backing"] = reference(backing),
             }
         }
         Driver::NullCo(null) | Driver::NullAio(null) => {
@@ -127,6 +139,13 @@ fn as_options(driver: &Driver) -> Json {
     options
 }
 
+fn reference(node: &BlockdevRef) -> Json {
+    match node {
+        BlockdevRef::Name(name) => name.as_str().into(),
+        BlockdevRef::Inline(below) => as_options(&below.driver),
+    }
+}
+
 /// Bytes that the image takes on its file system.
 fn actual_size(driver: &Driver) -> u64 {
     match driver {
@@ -134,9 +153,10 @@ fn actual_size(driver: &Driver) -> u64 {
             // Of what is at the path now; what is gone takes none that anybody could find.
             fs::metadata(&file.filename).map_or(0, |metadata| metadata.blocks() * 512)
         }
-        Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), .. }) => {
+        Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), .. })
+        | Driver::Qcow2(Qcow2Options { file: BlockdevRef::Inline(below), .. }) => {
             actual_size(&below.driver)
         }
-        Driver::Raw(_) | Driver::NullCo(_) | Driver::NullAio(_) | Driver::Nbd(_) => 0,
+        Driver::Raw(_) | Driver::Qcow2(_) | Driver::NullCo(_) | Driver::NullAio(_) | Driver::Nbd(_) => 0,
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct FileNode {
     /// A flush of the page cache has failed. The kernel reports that once and then believes the
     /// lost pages clean, so no later flush can be answered with success.
     flush_failed: AtomicBool,
+    /// See [`BlockNode::let_grow`].
+    grows: AtomicBool,
     /// Dropped with the node.
     _lock: Option<ImageLock>,
 }
@@ -75,6 +77,21 @@ impl FileNode {
     ) -> Result<FileNode, OpenError> {
         open::open(name, kind, common, options)
     }
+
+    /// Whether a request past the end of the disk may reach that far, bytes.
+    #[cold]
+    fn may_reach(&self, end: u64) -> bool {
+        self.grows.load(Ordering::Relaxed) && i64::try_from(end).is_ok()
+    }
+
+    /// The limits for a channel that is opened now.
+    fn limits_now(&self) -> Limits {
+        match self.grows.load(Ordering::Relaxed) {
+            // It may become longer, so the last block is as good as any.
+            true => self.limits.without_tail(),
+            false => self.limits,
+        }
+    }
 }
 
 impl BlockNode for FileNode {
@@ -84,6 +101,10 @@ impl BlockNode for FileNode {
 
     fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    fn let_grow(&self) {
+        self.grows.store(self.kind == Kind::File, Ordering::Relaxed);
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

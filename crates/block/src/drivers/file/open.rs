@@ -104,6 +104,7 @@ pub(super) fn open(
         page_cache: !common.cache.direct,
         capabilities: Capabilities::default(),
         flush_failed: AtomicBool::new(false),
+        grows: AtomicBool::new(false),
         _lock: lock,
     })
 }

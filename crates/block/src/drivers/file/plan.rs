@@ -78,6 +78,11 @@ impl Limits {
         Limits { align, sector, tail, max_bytes: MAX_BYTES, max_segments: MAX_SEGMENTS }
     }
 
+    /// The same where the end may move.
+    pub(crate) fn without_tail(self) -> Self {
+        Limits { tail: None, ..self }
+    }
+
     /// Whether a byte lies in the unaligned tail.
     pub(crate) fn in_tail(&self, at: u64) -> bool {
         self.tail.is_some_and(|tail| at >= tail)

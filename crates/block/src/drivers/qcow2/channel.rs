@@ -1,0 +1,150 @@
+//! One loop's way to an image: each request is a task.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use event_loop::{EventLoop, IoBufs};
+use nix::errno::Errno;
+
+use super::Qcow2Node;
+use super::context::{Channels, With};
+use crate::drivers::detect_zeroes::detect_zeroes;
+use crate::node::Channel;
+use crate::options::{DetectZeroes, Discard};
+use crate::request::{Op, Request};
+
+/// Requests that are carried out at once; those that come meanwhile wait.
+const IN_FLIGHT: usize = 256;
+
+/// The channel as its users hold it.
+pub(super) struct Qcow2Channel(Rc<Inner>);
+
+struct Inner {
+    me: Weak<Inner>,
+    event_loop: EventLoop,
+    node: Arc<Qcow2Node>,
+    channels: Rc<Channels>,
+    in_flight: Cell<usize>,
+    waiting: RefCell<VecDeque<Request>>,
+}
+
+impl Qcow2Channel {
+    pub(super) fn new(node: Arc<Qcow2Node>, event_loop: &EventLoop, channels: Channels) -> Self {
+        Qcow2Channel(Rc::new_cyclic(|me| Inner {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            node,
+            channels: Rc::new(channels),
+            in_flight: Cell::new(0),
+            waiting: RefCell::default(),
+        }))
+    }
+}
+
+impl Channel for Qcow2Channel {
+    fn submit(&self, mut request: Request) {
+        let inner = &*self.0;
+        if let Err(errno) = inner.node.check(&request) {
+            return request.complete(Err(errno));
+        }
+        if inner.node.detect_zeroes != DetectZeroes::Off {
+            detect_zeroes(inner.node.detect_zeroes, &mut request);
+        }
+        match &mut request.op {
+            Op::Discard if inner.node.discard == Discard::Ignore => return request.complete(Ok(())),
+            Op::WriteZeroes { may_unmap, .. } if inner.node.discard == Discard::Ignore => {
+                *may_unmap = false;
+            }
+            _ => {}
+        }
+        if inner.in_flight.get() < IN_FLIGHT {
+            inner.start(request);
+        } else {
+            inner.waiting.borrow_mut().push_back(request);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight.get() + self.0.waiting.borrow().len()
+    }
+}
+
+impl Inner {
+    fn start(&self, request: Request) {
+        let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
+        self.in_flight.set(self.in_flight.get() + 1);
+        let channels = self.channels.clone();
+        let mut owed = Owed { request: Some(request), inner: me };
+        self.event_loop.spawn(With::new(channels, async move {
+            let result = owed.carry_out().await;
+            owed.answer(result);
+        }));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for request in self.waiting.take() {
+            request.complete(Err(Errno::ECANCELED));
+        }
+    }
+}
+
+/// A request that a task is at work on. A task that is dropped, as the loop ends, answers it too.
+struct Owed {
+    request: Option<Request>,
+    inner: Rc<Inner>,
+}
+
+impl Owed {
+    async fn carry_out(&mut self) -> Result<(), Errno> {
+        let Some(request) = &mut self.request else { return Ok(()) };
+        let Inner { node, channels, .. } = &*self.inner;
+        let image = &*node.image;
+        let Request { op, offset, len, .. } = *request;
+        let range = offset..offset + len;
+        match op {
+            Op::Read => {
+                let _mapping = image.use_mapping(range).await;
+                image.read(channels, offset, &mut request.bufs).await
+            }
+            Op::Write { fua } => image.write(channels, offset, &mut request.bufs, fua).await,
+            Op::Flush => node.flush(channels).await,
+            Op::Discard => image.discard(channels, range, node.discarding()).await,
+            Op::WriteZeroes { may_unmap, no_fallback, fua } => {
+                let discarding = may_unmap.then(|| node.discarding());
+                image.write_zeroes(channels, range, discarding, no_fallback).await?;
+                if fua { node.flush(channels).await } else { Ok(()) }
+            }
+            Op::BlockStatus => {
+                let _mapping = image.use_mapping(range.clone()).await;
+                image.status(channels, range, &mut request.bufs).await
+            }
+        }
+    }
+
+    fn answer(mut self, result: Result<(), Errno>) {
+        let inner = self.inner.clone();
+        let next = inner.waiting.borrow_mut().pop_front();
+        if let Some(request) = self.request.take() {
+            request.complete(result);
+        }
+        drop(self);
+        if let Some(next) = next {
+            inner.start(next);
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.inner.in_flight.set(self.inner.in_flight.get() - 1);
+        if let Some(mut request) = self.request.take() {
+            // Parts of the memory may be with the nodes below still, which keep it.
+            request.bufs = IoBufs::new();
+            request.complete(Err(Errno::ECANCELED));
+        }
+    }
+}

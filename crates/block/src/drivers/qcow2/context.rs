@@ -1,0 +1,152 @@
+//! What a task needs of the loop that it runs on: the channels to the nodes below.
+//!
+//! An image is shared by all loops, and so is what [`imago`] has of it, but channels are not. So while a
+//! task of ours is polled, the channels of its loop lie where the [storage](super::storage) finds them.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use event_loop::IoBufs;
+use nix::errno::Errno;
+
+use super::writes::Ticket;
+use crate::node::Channel;
+use crate::request::{Completion, Op, Request};
+
+/// One loop's channels to the nodes below an image.
+pub(super) struct Channels {
+    /// `file`: the image's metadata and, as a rule, data.
+    pub(super) file: Rc<dyn Channel>,
+    /// `data-file`.
+    pub(super) data_file: Option<Rc<dyn Channel>>,
+    /// `backing`, and its bytes.
+    pub(super) backing: Option<(Rc<dyn Channel>, u64)>,
+}
+
+impl Channels {
+    /// Where the guest's data lies.
+    pub(super) fn data(&self) -> &Rc<dyn Channel> {
+        self.data_file.as_ref().unwrap_or(&self.file)
+    }
+
+    /// Those of the task that is polled now; `None` outside of any.
+    pub(super) fn current() -> Option<Rc<Channels>> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Channels>>> = const { RefCell::new(None) };
+}
+
+/// A task that has a loop's channels while it is polled.
+pub(super) struct With {
+    channels: Rc<Channels>,
+    task: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+impl With {
+    pub(super) fn new(channels: Rc<Channels>, task: impl Future<Output = ()> + 'static) -> With {
+        With { channels, task: Box::pin(task) }
+    }
+}
+
+/// Puts back what was there before, also when a poll panics.
+struct Before(Option<Rc<Channels>>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        let before = self.0.take();
+        // A thread that is ending polls no more.
+        let _ = CURRENT.try_with(|current| current.replace(before));
+    }
+}
+
+impl Future for With {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let _before = Before(CURRENT.replace(Some(self.channels.clone())));
+        self.task.as_mut().poll(cx)
+    }
+}
+
+/// A request to a node below, under way, and its answer.
+///
+/// Dropping it leaves the request under way; its memory is the request's.
+pub(super) struct Transfer(Rc<Pending>);
+
+#[derive(Default)]
+struct Pending {
+    answer: Cell<Option<(Result<(), Errno>, IoBufs)>>,
+    waker: Cell<Option<Waker>>,
+    /// Of what writes: given back with the answer.
+    ticket: Cell<Option<Ticket>>,
+}
+
+impl Completion for Pending {
+    fn complete(&self, _tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        drop(self.ticket.take());
+        self.answer.set(Some((result, bufs)));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Transfer {
+    /// Sends a request that leaves the image as it is.
+    pub(super) fn start(
+        to: &Rc<dyn Channel>,
+        op: Op,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+    ) -> Transfer {
+        Self::send(to, op, offset, len, bufs, None)
+    }
+
+    /// Sends one that writes, and holds the ticket until it is answered.
+    pub(super) fn start_write(
+        to: &Rc<dyn Channel>,
+        op: Op,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+        ticket: Ticket,
+    ) -> Transfer {
+        Self::send(to, op, offset, len, bufs, Some(ticket))
+    }
+
+    fn send(
+        to: &Rc<dyn Channel>,
+        op: Op,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+        ticket: Option<Ticket>,
+    ) -> Transfer {
+        let pending = Rc::new(Pending { ticket: Cell::new(ticket), ..Pending::default() });
+        let answer = pending.clone() as Rc<dyn Completion>;
+        to.submit(Request::new(op, offset, len, bufs, &answer, 0));
+        Transfer(pending)
+    }
+}
+
+impl Future for Transfer {
+    type Output = (Result<(), Errno>, IoBufs);
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.0.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                let old = self.0.waker.replace(Some(cx.waker().clone()));
+                drop(old);
+                Poll::Pending
+            }
+        }
+    }
+}

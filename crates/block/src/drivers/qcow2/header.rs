@@ -1,0 +1,281 @@
+//! The image's header, read and judged before anything else of the image is.
+//!
+//! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources. What
+//! [`imago`] does not know, or takes on trust, is refused here: the sizes of tables, where they lie,
+//! and header extensions that do not have the form they should have.
+
+use crate::error::OpenError;
+
+/// Bytes of a header of version 2.
+const V2_LEN: usize = 72;
+/// Bytes of one of version 3, at least.
+const V3_LEN: usize = 104;
+/// Bytes to read from the beginning of the image: the largest cluster there is, which the header with
+/// its extensions and the name of the backing file never leaves.
+pub(super) const READ: usize = 1 << MAX_CLUSTER_BITS;
+
+const MAGIC: &[u8; 4] = b"QFI\xfb";
+/// QEMU's limit.
+const MAX_CLUSTER_BITS: u32 = 21;
+/// QEMU's limit, bytes of the L1 table.
+const MAX_L1: u64 = 32 << 20;
+/// QEMU's limit, bytes of the refcount table.
+const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
+/// Longest name of a backing file.
+const MAX_NAME: usize = 1023;
+/// Bytes of an entry of a table, and of one in the table of features' names.
+const ENTRY: u64 = 8;
+const FEATURE_NAME: usize = 48;
+
+/// Incompatible features.
+const DIRTY: u64 = 1 << 0;
+const CORRUPT: u64 = 1 << 1;
+const DATA_FILE: u64 = 1 << 2;
+const COMPRESSION: u64 = 1 << 3;
+const EXTENDED_L2: u64 = 1 << 4;
+/// Autoclear features.
+const RAW_DATA_FILE: u64 = 1 << 1;
+
+/// Header extensions.
+const END: u32 = 0;
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+const FEATURE_NAMES: u32 = 0x6803_f857;
+const DATA_FILE_NAME: u32 = 0x4441_5441;
+
+/// What an image's header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// 2 or 3.
+    pub(crate) version: u32,
+    /// Bytes of a cluster: a power of two, 512 to 2 MiB.
+    pub(crate) cluster: u64,
+    /// Bytes of the disk, a multiple of 512.
+    pub(crate) size: u64,
+    /// The image that lies behind this one.
+    pub(crate) backing: Option<Backing>,
+    /// The guest's data lies in another file.
+    pub(crate) data_file: Option<DataFile>,
+    /// The refcount table: first byte and number of bytes.
+    pub(crate) refcount_table: (u64, u64),
+}
+
+/// The backing file that a header names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Backing {
+    /// As it stands there: a path, as a rule relative to the image's.
+    pub(crate) filename: String,
+    /// The format, if it is told.
+    pub(crate) format: Option<String>,
+}
+
+/// The external data file of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DataFile {
+    /// Its name, if it is told.
+    pub(crate) filename: Option<String>,
+}
+
+/// Whether an image that begins with these bytes is in this format.
+pub(crate) fn is_qcow2(start: &[u8]) -> bool {
+    start.starts_with(MAGIC) && matches!(number(start, 4, 4), Some(2 | 3))
+}
+
+/// A number in the format's order of bytes, `len` of them.
+fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
+    let bytes = bytes.get(at..)?.get(..len)?;
+    Some(bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+fn invalid(why: impl std::fmt::Display) -> OpenError {
+    OpenError::new(format!("Image is not a valid qcow2 image: {why}"))
+}
+
+impl Header {
+    /// Reads the header from the image's first bytes: [`READ`] of them, or as many as it has.
+    /// `read_only`: nothing will be written to the image.
+    pub(crate) fn parse(bytes: &[u8], read_only: bool) -> Result<Header, OpenError> {
+        if !bytes.starts_with(MAGIC) {
+            return Err(OpenError::new("Image is not in qcow2 format")
+                .with_hint("driver=raw opens an image without a format"));
+        }
+        if bytes.len() < V2_LEN {
+            return Err(invalid("it ends within the header"));
+        }
+        // There are as many bytes.
+        let u32_at = |at| number(bytes, at, 4).unwrap_or_default() as u32;
+        let u64_at = |at| number(bytes, at, 8).unwrap_or_default();
+        let version = u32_at(4);
+        if !matches!(version, 2 | 3) {
+            return Err(OpenError::new(format!("Unsupported qcow2 version {version}")));
+        }
+        let cluster_bits = u32_at(20);
+        if !(9..=MAX_CLUSTER_BITS).contains(&cluster_bits) {
+            return Err(OpenError::new(format!("Unsupported cluster size: 2^{cluster_bits}")));
+        }
+        let cluster = 1 << cluster_bits;
+        if u32_at(32) != 0 {
+            return Err(OpenError::new("Encrypted qcow2 images are not supported")
+                .with_hint("qemu-img convert makes an image without encryption of it"));
+        }
+        let header_len = match version {
+            2 => V2_LEN,
+            _ if bytes.len() < V3_LEN => return Err(invalid("it ends within the header")),
+            _ => u32_at(100) as usize,
+        };
+        if version == 3 && (header_len < V3_LEN || header_len as u64 > cluster) {
+            return Err(invalid(format!("a header of {header_len} bytes")));
+        }
+        let order = if version == 2 { 4 } else { u32_at(96) };
+        if order > 6 {
+            return Err(OpenError::new(format!("Reference count entry width too large: 2^{order}")));
+        }
+        let incompatible = if version == 2 { 0 } else { u64_at(72) };
+        let autoclear = if version == 2 { 0 } else { u64_at(88) };
+        check_features(incompatible, autoclear, read_only)?;
+        let size = u64_at(24);
+        check_tables(size, cluster, u64_at(40), u32_at(36).into())?;
+        let refcount_table = (u64_at(48), u64::from(u32_at(56)) << cluster_bits);
+        check_table("refcount table", refcount_table.0, refcount_table.1, cluster)?;
+        if refcount_table.1 > MAX_REFCOUNT_TABLE {
+            return Err(OpenError::new("Reference count table too large"));
+        }
+        if refcount_table.1 == 0 && !read_only {
+            return Err(OpenError::new("Image does not contain a reference count table"));
+        }
+        // Within the first cluster, as far as there is one.
+        let first = &bytes[..bytes.len().min(cluster as usize)];
+        let extensions = match (version, u64_at(8)) {
+            // The name may follow at once.
+            (2, offset @ 1..) => &first[..first.len().min(offset as usize)],
+            _ => first,
+        };
+        let extensions = Extensions::parse(extensions, header_len, version)?;
+        let backing = match (u64_at(8), u32_at(16) as usize) {
+            (0, _) | (_, 0) => None,
+            (offset, len) => Some(Backing {
+                filename: name(first, offset, len)?,
+                format: extensions.backing_format,
+            }),
+        };
+        let data_file = (incompatible & DATA_FILE != 0)
+            .then_some(DataFile { filename: extensions.data_file });
+        Ok(Header { version, cluster, size, backing, data_file, refcount_table })
+    }
+}
+
+fn check_features(incompatible: u64, autoclear: u64, read_only: bool) -> Result<(), OpenError> {
+    if incompatible & CORRUPT != 0 {
+        return Err(OpenError::new("Image is corrupt, as its header says")
+            .with_hint("qemu-img check -r all repairs it"));
+    }
+    if incompatible & DIRTY != 0 {
+        return Err(OpenError::new("Image was not closed cleanly and its refcounts may be wrong")
+            .with_hint("qemu-img check -r all repairs it"));
+    }
+    if incompatible & COMPRESSION != 0 {
+        return Err(OpenError::new("Compression of a type other than zlib is not supported")
+            .with_hint("qemu-img convert makes an image with another compression type of it"));
+    }
+    if incompatible & EXTENDED_L2 != 0 {
+        return Err(OpenError::new("Images with extended L2 entries are not supported")
+            .with_hint("qemu-img convert -o extended_l2=off makes an image without them of it"));
+    }
+    let unknown = incompatible & !DATA_FILE;
+    if unknown != 0 {
+        return Err(OpenError::new(format!("Unsupported qcow2 feature(s): {unknown:#x}")));
+    }
+    if autoclear & RAW_DATA_FILE != 0 && !read_only {
+        return Err(OpenError::new("Images with data_file_raw=on cannot be written")
+            .with_hint("read-only=on opens it for reading; qemu-img amend -o data_file_raw=off"));
+    }
+    Ok(())
+}
+
+/// Checks the disk's size and the L1 table, `entries` at `offset`.
+fn check_tables(size: u64, cluster: u64, offset: u64, entries: u64) -> Result<(), OpenError> {
+    if size % 512 != 0 {
+        return Err(OpenError::new(format!("Disk size {size} is not a multiple of 512"))
+            .with_hint("qemu-img resize gives it another"));
+    }
+    // What one entry of the L1 table, a whole L2 table, reaches.
+    let reach = cluster * (cluster / ENTRY);
+    if entries * ENTRY > MAX_L1 {
+        return Err(OpenError::new("Active L1 table too large"));
+    }
+    if size.div_ceil(reach) > entries {
+        return Err(OpenError::new("L1 table is too small"));
+    }
+    check_table("L1 table", offset, entries * ENTRY, cluster)
+}
+
+fn check_table(what: &str, offset: u64, len: u64, cluster: u64) -> Result<(), OpenError> {
+    let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
+    if offset % cluster != 0 || end.is_none() || (len > 0 && offset < cluster) {
+        return Err(invalid(format!("the offset of the {what}, {offset:#x}")));
+    }
+    Ok(())
+}
+
+/// The name of the backing file.
+fn name(first: &[u8], offset: u64, len: usize) -> Result<String, OpenError> {
+    if len > MAX_NAME {
+        return Err(OpenError::new("Backing file name too long"));
+    }
+    let bytes = usize::try_from(offset).ok().and_then(|at| first.get(at..)?.get(..len));
+    let bytes = bytes.ok_or_else(|| invalid("the offset of the backing file's name"))?;
+    text(bytes, "the backing file's name")
+}
+
+fn text(bytes: &[u8], what: &str) -> Result<String, OpenError> {
+    let text = String::from_utf8(bytes.to_vec()).ok();
+    let text = text.filter(|text| !text.contains('\0'));
+    text.ok_or_else(|| invalid(format!("{what} is no text")))
+}
+
+/// Those header extensions that matter.
+#[derive(Default)]
+struct Extensions {
+    backing_format: Option<String>,
+    data_file: Option<String>,
+}
+
+impl Extensions {
+    fn parse(first: &[u8], mut at: usize, version: u32) -> Result<Extensions, OpenError> {
+        let mut found = Extensions::default();
+        loop {
+            let kind = number(first, at, 4);
+            let len = number(first, at + 4, 4);
+            let (Some(kind), Some(len)) = (kind, len) else {
+                // Version 2 has none, as a rule, and nobody demands that they end.
+                return match version {
+                    2 => Ok(found),
+                    _ => Err(invalid("header extensions without an end")),
+                };
+            };
+            let (kind, len) = (kind as u32, len as usize);
+            if kind == END {
+                return Ok(found);
+            }
+            let data = first.get(at + 8..).and_then(|rest| rest.get(..len));
+            let data = data.ok_or_else(|| invalid("header extensions beyond the first cluster"))?;
+            match kind {
+                BACKING_FORMAT => {
+                    set(&mut found.backing_format, text(data, "the backing file's format")?)?;
+                }
+                DATA_FILE_NAME => set(&mut found.data_file, text(data, "the data file's name")?)?,
+                FEATURE_NAMES if len % FEATURE_NAME != 0 => {
+                    return Err(invalid("the table of the features' names"));
+                }
+                _ => {}
+            }
+            at += 8 + len.next_multiple_of(8);
+        }
+    }
+}
+
+fn set(place: &mut Option<String>, value: String) -> Result<(), OpenError> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(invalid("a header extension that is there twice")),
+    }
+}

@@ -1,0 +1,109 @@
+//! `qcow2`: QEMU's image format, by the [`imago`] crate.
+//!
+//! `imago` looks after the metadata: which clusters are where, which are in use. Its storage
+//! ([`storage`]) goes to the node below. The guest's data does not pass through it: [`access`] asks where
+//! it is, and has it go between the guest's memory and the node below. An image is shared by all loops;
+//! each request is a task on the loop that it came from ([`channel`]).
+
+mod access;
+mod channel;
+mod context;
+mod create;
+mod header;
+mod image;
+mod open;
+mod status;
+mod storage;
+mod writes;
+mod zero;
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::EventLoop;
+use nix::errno::Errno;
+
+use self::channel::Qcow2Channel;
+use self::context::Channels;
+use self::image::Image;
+use self::zero::Discarding;
+use crate::node::{BlockNode, Channel, Geometry};
+use crate::options::{DetectZeroes, Discard};
+use crate::request::Request;
+
+pub use self::create::{CreateQcow2, create_qcow2};
+pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
+
+/// An opened qcow2 image.
+pub(crate) struct Qcow2Node {
+    name: String,
+    below: Below,
+    image: Arc<Image>,
+    read_only: bool,
+    discard: Discard,
+    detect_zeroes: DetectZeroes,
+    /// `discard-no-unref`: clusters without data keep their place.
+    no_unref: bool,
+    /// `pass-discard-request`.
+    pass_discard: bool,
+}
+
+impl Qcow2Node {
+    fn check(&self, request: &Request) -> Result<(), Errno> {
+        if self.read_only && !request.op.only_reads() {
+            return Err(Errno::EROFS);
+        }
+        match request.offset.checked_add(request.len) {
+            Some(end) if end <= self.image.size() => Ok(()),
+            _ => Err(Errno::EIO),
+        }
+    }
+
+    fn discarding(&self) -> Discarding {
+        Discarding { unref: !self.no_unref, pass: self.pass_discard }
+    }
+
+    async fn flush(&self, channels: &Channels) -> Result<(), Errno> {
+        match self.read_only {
+            true => Ok(()),
+            false => self.image.flush(channels).await,
+        }
+    }
+}
+
+impl BlockNode for Qcow2Node {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        let below = self.below.data().geometry();
+        let cluster = self.image.cluster as u32;
+        let discard = self.discard == Discard::Unmap && !self.read_only;
+        Geometry {
+            size: self.image.size(),
+            read_only: self.read_only,
+            physical_block_size: below.physical_block_size,
+            request_alignment: below.request_alignment,
+            discard,
+            discard_granularity: cluster,
+            write_zeroes: !self.read_only,
+            write_cache: !self.read_only,
+        }
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let channels = self.below.open_channels(event_loop)?;
+        Ok(Rc::new(Qcow2Channel::new(self, event_loop, channels)))
+    }
+}
+
+impl Drop for Qcow2Node {
+    /// What is in memory of the metadata goes to the file.
+    fn drop(&mut self) {
+        if !self.read_only && !self.image.is_clean() {
+            open::close(&self.name, &self.below, &self.image);
+        }
+    }
+}

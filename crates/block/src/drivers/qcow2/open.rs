@@ -1,0 +1,288 @@
+//! Opening an image, and closing it: on a loop of its own, before the image has channels and after.
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::{AlignedBuf, EventLoop, LoopConfig};
+use imago::qcow2::Qcow2;
+use nix::errno::Errno;
+
+use super::Qcow2Node;
+use super::context::{Channels, Transfer, With};
+use super::header::{self, Header};
+use super::image::{Image, errno_of};
+use super::storage::{NodeStorage, Role, Shared};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevOptions, Discard, Qcow2Options};
+use crate::request::Op;
+
+/// The nodes below an image.
+#[derive(Clone)]
+pub(crate) struct Below {
+    /// `file`.
+    pub(crate) file: Arc<dyn BlockNode>,
+    /// `data-file`.
+    pub(crate) data_file: Option<Arc<dyn BlockNode>>,
+    /// `backing`.
+    pub(crate) backing: Option<Arc<dyn BlockNode>>,
+}
+
+impl Below {
+    /// Where the guest's data lies.
+    pub(super) fn data(&self) -> &Arc<dyn BlockNode> {
+        self.data_file.as_ref().unwrap_or(&self.file)
+    }
+
+    pub(super) fn open_channels(&self, event_loop: &EventLoop) -> io::Result<Channels> {
+        let open = |node: &Arc<dyn BlockNode>| node.clone().open_channel(event_loop);
+        let backing = |node| open(node).map(|channel| (channel, node.geometry().size));
+        Ok(Channels {
+            file: open(&self.file)?,
+            data_file: self.data_file.as_ref().map(open).transpose()?,
+            backing: self.backing.as_ref().map(backing).transpose()?,
+        })
+    }
+}
+
+/// Runs a task over the nodes below an image, on a thread and a loop of their own, and waits for it.
+pub(super) fn run_apart<T, F>(below: &Below, task: impl FnOnce(Rc<Channels>) -> F + Send) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
+    let on_thread = || {
+        let config = LoopConfig { name: "qcow2".into(), entries: 32, ..LoopConfig::default() };
+        let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
+        let channels = Rc::new(below.open_channels(&event_loop)?);
+        let (done, result) = event_loop::oneshot::channel();
+        let task = task(channels.clone());
+        let task = With::new(channels, async move {
+            // Somebody waits for it.
+            let _ = done.send(task.await);
+        });
+        let result = event_loop.block_on(async move {
+            task.await;
+            result.await
+        })?;
+        event_loop.shut_down()?;
+        result.map_err(|_| io::Error::other("the task has ended without a result"))
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("qcow2".into());
+        let ended = thread.spawn_scoped(scope, on_thread)?.join();
+        ended.map_err(|_| io::Error::other("the thread panicked"))?
+    })
+}
+
+fn failed(name: &str, what: &str, error: &io::Error) -> OpenError {
+    let message = format!("Could not {what} qcow2 image of node '{name}'");
+    match error.raw_os_error() {
+        Some(errno) => OpenError::os(message, Errno::from_raw(errno)),
+        None => OpenError::new(format!("{message}: {error}")),
+    }
+}
+
+/// Reads from the beginning of a node, zeroes past its end.
+async fn read(channels: &Channels, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+    let bufs = AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)?;
+    let read = Transfer::start(&channels.file, Op::Read, offset, len as u64, bufs);
+    let (result, bufs) = read.await;
+    result?;
+    let mut bytes = vec![0; len];
+    bufs.copy_out(0, &mut bytes);
+    Ok(bytes)
+}
+
+/// The backing image that an image's header names, as options.
+pub(crate) enum ImplicitBacking {
+    /// There is none.
+    None,
+    /// In that format, if it is told.
+    File(PathBuf, Option<String>),
+}
+
+/// An image of which the header has been read.
+pub(crate) struct Opening {
+    file: Arc<dyn BlockNode>,
+    header: Header,
+    read_only: bool,
+}
+
+impl Opening {
+    /// Reads the header.
+    pub(crate) fn begin(
+        common: &BlockdevOptions,
+        file: Arc<dyn BlockNode>,
+    ) -> Result<Opening, OpenError> {
+        let below = file.geometry();
+        if below.read_only && !common.read_only && !common.auto_read_only {
+            return Err(OpenError::new(format!("Block node '{}' is read-only", file.name()))
+                .with_hint("read-only=on opens the image on top of it"));
+        }
+        let read_only = common.read_only || below.read_only;
+        let start = first_bytes(&file, header::READ)?;
+        let header = Header::parse(&start, read_only)?;
+        Ok(Opening { file, header, read_only })
+    }
+
+    /// The backing image that the header names. `path`: that of the image.
+    pub(crate) fn backing(&self, path: Option<&Path>) -> Result<ImplicitBacking, OpenError> {
+        let Some(backing) = &self.header.backing else { return Ok(ImplicitBacking::None) };
+        let file = beside(path, &backing.filename, "backing file")?;
+        Ok(ImplicitBacking::File(file, backing.format.clone()))
+    }
+
+    /// The external data file that the header names; `None`: the image has none.
+    pub(crate) fn data_file(&self, path: Option<&Path>) -> Result<Option<PathBuf>, OpenError> {
+        let Some(data_file) = &self.header.data_file else { return Ok(None) };
+        match &data_file.filename {
+            Some(filename) => beside(path, filename, "data file").map(Some),
+            None => Err(OpenError::new("'data-file' is required for this image")),
+        }
+    }
+
+    /// Whether the image has an external data file.
+    pub(crate) fn has_data_file(&self) -> bool {
+        self.header.data_file.is_some()
+    }
+
+    /// Whether the image is opened for reading only.
+    pub(crate) fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Opens the image on the nodes below it.
+    pub(crate) fn finish(
+        self,
+        name: String,
+        common: &BlockdevOptions,
+        options: &Qcow2Options,
+        data_file: Option<Arc<dyn BlockNode>>,
+        backing: Option<Arc<dyn BlockNode>>,
+    ) -> Result<Qcow2Node, OpenError> {
+        let Opening { file, header, read_only } = self;
+        if let Some(data_file) = &data_file
+            && data_file.geometry().read_only
+            && !read_only
+        {
+            return Err(OpenError::new(format!("Block node '{}' is read-only", data_file.name())));
+        }
+        let below = Below { file, data_file, backing };
+        below.file.let_grow();
+        below.data().let_grow();
+        let shared = Arc::new(Shared::default());
+        let opened = {
+            let (shared, header, below_too) = (shared.clone(), header.clone(), below.clone());
+            run_apart(&below, move |channels| async move {
+                check_refcount_table(&channels, &header, &below_too, read_only).await?;
+                open(&below_too, shared, read_only).await
+            })
+        };
+        let qcow2 = opened.flatten().map_err(|error| failed(&name, "open", &error))?;
+        let unmap = common.discard == Discard::Unmap;
+        Ok(Qcow2Node {
+            image: Arc::new(Image::new(qcow2, shared, &header, below.backing.is_some())),
+            name,
+            below,
+            read_only,
+            discard: common.discard,
+            detect_zeroes: common.detect_zeroes,
+            no_unref: options.discard_no_unref,
+            pass_discard: options.pass_discard_request.unwrap_or(unmap),
+        })
+    }
+}
+
+async fn open(
+    below: &Below,
+    shared: Arc<Shared>,
+    read_only: bool,
+) -> io::Result<Qcow2<NodeStorage>> {
+    let storage = |role, node: &Arc<dyn BlockNode>| {
+        NodeStorage::new(role, node.name(), shared.clone())
+    };
+    let file = storage(Role::File, &below.file);
+    let mut qcow2 = Qcow2::open_image(file, !read_only).await?;
+    qcow2.set_data_file(below.data_file.as_ref().map(|node| storage(Role::DataFile, node)));
+    // What lies behind is read by its node.
+    qcow2.set_backing(None);
+    Ok(qcow2)
+}
+
+/// Whoever looks for a free cluster goes through the blocks that the refcount table names, without
+/// waiting for anything where they are in memory. So it must not name one twice, nor any that is not
+/// in the file: there are no more of them than the file has clusters.
+async fn check_refcount_table(
+    channels: &Channels,
+    header: &Header,
+    below: &Below,
+    read_only: bool,
+) -> io::Result<()> {
+    if read_only {
+        return Ok(());
+    }
+    let (offset, len) = header.refcount_table;
+    let size = below.file.geometry().size;
+    let table = read(channels, offset, len as usize).await?;
+    let entries = table.chunks_exact(8).map(|entry| {
+        entry.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    });
+    let mut blocks: Vec<u64> = entries.filter(|entry| *entry != 0).collect();
+    blocks.sort_unstable();
+    let twice = blocks.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+    let beyond = blocks.last().copied().filter(|last| *last >= size);
+    match twice.or(beyond) {
+        Some(block) => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the refcount table has a wrong entry, {block:#x}: qemu-img check -r all"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Reads the first bytes of a node, as many as it has.
+fn first_bytes(file: &Arc<dyn BlockNode>, most: usize) -> Result<Vec<u8>, OpenError> {
+    let below = Below { file: file.clone(), data_file: None, backing: None };
+    let len = file.geometry().size.min(most as u64) as usize;
+    let bytes = run_apart(&below, move |channels| async move { read(&channels, 0, len).await });
+    let failed = |error: io::Error| OpenError::os("Could not read image's header", errno_of(error));
+    bytes.flatten().map_err(failed)
+}
+
+/// Whether a node's contents are an image in this format.
+pub(crate) fn probe(file: &Arc<dyn BlockNode>) -> Result<bool, OpenError> {
+    Ok(header::is_qcow2(&first_bytes(file, 512)?))
+}
+
+/// A name in a header, seen from where the image lies.
+fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenError> {
+    let name = name.strip_prefix("file:").unwrap_or(name);
+    // As QEMU tells them: what stands before the first colon, if no slash comes earlier.
+    let is_protocol = name.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
+    if is_protocol {
+        return Err(OpenError::new(format!("The image's {what}, '{name}', is not a file"))
+            .with_hint(format!("'{what}' tells in options how to open it").replace(" file'", "'")));
+    }
+    match image.and_then(Path::parent) {
+        Some(directory) => Ok(directory.join(name)),
+        None if name.starts_with('/') => Ok(name.into()),
+        None => Err(OpenError::new(format!(
+            "The image's {what}, '{name}', is relative to the image, which is not a file"
+        ))),
+    }
+}
+
+/// Writes what is in memory of the metadata.
+pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
+    let image = image.clone();
+    let flushed = run_apart(below, move |channels| async move { image.flush(&channels).await });
+    let flushed = flushed.and_then(|flushed| Ok(flushed?));
+    if let Err(error) = flushed {
+        log::error!("{}", failed(name, "close", &error));
+    }
+}
+

@@ -1,0 +1,107 @@
+//! Block status: what of a range has data, and where it reads as zeroes.
+
+use std::ops::Range;
+
+use event_loop::{AlignedBuf, IoBufs};
+use nix::errno::Errno;
+
+use super::access::Place;
+use super::context::{Channels, Transfer};
+use super::image::Image;
+use crate::request::Op;
+use crate::status::{self, EXTENT_LEN, Extent, State};
+
+/// An answer that is put together.
+struct Answer<'a> {
+    bufs: &'a mut IoBufs,
+    extents: usize,
+    last: Option<Extent>,
+}
+
+impl Answer<'_> {
+    /// Appends an extent. `false`: there is no room for it.
+    fn push(&mut self, len: u64, state: State) -> bool {
+        if let Some(last) = &mut self.last
+            && last.state == state
+        {
+            last.len += len;
+            status::put(self.bufs, self.extents - 1, *last);
+            return true;
+        }
+        let extent = Extent { len, state };
+        if !status::put(self.bufs, self.extents, extent) {
+            return false;
+        }
+        self.extents += 1;
+        self.last = Some(extent);
+        true
+    }
+}
+
+impl Image {
+    /// Answers for the range, as far as there is room. Who calls it keeps the mapping in place.
+    pub(super) async fn status(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        bufs: &mut IoBufs,
+    ) -> Result<(), Errno> {
+        let mut answer = Answer { bufs, extents: 0, last: None };
+        let mut at = range.start;
+        while at < range.end {
+            let (place, found) = self.find(at..range.end).await?;
+            let state = match place {
+                Place::Data { .. } | Place::Compressed => State::Data,
+                Place::Zeroes => State::Hole,
+                Place::Nowhere => {
+                    if !self.status_behind(channels, at..at + found, &mut answer).await? {
+                        break;
+                    }
+                    at += found;
+                    continue;
+                }
+            };
+            if !answer.push(found, state) {
+                break;
+            }
+            at += found;
+        }
+        let Answer { bufs, extents, .. } = answer;
+        status::end_after(bufs, extents * EXTENT_LEN);
+        Ok(())
+    }
+
+    /// Asks the image behind. `false`: there was not room for all of it.
+    async fn status_behind(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        answer: &mut Answer<'_>,
+    ) -> Result<bool, Errno> {
+        let Range { mut start, end } = range;
+        if let Some((backing, size)) = &channels.backing {
+            let there = end.min(*size);
+            while start < there {
+                let len = there - start;
+                let room = AlignedBuf::io_bufs(answer.bufs.len(), 16).ok_or(Errno::ENOMEM)?;
+                let asked = Transfer::start(backing, Op::BlockStatus, start, len, room);
+                let (result, told) = asked.await;
+                result?;
+                let before = start;
+                let mut index = 0;
+                while let Some(Extent { len, state }) = status::extent(&told, index) {
+                    let len = len.min(there - start);
+                    if len > 0 && !answer.push(len, state) {
+                        return Ok(false);
+                    }
+                    start += len;
+                    index += 1;
+                }
+                if start == before {
+                    return Err(Errno::EIO);
+                }
+            }
+        }
+        Ok(start >= end || answer.push(end - start, State::Hole))
+    }
+}

@@ -1,0 +1,166 @@
+//! Write-zeroes and discards: what becomes of clusters that are not wanted any more.
+
+// `imago` calls discards unsafe since they break mappings that somebody else may be using. Here nobody
+// is: see `Image::change_mapping`.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use event_loop::{AlignedBuf, IoBufs};
+use imago::format::drivers::FormatDriverInstance;
+use nix::errno::Errno;
+
+use super::access::Place;
+use super::context::{Channels, Transfer};
+use super::image::{Image, errno_of};
+use crate::request::Op;
+
+/// Bytes of zeroes written at once where nothing better is there.
+const ZEROES: u64 = 1 << 20;
+
+/// How whole clusters cease to have data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Discarding {
+    /// Their place is free for others. Else they keep it.
+    pub(super) unref: bool,
+    /// The node below gets a discard of what they had.
+    pub(super) pass: bool,
+}
+
+impl Image {
+    /// Has the range read as zeroes.
+    pub(super) async fn write_zeroes(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        discarding: Option<Discarding>,
+        no_fallback: bool,
+    ) -> Result<(), Errno> {
+        let _change = self.change_mapping(range.clone()).await?;
+        let whole = self.whole_clusters(&range);
+        let slow = self.version < 3 || whole != range;
+        if no_fallback && slow {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if self.version < 3 || whole.is_empty() {
+            return self.write_zeroes_slowly(channels, range).await;
+        }
+        self.write_zeroes_slowly(channels, range.start..whole.start).await?;
+        let discarding = discarding.unwrap_or(Discarding { unref: false, pass: false });
+        self.drop_data(channels, whole.clone(), discarding).await?;
+        self.write_zeroes_slowly(channels, whole.end..range.end).await
+    }
+
+    /// Gives clusters back. What lies in others stays as it is.
+    pub(super) async fn discard(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        discarding: Discarding,
+    ) -> Result<(), Errno> {
+        if self.version < 3 && self.has_backing {
+            // There are no zeroes that hide what lies behind.
+            return Ok(());
+        }
+        let _change = self.change_mapping(range.clone()).await?;
+        let whole = self.whole_clusters(&range);
+        self.drop_data(channels, whole, discarding).await
+    }
+
+    /// Those clusters that lie in the range, all of each; the last one of the disk ends with it.
+    fn whole_clusters(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start.next_multiple_of(self.cluster);
+        let end = match range.end {
+            end if end == self.size() => end,
+            end => end - end % self.cluster,
+        };
+        start..end.max(start)
+    }
+
+    async fn drop_data(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        discarding: Discarding,
+    ) -> Result<(), Errno> {
+        let mut at = range.start;
+        while at < range.end {
+            let (place, found) = self.find(at..range.end).await?;
+            let end = at + found;
+            match place {
+                // It reads as zeroes, and has nothing to give back.
+                Place::Nowhere if !self.has_backing => {}
+                Place::Zeroes if !discarding.unref => {}
+                _ => {
+                    if let (Place::Data { at: host, own: true }, true) = (place, discarding.pass) {
+                        self.punch(channels, host, found).await;
+                    }
+                    self.change_to_zeroes(at..end, discarding.unref).await?;
+                }
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// The node below may give back what lies there, as long as it is ours: afterwards it may be used
+    /// for something else at once.
+    async fn punch(&self, channels: &Channels, host: u64, len: u64) {
+        let ticket = self.shared.begin_write();
+        let (to, bufs) = (channels.data(), IoBufs::new());
+        let punched = Transfer::start_write(to, Op::Discard, host, len, bufs, ticket).await;
+        // If it cannot, it keeps it.
+        drop(punched);
+    }
+
+    async fn change_to_zeroes(&self, range: Range<u64>, unref: bool) -> Result<(), Errno> {
+        let Range { mut start, end } = range;
+        while start < end {
+            let len = end - start;
+            let changed = match (unref, self.version) {
+                (false, _) => self.qcow2.ensure_zero_mapping(start, len).await,
+                // SAFETY: the caller has a `Change` of these clusters, so nobody has looked up where
+                // they are and still uses it. No memory depends on that.
+                (true, 3..) => unsafe { self.qcow2.discard_to_zero_unsafe(start, len) }.await,
+                // SAFETY: as above. There is nothing behind the image that could show.
+                (true, _) => unsafe { self.qcow2.discard_to_backing_unsafe(start, len) }.await,
+            };
+            self.changed();
+            let (_, changed) = changed.map_err(errno_of)?;
+            if changed == 0 {
+                return Err(Errno::EIO);
+            }
+            start += changed;
+        }
+        Ok(())
+    }
+
+    async fn write_zeroes_slowly(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let Range { mut start, end } = range;
+        if start >= end {
+            return Ok(());
+        }
+        let zeroes = AlignedBuf::io_bufs((end - start).min(ZEROES) as usize, 4096);
+        let zeroes = zeroes.ok_or(Errno::ENOMEM)?;
+        while start < end {
+            let (place, found) = self.find(start..end).await?;
+            let is_zero = match place {
+                Place::Nowhere => !self.has_backing,
+                Place::Zeroes => true,
+                _ => false,
+            };
+            let len = if is_zero { found } else { found.min(zeroes.len() as u64) };
+            if !is_zero {
+                let mut part = IoBufs::new();
+                part.set_part(&zeroes, 0, len as usize, 1);
+                self.write_anew(channels, start, &part).await?;
+            }
+            start += len;
+        }
+        Ok(())
+    }
+}
