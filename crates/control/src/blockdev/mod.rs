@@ -17,8 +17,15 @@ use crate::table::{self, Choice, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
 
 /// The drivers there are.
-pub(crate) static DRIVERS: &[&DriverRow] =
-    &[&file::FILE, &file::HOST_DEVICE, &raw::RAW, &qcow2::QCOW2, &null::NULL_CO, &null::NULL_AIO, &nbd::NBD];
+pub(crate) static DRIVERS: &[&DriverRow] = &[
+    &file::FILE,
+    &file::HOST_DEVICE,
+    &raw::RAW,
+    &qcow2::QCOW2,
+    &null::NULL_CO,
+    &null::NULL_AIO,
+    &nbd::NBD,
+];
 
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;

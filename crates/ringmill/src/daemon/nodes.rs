@@ -157,6 +157,10 @@ fn actual_size(driver: &Driver) -> u64 {
         | Driver::Qcow2(Qcow2Options { file: BlockdevRef::Inline(below), .. }) => {
             actual_size(&below.driver)
         }
-        Driver::Raw(_) | Driver::Qcow2(_) | Driver::NullCo(_) | Driver::NullAio(_) | Driver::Nbd(_) => 0,
+        Driver::Raw(_)
+        | Driver::Qcow2(_)
+        | Driver::NullCo(_)
+        | Driver::NullAio(_)
+        | Driver::Nbd(_) => 0,
     }
 }

@@ -93,7 +93,9 @@ impl Image {
                     let read = Transfer::start(channels.data(), Op::Read, host, found as u64, part);
                     transfers.push(read);
                 }
-                Place::Nowhere => transfers.extend(self.read_behind(channels, start, bufs, at, found)),
+                Place::Nowhere => {
+                    transfers.extend(self.read_behind(channels, start, bufs, at, found))
+                }
                 Place::Zeroes => bufs.zero(at, found),
                 Place::Compressed => self.read_compressed(start, bufs, at, found).await?,
             }

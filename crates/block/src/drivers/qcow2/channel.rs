@@ -53,7 +53,9 @@ impl Channel for Qcow2Channel {
             detect_zeroes(inner.node.detect_zeroes, &mut request);
         }
         match &mut request.op {
-            Op::Discard if inner.node.discard == Discard::Ignore => return request.complete(Ok(())),
+            Op::Discard if inner.node.discard == Discard::Ignore => {
+                return request.complete(Ok(()));
+            }
             Op::WriteZeroes { may_unmap, .. } if inner.node.discard == Discard::Ignore => {
                 *may_unmap = false;
             }

@@ -13,9 +13,7 @@ use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::drivers::file::{FileNode, Kind};
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{
-    BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
-};
+use crate::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking};
 
 /// A qcow2 image to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +43,7 @@ impl CreateQcow2 {
 ///
 /// The file cannot be made, locked or written, or the options fit no image.
 pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> {
-    if create.size % 512 != 0 {
+    if !create.size.is_multiple_of(512) {
         return Err(OpenError::new("Image size must be a multiple of 512"));
     }
     let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
@@ -78,9 +76,9 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
             builder = builder.backing(filename, format);
         }
         builder.create().await?;
-        Ok::<_, io::Error>(sync(&channels).await?)
+        Ok(sync(&channels).await?)
     });
-    created.flatten().map_err(|error| failed(path, &error))
+    created.map_err(|error| failed(path, &error))
 }
 
 fn failed(path: &Path, error: &io::Error) -> OpenError {

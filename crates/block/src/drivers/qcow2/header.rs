@@ -127,7 +127,9 @@ impl Header {
         }
         let order = if version == 2 { 4 } else { u32_at(96) };
         if order > 6 {
-            return Err(OpenError::new(format!("Reference count entry width too large: 2^{order}")));
+            return Err(OpenError::new(format!(
+                "Reference count entry width too large: 2^{order}"
+            )));
         }
         let incompatible = if version == 2 { 0 } else { u64_at(72) };
         let autoclear = if version == 2 { 0 } else { u64_at(88) };
@@ -157,8 +159,8 @@ impl Header {
                 format: extensions.backing_format,
             }),
         };
-        let data_file = (incompatible & DATA_FILE != 0)
-            .then_some(DataFile { filename: extensions.data_file });
+        let data_file =
+            (incompatible & DATA_FILE != 0).then_some(DataFile { filename: extensions.data_file });
         Ok(Header { version, cluster, size, backing, data_file, refcount_table })
     }
 }
@@ -193,7 +195,7 @@ fn check_features(incompatible: u64, autoclear: u64, read_only: bool) -> Result<
 
 /// Checks the disk's size and the L1 table, `entries` at `offset`.
 fn check_tables(size: u64, cluster: u64, offset: u64, entries: u64) -> Result<(), OpenError> {
-    if size % 512 != 0 {
+    if !size.is_multiple_of(512) {
         return Err(OpenError::new(format!("Disk size {size} is not a multiple of 512"))
             .with_hint("qemu-img resize gives it another"));
     }
@@ -210,7 +212,7 @@ fn check_tables(size: u64, cluster: u64, offset: u64, entries: u64) -> Result<()
 
 fn check_table(what: &str, offset: u64, len: u64, cluster: u64) -> Result<(), OpenError> {
     let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
-    if offset % cluster != 0 || end.is_none() || (len > 0 && offset < cluster) {
+    if !offset.is_multiple_of(cluster) || end.is_none() || (len > 0 && offset < cluster) {
         return Err(invalid(format!("the offset of the {what}, {offset:#x}")));
     }
     Ok(())

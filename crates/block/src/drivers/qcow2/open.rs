@@ -49,10 +49,13 @@ impl Below {
 }
 
 /// Runs a task over the nodes below an image, on a thread and a loop of their own, and waits for it.
-pub(super) fn run_apart<T, F>(below: &Below, task: impl FnOnce(Rc<Channels>) -> F + Send) -> io::Result<T>
+pub(super) fn run_apart<T, F>(
+    below: &Below,
+    task: impl FnOnce(Rc<Channels>) -> F + Send,
+) -> io::Result<T>
 where
     T: Send + 'static,
-    F: Future<Output = T> + 'static,
+    F: Future<Output = io::Result<T>> + 'static,
 {
     let on_thread = || {
         let config = LoopConfig { name: "qcow2".into(), entries: 32, ..LoopConfig::default() };
@@ -62,14 +65,14 @@ where
         let task = task(channels.clone());
         let task = With::new(channels, async move {
             // Somebody waits for it.
-            let _ = done.send(task.await);
+            done.send(task.await);
         });
         let result = event_loop.block_on(async move {
             task.await;
             result.await
         })?;
         event_loop.shut_down()?;
-        result.map_err(|_| io::Error::other("the task has ended without a result"))
+        result.map_err(|_| io::Error::other("the task has ended without a result"))?
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("qcow2".into());
@@ -182,7 +185,7 @@ impl Opening {
                 open(&below_too, shared, read_only).await
             })
         };
-        let qcow2 = opened.flatten().map_err(|error| failed(&name, "open", &error))?;
+        let qcow2 = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
         Ok(Qcow2Node {
             image: Arc::new(Image::new(qcow2, shared, &header, below.backing.is_some())),
@@ -202,9 +205,8 @@ async fn open(
     shared: Arc<Shared>,
     read_only: bool,
 ) -> io::Result<Qcow2<NodeStorage>> {
-    let storage = |role, node: &Arc<dyn BlockNode>| {
-        NodeStorage::new(role, node.name(), shared.clone())
-    };
+    let storage =
+        |role, node: &Arc<dyn BlockNode>| NodeStorage::new(role, node.name(), shared.clone());
     let file = storage(Role::File, &below.file);
     let mut qcow2 = Qcow2::open_image(file, !read_only).await?;
     qcow2.set_data_file(below.data_file.as_ref().map(|node| storage(Role::DataFile, node)));
@@ -228,9 +230,9 @@ async fn check_refcount_table(
     let (offset, len) = header.refcount_table;
     let size = below.file.geometry().size;
     let table = read(channels, offset, len as usize).await?;
-    let entries = table.chunks_exact(8).map(|entry| {
-        entry.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
-    });
+    let entries = table
+        .chunks_exact(8)
+        .map(|entry| entry.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
     let mut blocks: Vec<u64> = entries.filter(|entry| *entry != 0).collect();
     blocks.sort_unstable();
     let twice = blocks.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
@@ -250,7 +252,7 @@ fn first_bytes(file: &Arc<dyn BlockNode>, most: usize) -> Result<Vec<u8>, OpenEr
     let len = file.geometry().size.min(most as u64) as usize;
     let bytes = run_apart(&below, move |channels| async move { read(&channels, 0, len).await });
     let failed = |error: io::Error| OpenError::os("Could not read image's header", errno_of(error));
-    bytes.flatten().map_err(failed)
+    bytes.map_err(failed)
 }
 
 /// Whether a node's contents are an image in this format.
@@ -265,7 +267,9 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
     let is_protocol = name.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
     if is_protocol {
         return Err(OpenError::new(format!("The image's {what}, '{name}', is not a file"))
-            .with_hint(format!("'{what}' tells in options how to open it").replace(" file'", "'")));
+            .with_hint(
+                format!("'{what}' tells in options how to open it").replace(" file'", "'"),
+            ));
     }
     match image.and_then(Path::parent) {
         Some(directory) => Ok(directory.join(name)),
@@ -279,10 +283,9 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
 /// Writes what is in memory of the metadata.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
     let image = image.clone();
-    let flushed = run_apart(below, move |channels| async move { image.flush(&channels).await });
-    let flushed = flushed.and_then(|flushed| Ok(flushed?));
+    let flushed =
+        run_apart(below, move |channels| async move { Ok(image.flush(&channels).await?) });
     if let Err(error) = flushed {
         log::error!("{}", failed(name, "close", &error));
     }
 }
-

@@ -1,0 +1,8 @@
+//! qcow2 images, with QEMU's tools as the judge: `qemu-img` makes them, fills them, checks them and
+//! compares what they hold.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod image;
+mod model;
+mod variants;

@@ -1,0 +1,242 @@
+//! Random requests, several at a time, on one loop and on several, against a vector of bytes.
+
+use std::sync::Arc;
+
+use block::node::BlockNode;
+use block::options::{BlockdevOptions, Discard};
+use block::request::Op;
+use event_loop::IoBufs;
+
+use crate::common::{Rig, bytes, filled, memory};
+use crate::image::{Folder, contents, judge, open, options, qemu_img};
+
+/// Bytes of the disk: not a whole number of clusters.
+const SIZE: usize = (3 << 20) + 3 * 512;
+
+/// xorshift64*.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, most: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % most
+    }
+}
+
+/// What the disk must hold; `None`: anything, since it was discarded.
+type Model = Vec<Option<u8>>;
+
+/// What a request must have done, once it is answered.
+enum Expect {
+    Read(Vec<Option<u8>>),
+    Done,
+}
+
+/// Works on those stripes of the disk that are `part` of `parts`.
+struct Worker {
+    random: Random,
+    stripe: usize,
+    part: usize,
+    parts: usize,
+}
+
+impl Worker {
+    /// Some of our bytes, sectors or (now and then) any.
+    fn range(&mut self) -> (usize, usize) {
+        let stripes = SIZE.div_ceil(self.stripe * self.parts);
+        loop {
+            let stripe = self.random.below(stripes) * self.parts + self.part;
+            let start = stripe * self.stripe;
+            // Alone, over the borders too.
+            let most = if self.parts == 1 { 4 * self.stripe } else { self.stripe };
+            let end = (start + most).min(SIZE);
+            if start >= end {
+                continue;
+            }
+            let sectors = (end - start) / 512;
+            let (a, b) = (self.random.below(sectors + 1), self.random.below(sectors + 1));
+            let whole = self.random.below(3) == 0;
+            let (a, b) = if whole { (0, sectors) } else { (a.min(b), a.max(b)) };
+            if a < b {
+                return (start + a * 512, start + b * 512);
+            }
+        }
+    }
+
+    fn run(&mut self, node: Arc<dyn BlockNode>, model: &mut Model, batches: usize) {
+        let mut rig = Rig::new(node);
+        for _ in 0..batches {
+            let mut taken: Vec<(usize, usize)> = Vec::new();
+            let mut waiting = Vec::new();
+            for _ in 0..self.random.below(16) + 1 {
+                let (from, to) = self.range();
+                if taken.iter().any(|&(start, end)| from < end && start < to) {
+                    continue;
+                }
+                taken.push((from, to));
+                let (tag, expect) = self.submit(&mut rig, model, from, to);
+                waiting.push((tag, from, to, expect));
+            }
+            for (tag, from, to, expect) in waiting {
+                let (result, bufs) = rig.wait(tag);
+                assert_eq!(result, Ok(()), "{from}..{to}");
+                if let Expect::Read(expected) = expect {
+                    let wrong = first_difference(&expected, &bytes(&bufs));
+                    assert_eq!(wrong, None, "in {from}..{to}");
+                }
+            }
+        }
+    }
+
+    fn submit(
+        &mut self,
+        rig: &mut Rig,
+        model: &mut Model,
+        from: usize,
+        to: usize,
+    ) -> (u32, Expect) {
+        let (offset, len) = (from as u64, (to - from) as u64);
+        let range = &mut model[from..to];
+        let fua = self.random.below(20) == 0;
+        match self.random.below(16) {
+            0..6 => {
+                let tag = rig.submit(Op::Read, offset, len, memory(to - from, 512));
+                (tag, Expect::Read(range.to_vec()))
+            }
+            6..12 => {
+                let fill = self.random.below(255) as u8;
+                let data: Vec<u8> = (from..to).map(|i| (i >> 8) as u8 ^ i as u8 ^ fill).collect();
+                range.iter_mut().zip(&data).for_each(|(m, d)| *m = Some(*d));
+                (rig.submit(Op::Write { fua }, offset, len, filled(&data, 0)), Expect::Done)
+            }
+            12 | 13 => {
+                range.fill(Some(0));
+                let may_unmap = self.random.below(2) == 0;
+                let op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
+                (rig.submit(op, offset, len, IoBufs::new()), Expect::Done)
+            }
+            14 => {
+                range.fill(None);
+                (rig.submit(Op::Discard, offset, len, IoBufs::new()), Expect::Done)
+            }
+            _ => (rig.submit(Op::Flush, 0, 0, IoBufs::new()), Expect::Done),
+        }
+    }
+}
+
+fn first_difference(model: &[Option<u8>], found: &[u8]) -> Option<(usize, u8, u8)> {
+    let differs =
+        |(at, (m, f)): (usize, (&Option<u8>, &u8))| m.filter(|m| m != f).map(|m| (at, m, *f));
+    model.iter().zip(found).enumerate().find_map(differs)
+}
+
+/// Has as many loops as `threads` work on an image side by side, and QEMU judge what is left.
+pub(crate) fn matches(
+    folder: &Folder,
+    options: &BlockdevOptions,
+    start: &[u8],
+    seed: u64,
+    threads: usize,
+    stripe: usize,
+) {
+    let node = open(options);
+    assert_eq!(node.geometry().size as usize, SIZE);
+    let mut models: Vec<Model> = vec![start.iter().copied().map(Some).collect(); threads];
+    std::thread::scope(|scope| {
+        for (part, model) in models.iter_mut().enumerate() {
+            let node = node.clone();
+            let random = Random(seed * 31 + part as u64 + 1);
+            let mut worker = Worker { random, stripe, part, parts: threads };
+            scope.spawn(move || worker.run(node, model, 40));
+        }
+    });
+    // Of each stripe what its owner knows.
+    let model: Model = (0..SIZE).map(|at| models[at / stripe % threads][at]).collect();
+    let found = contents(&node);
+    assert_eq!(first_difference(&model, &found), None, "read by us");
+    drop(node);
+    judge(folder, "disk.qcow2", &found);
+}
+
+/// What qemu-img is told of each kind of image.
+const KINDS: [(&str, &str); 5] = [
+    ("64k", "cluster_size=64k"),
+    ("512", "cluster_size=512"),
+    ("2M", "cluster_size=2M"),
+    ("v2", "compat=0.10,cluster_size=4k"),
+    ("refcounts", "cluster_size=4k,refcount_bits=1,lazy_refcounts=on"),
+];
+
+#[test]
+fn alone() {
+    for (name, kind) in KINDS {
+        let folder = Folder::new(&format!("alone-{name}"));
+        for seed in 1..4 {
+            let size = SIZE.to_string();
+            qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-o", kind, "disk.qcow2", &size]);
+            let options = options(&folder.path("disk.qcow2"));
+            matches(&folder, &options, &vec![0; SIZE], seed, 1, 65536);
+        }
+    }
+}
+
+/// Stripes smaller than clusters, and as large: the loops share clusters, and give them to each other.
+#[test]
+fn on_several_loops() {
+    for (name, kind) in KINDS {
+        let folder = Folder::new(&format!("several-{name}"));
+        for (seed, stripe) in [(1, 4096), (2, 65536), (3, 512)] {
+            let size = SIZE.to_string();
+            qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-o", kind, "disk.qcow2", &size]);
+            let options = options(&folder.path("disk.qcow2"));
+            matches(&folder, &options, &vec![0; SIZE], seed, 3, stripe);
+        }
+    }
+}
+
+/// On top of an image that is on top of a raw file, both shorter than the disk.
+#[test]
+fn on_a_chain() {
+    for (direct, version) in [(false, "1.1"), (true, "1.1"), (false, "0.10")] {
+        let folder = Folder::new(&format!("chain-{direct}-{version}"));
+        let base: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
+        std::fs::write(folder.path("base.raw"), &base).unwrap();
+        let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw"];
+        qemu_img(&folder, &[&create[..], &["middle.qcow2", "2M"]].concat());
+        crate::image::qemu_io(&folder, "middle.qcow2", "write -P 7 1M 700k");
+        let mut start = base.clone();
+        start.resize(SIZE, 0);
+        start[1 << 20..(1 << 20) + 700 * 1024].fill(7);
+        for (seed, threads) in [(1, 1), (2, 3)] {
+            let options = format!("compat={version}");
+            let create = ["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "middle.qcow2", "-o"];
+            let size = SIZE.to_string();
+            qemu_img(&folder, &[&create[..], &[&options, "disk.qcow2", &size]].concat());
+            let mut options = crate::image::options(&folder.path("disk.qcow2"));
+            options.cache.direct = direct;
+            matches(&folder, &options, &start, seed, threads, 8192);
+        }
+        assert!(std::fs::read(folder.path("base.raw")).unwrap() == base);
+        crate::image::check(&folder, "middle.qcow2");
+    }
+}
+
+/// Compressed clusters are read, and overwritten.
+#[test]
+fn compressed() {
+    let folder = Folder::new("compressed");
+    let start: Vec<u8> = (0..SIZE).map(|i| (i / 700) as u8).collect();
+    std::fs::write(folder.path("start.raw"), &start).unwrap();
+    for (seed, threads, cluster) in [(1, 1, "cluster_size=64k"), (2, 3, "cluster_size=4k")] {
+        let args = ["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", cluster];
+        qemu_img(&folder, &[&args[..], &["start.raw", "disk.qcow2"]].concat());
+        let mut options = options(&folder.path("disk.qcow2"));
+        let node = open(&BlockdevOptions { read_only: true, ..options.clone() });
+        assert!(contents(&node) == start);
+        drop(node);
+        options.discard = Discard::Unmap;
+        matches(&folder, &options, &start, seed, threads, 16384);
+    }
+}

@@ -1,0 +1,118 @@
+//! What images may be like, and what is refused.
+
+use block::NodeRegistry;
+use block::options::{Backing, BlockdevOptions};
+
+use crate::image::{Folder, contents, driver, open, options, qemu_img, qemu_io};
+
+/// How opening the image ends: the sentence, and what to do.
+fn refusal(options: &BlockdevOptions) -> String {
+    match NodeRegistry::new().open(options) {
+        Ok(_) => panic!("it was opened"),
+        Err(error) => format!("{error}: {}", error.hint().unwrap_or_default()),
+    }
+}
+
+fn create(folder: &Folder, options: &str) {
+    qemu_img(folder, &["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"]);
+}
+
+#[test]
+fn what_is_not_there_is_refused() {
+    let folder = Folder::new("refused");
+    let path = folder.path("disk.qcow2");
+    for (option, sentence) in
+        [("extended_l2=on", "extended L2"), ("compression_type=zstd", "other than zlib")]
+    {
+        create(&folder, option);
+        assert!(refusal(&options(&path)).contains(sentence), "{}", refusal(&options(&path)));
+    }
+    let args = ["create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=x", "-o"];
+    let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    qemu_img(&folder, &[&args[..], &[luks, "disk.qcow2", "1M"]].concat());
+    assert!(refusal(&options(&path)).contains("Encrypted"));
+    std::fs::write(&path, vec![0; 4096]).unwrap();
+    assert!(refusal(&options(&path)).contains("not in qcow2 format"));
+    std::fs::write(&path, b"QFI\xfb\0\0\0\x03").unwrap();
+    assert!(refusal(&options(&path)).contains("Unsupported cluster size"));
+}
+
+/// Sets a byte of the header.
+fn patch(folder: &Folder, at: usize, byte: u8) {
+    let mut bytes = std::fs::read(folder.path("disk.qcow2")).unwrap();
+    bytes[at] |= byte;
+    std::fs::write(folder.path("disk.qcow2"), bytes).unwrap();
+}
+
+#[test]
+fn dirty_and_corrupt_images_are_refused_with_what_to_do() {
+    let folder = Folder::new("dirty");
+    for (bit, sentence) in [(1, "not closed cleanly"), (2, "corrupt")] {
+        create(&folder, "lazy_refcounts=on");
+        patch(&folder, 79, bit);
+        let refused = refusal(&options(&folder.path("disk.qcow2")));
+        assert!(refused.contains(sentence) && refused.contains("qemu-img check -r"), "{refused}");
+        qemu_img(&folder, &["check", "-q", "-r", "all", "disk.qcow2"]);
+        open(&options(&folder.path("disk.qcow2")));
+    }
+}
+
+#[test]
+fn backing_may_be_told_or_left_out() {
+    let folder = Folder::new("backing");
+    for (name, byte) in [("a.raw", 1), ("b.raw", 2)] {
+        std::fs::write(folder.path(name), vec![byte; 1 << 20]).unwrap();
+    }
+    qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "a.raw", "disk.qcow2"]);
+    let path = folder.path("disk.qcow2");
+    assert!(contents(&open(&options(&path))) == vec![1; 1 << 20]);
+    let none = BlockdevOptions { driver: driver(&path, Backing::None), ..options(&path) };
+    assert!(contents(&open(&none)) == vec![0; 1 << 20]);
+    let other = crate::common::blockdev("b", crate::common::file(&folder.path("b.raw"), None));
+    let mut registry = NodeRegistry::new();
+    registry.open(&other).unwrap();
+    let named = Backing::Node(block::options::BlockdevRef::Name("b".into()));
+    let named = BlockdevOptions { driver: driver(&path, named), ..options(&path) };
+    assert!(contents(&registry.open(&named).unwrap()) == vec![2; 1 << 20]);
+    drop(registry);
+    // Behind itself lies what never ends.
+    qemu_img(
+        &folder,
+        &["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "disk.qcow2", "disk.qcow2"],
+    );
+    let read_only = BlockdevOptions { read_only: true, ..options(&path) };
+    assert!(refusal(&read_only).contains("lies behind more than"));
+}
+
+#[test]
+fn data_may_lie_in_a_file_of_its_own() {
+    let folder = Folder::new("data-file");
+    qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-o", "data_file=data", "disk.qcow2", "1M"]);
+    let node = open(&options(&folder.path("disk.qcow2")));
+    let mut rig = crate::common::Rig::new(node.clone());
+    rig.write(70_000 / 512 * 512, &[5; 4096], 0).unwrap();
+    drop(rig);
+    let all = contents(&node);
+    drop(node);
+    crate::image::judge(&folder, "disk.qcow2", &all);
+    assert!(std::fs::metadata(folder.path("data")).unwrap().len() > 70_000);
+}
+
+#[test]
+fn snapshots_inside_stay_as_they_are() {
+    let folder = Folder::new("snapshots");
+    create(&folder, "cluster_size=64k");
+    qemu_io(&folder, "disk.qcow2", "write -P 1 0 1M");
+    qemu_img(&folder, &["snapshot", "-c", "before", "disk.qcow2"]);
+    let node = open(&options(&folder.path("disk.qcow2")));
+    let mut rig = crate::common::Rig::new(node.clone());
+    rig.write(100 * 1024, &[2; 300 * 1024], 0).unwrap();
+    drop(rig);
+    let all = contents(&node);
+    drop(node);
+    crate::image::judge(&folder, "disk.qcow2", &all);
+    assert!(all[..100 * 1024].iter().all(|b| *b == 1) && all[150 * 1024] == 2);
+    qemu_img(&folder, &["snapshot", "-a", "before", "disk.qcow2"]);
+    let node = open(&options(&folder.path("disk.qcow2")));
+    assert!(contents(&node) == vec![1; 1 << 20]);
+}
