@@ -1,7 +1,7 @@
 //! What images may be like, and what is refused.
 
 use block::NodeRegistry;
-use block::options::{Backing, BlockdevOptions};
+use block::options::{Backing, BlockdevOptions, BlockdevRef, Driver};
 
 use crate::image::{Folder, contents, driver, open, options, qemu_img, qemu_io};
 
@@ -71,7 +71,7 @@ fn backing_may_be_told_or_left_out() {
     let other = crate::common::blockdev("b", crate::common::file(&folder.path("b.raw"), None));
     let mut registry = NodeRegistry::new();
     registry.open(&other).unwrap();
-    let named = Backing::Node(block::options::BlockdevRef::Name("b".into()));
+    let named = Backing::Node(BlockdevRef::Name("b".into()));
     let named = BlockdevOptions { driver: driver(&path, named), ..options(&path) };
     assert!(contents(&registry.open(&named).unwrap()) == vec![2; 1 << 20]);
     drop(registry);
@@ -80,8 +80,12 @@ fn backing_may_be_told_or_left_out() {
         &folder,
         &["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "disk.qcow2", "disk.qcow2"],
     );
-    let read_only = BlockdevOptions { read_only: true, ..options(&path) };
-    assert!(refusal(&read_only).contains("lies behind more than"));
+    let mut read_only = BlockdevOptions { read_only: true, ..options(&path) };
+    let Driver::Qcow2(qcow2) = &mut read_only.driver else { unreachable!() };
+    let BlockdevRef::Inline(below) = &mut qcow2.file else { unreachable!() };
+    below.read_only = true;
+    let refused = refusal(&read_only);
+    assert!(refused.contains("lies behind more than"), "{refused}");
 }
 
 #[test]
