@@ -10,8 +10,9 @@ use crate::options::{
     Qcow2Options, RawOptions,
 };
 
-/// Nodes below an image, at most: one may name itself, or another one that names it.
-const MAX_CHAIN: usize = 200;
+/// Images behind an image, at most: one may name itself, or another one that names it. Each takes some
+/// stack.
+const MAX_CHAIN: usize = 64;
 
 impl NodeRegistry {
     /// Opens a qcow2 image, and before it what its header names and its options do not.
