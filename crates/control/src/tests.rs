@@ -58,7 +58,8 @@ fn left_out_options_count_as_their_defaults() {
         }
         for variant in &union.variants {
             let minimal = minimal(option, variant.name);
-            let rows = rows_of(&union, variant);
+            let rows = rows_of(&union, variant).into_iter().filter(|row| !is_inet(row));
+            let rows: Vec<Row> = rows.collect();
             assert!(defaults_count(option, &minimal, &rows) >= least, "{option} {minimal}");
         }
     }
@@ -128,6 +129,7 @@ fn minimal(option: &str, variant: &str) -> String {
     let rest = match (option, variant) {
         ("--blockdev", "raw") => "node-name=n,file=other",
         ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
+        ("--blockdev", "nbd") => "node-name=n,server.type=unix,server.path=s",
         ("--blockdev", _) => "node-name=n",
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
