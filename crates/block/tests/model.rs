@@ -286,7 +286,7 @@ fn device_with_large_blocks() {
 }
 
 fn nbd_matches(server: &common::nbd::NbdServer, size: usize, any_byte: bool) {
-    for_random_batches(24, |batches| {
+    for_random_batches(12, |batches| {
         let mut options = server.node();
         options.discard = Discard::Unmap;
         let node = NodeRegistry::new().open(&options).unwrap();
@@ -305,10 +305,18 @@ fn nbd_matches(server: &common::nbd::NbdServer, size: usize, any_byte: bool) {
 fn nbd() {
     use common::nbd::NbdServer;
     let image = TempFile::new(&disk(), "model-nbd", 400 << 10);
-    nbd_matches(&NbdServer::qemu(&image.0, &["--discard=unmap"]), 400 << 10, false);
+    for any_byte in [false, true] {
+        nbd_matches(&NbdServer::qemu(&image.0, &["--discard=unmap"]), 400 << 10, any_byte);
+    }
     // Simple replies; replies in any order, in small pieces.
     nbd_matches(&NbdServer::nbdkit(&["--no-sr", "memory", "400k"]), 400 << 10, false);
     let small = ["blocksize-maximum=8k", "blocksize-error-policy=error"];
     let small = [&["--filter=blocksize-policy", "memory", "400k"], &small[..]].concat();
     nbd_matches(&NbdServer::nbdkit(&small), 400 << 10, false);
+    // Large blocks, which are read, modified and written.
+    let large = ["--filter=blocksize-policy", "memory", "400k", "blocksize-minimum=4k"];
+    let large = [&large[..], &["blocksize-error-policy=error"]].concat();
+    for any_byte in [false, true] {
+        nbd_matches(&NbdServer::nbdkit(&large), 400 << 10, any_byte);
+    }
 }

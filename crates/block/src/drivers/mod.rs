@@ -6,3 +6,4 @@ pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod qcow2;
 pub(crate) mod raw;
+pub(crate) mod serialise;

@@ -8,7 +8,6 @@ mod merge;
 mod open;
 mod plan;
 mod probe;
-mod serialise;
 mod slots;
 mod zeroes;
 
@@ -25,7 +24,7 @@ use nix::errno::Errno;
 use self::channel::FileChannel;
 use self::locks::ImageLock;
 use self::plan::Limits;
-use self::serialise::Serialise;
+use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};

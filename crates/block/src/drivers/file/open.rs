@@ -14,8 +14,8 @@ use nix::unistd::{Whence, lseek64};
 
 use super::locks::{Claims, ImageLock};
 use super::probe::{Alignment, queue_attribute};
-use super::serialise::Serialise;
 use super::{Capabilities, FileNode, Kind, Limits};
+use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
 use crate::node::Geometry;
 use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions};

@@ -4,8 +4,8 @@ use event_loop::IoBufs;
 
 use super::merge::Run;
 use super::plan::Step;
-use super::serialise::Ticket;
 use super::zeroes::Method;
+use crate::drivers::serialise::Ticket;
 use crate::request::{Detached, Request};
 
 /// Slots a channel has room for from the start: enough for several queues. Until they are used their

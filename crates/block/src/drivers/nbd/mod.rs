@@ -2,11 +2,12 @@
 //!
 //! From the socket inwards: `connect` gets to the server and shakes hands, [`agreed`] is what came of
 //! that; `channel` is a connection on its loop, `state` and `slots` are what it keeps for the requests
-//! under way.
+//! under way; `align` makes whole blocks of what is less.
 //!
 //! [`agreed`]: agreed::Agreed
 
 mod agreed;
+mod align;
 mod channel;
 mod connect;
 mod slots;
@@ -21,11 +22,13 @@ use nbd_wire::flag;
 use nix::errno::Errno;
 
 use super::detect_zeroes::detect_zeroes;
+use super::serialise::Serialise;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{BlockdevOptions, DetectZeroes, Discard, NbdOptions};
 use crate::request::{Op, Request};
 use agreed::Agreed;
+use align::Aligned;
 use channel::Connection;
 pub(crate) use connect::Connected;
 
@@ -47,6 +50,7 @@ struct Shared {
     geometry: Geometry,
     discard: Discard,
     detect_zeroes: DetectZeroes,
+    serialise: Serialise,
 }
 
 /// Connects to the server of a node that is to be opened, in a task.
@@ -93,6 +97,7 @@ impl NbdNode {
             geometry,
             discard: common.discard,
             detect_zeroes: common.detect_zeroes,
+            serialise: Serialise::new(agreed.minimum as usize),
         };
         Ok(NbdNode { shared: Arc::new(shared), first: Mutex::new(Some(connected)) })
     }
@@ -110,7 +115,11 @@ impl BlockNode for NbdNode {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let first = lock(&self.first).take();
         let connection = Connection::new(event_loop, &self.shared, first);
-        Ok(connection.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?)
+        let connection = connection.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(match self.shared.agreed.minimum {
+            1 => connection,
+            _ => Aligned::new(event_loop, &self.shared, connection),
+        })
     }
 }
 

@@ -1,0 +1,366 @@
+//! Requests that are no multiples of the server's smallest block: read, modified and written, in tasks.
+//!
+//! No guest causes one unless that block is larger than a sector. Where it is, whole blocks take turns
+//! with what is modified, as on a disk with large blocks.
+
+use std::cell::{OnceCell, RefCell};
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use event_loop::{AlignedBuf, EventLoop, IoBufs};
+use nix::errno::Errno;
+
+use super::Shared;
+use crate::drivers::serialise::{Mailbox, Ticket};
+use crate::node::Channel;
+use crate::request::{Completion, Op, Reply, Request};
+use crate::status::{EXTENT_LEN, Extent, extent, put};
+use crate::submit::submit;
+
+/// Most bytes of a request that are worked on at once: a multiple of any block.
+const PIECE: u64 = 1 << 20;
+
+/// A channel of whole blocks as one of any bytes.
+pub(super) struct Aligned {
+    me: Weak<Aligned>,
+    event_loop: EventLoop,
+    shared: Arc<Shared>,
+    below: Rc<dyn Channel>,
+    slots: RefCell<Slots>,
+    /// Where turns that have come are told, once one was waited for.
+    mailbox: OnceCell<Arc<Mailbox>>,
+}
+
+/// What a claim is for.
+enum Claimed {
+    /// Whole blocks, that wait for their turn.
+    Waiting(Request),
+    /// Whole blocks, on their way.
+    Below(Reply),
+    /// A task's, whether it was granted, and who is to be woken then.
+    Task(bool, Option<Waker>),
+}
+
+/// Claims of this loop, by token.
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Option<(Claimed, Option<Ticket>)>>,
+    free: Vec<u32>,
+    /// Requests that tasks work on.
+    tasks: usize,
+}
+
+impl Slots {
+    fn insert(&mut self, claimed: Claimed) -> u32 {
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        if let Some(slot) = self.slots.get_mut(token as usize) {
+            *slot = Some((claimed, None));
+        }
+        token
+    }
+
+    fn get(&mut self, token: u32) -> Option<&mut (Claimed, Option<Ticket>)> {
+        self.slots.get_mut(token as usize)?.as_mut()
+    }
+
+    fn remove(&mut self, token: u32) -> Option<(Claimed, Option<Ticket>)> {
+        let claimed = self.slots.get_mut(token as usize)?.take()?;
+        self.free.push(token);
+        Some(claimed)
+    }
+}
+
+impl Aligned {
+    pub(super) fn new(
+        event_loop: &EventLoop,
+        shared: &Arc<Shared>,
+        below: Rc<dyn Channel>,
+    ) -> Rc<Self> {
+        Rc::new_cyclic(|me| Aligned {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            shared: shared.clone(),
+            below,
+            slots: RefCell::default(),
+            mailbox: OnceCell::new(),
+        })
+    }
+
+    fn align(&self) -> u64 {
+        self.shared.agreed.minimum.into()
+    }
+
+    fn mailbox(&self) -> &Arc<Mailbox> {
+        self.mailbox.get_or_init(|| {
+            let me = self.me.clone();
+            Mailbox::new(self.event_loop.bottom_half(move || {
+                let Some(me) = me.upgrade() else { return };
+                let tokens = me.mailbox.get().map(|mailbox| mailbox.take());
+                tokens.into_iter().flatten().for_each(|token| me.has_turn(token));
+            }))
+        })
+    }
+
+    /// Claims blocks for what has this token. `true`: it may go on at once.
+    fn claim(&self, token: u32, blocks: Range<u64>, modify: bool) -> bool {
+        let (ticket, granted) = self.shared.serialise.claim(blocks, modify, self.mailbox(), token);
+        if let Some((_, place)) = self.slots.borrow_mut().get(token) {
+            *place = Some(ticket);
+        }
+        granted
+    }
+
+    fn has_turn(&self, token: u32) {
+        let mut slots = self.slots.borrow_mut();
+        let Some((claimed, _)) = slots.get(token) else { return };
+        match claimed {
+            Claimed::Task(granted, waker) => {
+                *granted = true;
+                let waker = waker.take();
+                drop(slots);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            Claimed::Waiting(_) => {
+                drop(slots);
+                self.send(token);
+            }
+            Claimed::Below(_) => {}
+        }
+    }
+
+    /// Sends whole blocks that have their turn on their way.
+    fn send(&self, token: u32) {
+        let Some(me) = self.me.upgrade() else { return };
+        let to: Rc<dyn Completion> = me;
+        let mut slots = self.slots.borrow_mut();
+        let Some((claimed, _)) = slots.get(token) else { return };
+        // Replaced at once by what it becomes.
+        let Claimed::Waiting(mut request) = std::mem::replace(claimed, Claimed::Task(true, None))
+        else {
+            return;
+        };
+        *claimed = Claimed::Below(request.redirect(&to, token));
+        drop(slots);
+        self.below.submit(request);
+    }
+
+    fn end(&self, token: u32) -> Option<Claimed> {
+        let (claimed, ticket) = self.slots.borrow_mut().remove(token)?;
+        if let Some(ticket) = ticket {
+            self.shared.serialise.release(ticket);
+        }
+        Some(claimed)
+    }
+
+    // ---- tasks ---------------------------------------------------------------------------------
+
+    async fn work(self: Rc<Self>, mut request: Request) {
+        let blocks = self.blocks(request.offset, request.len);
+        let result = match request.op {
+            Op::Read => self.read(&mut request).await,
+            Op::BlockStatus => self.block_status(&mut request, blocks).await,
+            Op::Discard => self.discard(&request).await,
+            Op::Flush => submit(&self.below, Op::Flush, 0, 0, IoBufs::new()).await.0,
+            Op::Write { fua } => {
+                let token = self.turn(blocks).await;
+                let result = self.write(&request, 0..request.len, fua).await;
+                self.end(token);
+                result
+            }
+            Op::WriteZeroes { .. } => {
+                let token = self.turn(blocks).await;
+                let result = self.write_zeroes(&request).await;
+                self.end(token);
+                result
+            }
+        };
+        self.slots.borrow_mut().tasks -= 1;
+        request.complete(result);
+    }
+
+    /// The whole blocks that have bytes of this range.
+    fn blocks(&self, offset: u64, len: u64) -> Range<u64> {
+        let align = self.align();
+        offset - offset % align..(offset + len).next_multiple_of(align)
+    }
+
+    /// Waits for the blocks to be this task's alone.
+    async fn turn(&self, blocks: Range<u64>) -> u32 {
+        let token = self.slots.borrow_mut().insert(Claimed::Task(false, None));
+        if self.claim(token, blocks, true) {
+            return token;
+        }
+        poll_fn(|cx| match self.slots.borrow_mut().get(token) {
+            Some((Claimed::Task(false, waker), _)) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(token),
+        })
+        .await
+    }
+
+    /// A piece of a range that has `done` bytes behind it: its whole blocks, and the memory for them.
+    fn piece(&self, at: u64, end: u64) -> Result<(Range<u64>, IoBufs), Errno> {
+        let Range { start, end } = self.blocks(at, end - at);
+        let end = end.min(start + PIECE);
+        let bounce = AlignedBuf::io_bufs((end - start) as usize, 4096).ok_or(Errno::ENOMEM)?;
+        Ok((start..end, bounce))
+    }
+
+    async fn read(&self, request: &mut Request) -> Result<(), Errno> {
+        let (mut at, end) = (request.offset, request.offset + request.len);
+        while at < end {
+            let (blocks, bounce) = self.piece(at, end)?;
+            let len = blocks.end - blocks.start;
+            let (result, bounce) = submit(&self.below, Op::Read, blocks.start, len, bounce).await;
+            result?;
+            let (from, to) = ((at - blocks.start) as usize, (at - request.offset) as usize);
+            let bytes = blocks.end.min(end) - at;
+            bounce.copy_to(from, &mut request.bufs, to, bytes as usize);
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Writes a part of a request; zeroes, if that has no memory.
+    async fn write(&self, request: &Request, part: Range<u64>, fua: bool) -> Result<(), Errno> {
+        let align = self.align();
+        let (mut at, end) = (request.offset + part.start, request.offset + part.end);
+        while at < end {
+            let (blocks, mut bounce) = self.piece(at, end)?;
+            let bytes = blocks.end.min(end) - at;
+            let last = blocks.end - align;
+            if at != blocks.start {
+                self.read_block(blocks.start, &mut bounce, blocks.start).await?;
+            }
+            if at + bytes != blocks.end && (at == blocks.start || last != blocks.start) {
+                self.read_block(last, &mut bounce, blocks.start).await?;
+            }
+            let (to, from) = ((at - blocks.start) as usize, (at - request.offset) as usize);
+            if request.bufs.is_empty() {
+                bounce.zero(to, bytes as usize);
+            } else {
+                request.bufs.copy_to(from, &mut bounce, to, bytes as usize);
+            }
+            let (op, len) = (Op::Write { fua }, blocks.end - blocks.start);
+            submit(&self.below, op, blocks.start, len, bounce).await.0?;
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Reads one block into its place in memory that begins with the block at `start`.
+    async fn read_block(&self, block: u64, bounce: &mut IoBufs, start: u64) -> Result<(), Errno> {
+        let align = self.align();
+        let mut part = IoBufs::new();
+        part.set_part(bounce, (block - start) as usize, align as usize, 1);
+        submit(&self.below, Op::Read, block, align, part).await.0
+    }
+
+    async fn write_zeroes(&self, request: &Request) -> Result<(), Errno> {
+        let Op::WriteZeroes { fua, .. } = request.op else { return Err(Errno::EINVAL) };
+        let inner = self.inner(request);
+        if inner.is_empty() {
+            return self.write(request, 0..request.len, fua).await;
+        }
+        // The largest part first: it may be refused.
+        let (offset, len) = (request.offset + inner.start, inner.end - inner.start);
+        submit(&self.below, request.op, offset, len, IoBufs::new()).await.0?;
+        self.write(request, 0..inner.start, fua).await?;
+        self.write(request, inner.end..request.len, fua).await
+    }
+
+    /// The part of a request that is whole blocks.
+    fn inner(&self, request: &Request) -> Range<u64> {
+        let (align, end) = (self.align(), request.offset + request.len);
+        let start = request.offset.next_multiple_of(align) - request.offset;
+        start..(end - end % align).saturating_sub(request.offset)
+    }
+
+    async fn discard(&self, request: &Request) -> Result<(), Errno> {
+        let inner = self.inner(request);
+        if inner.is_empty() {
+            return Ok(());
+        }
+        let (offset, len) = (request.offset + inner.start, inner.end - inner.start);
+        submit(&self.below, Op::Discard, offset, len, IoBufs::new()).await.0
+    }
+
+    async fn block_status(&self, request: &mut Request, blocks: Range<u64>) -> Result<(), Errno> {
+        let memory = AlignedBuf::io_bufs(request.bufs.len().max(EXTENT_LEN), 16);
+        let memory = memory.ok_or(Errno::ENOMEM)?;
+        let len = blocks.end - blocks.start;
+        let (result, found) = submit(&self.below, Op::BlockStatus, blocks.start, len, memory).await;
+        result?;
+        let mut skip = request.offset - blocks.start;
+        let (mut left, mut count) = (request.len, 0);
+        for index in 0.. {
+            let Some(Extent { len, state }) = extent(&found, index).filter(|_| left > 0) else {
+                break;
+            };
+            let skipped = skip.min(len);
+            skip -= skipped;
+            let len = (len - skipped).min(left);
+            if len > 0 && put(&mut request.bufs, count, Extent { len, state }) {
+                count += 1;
+                left -= len;
+            }
+        }
+        crate::status::end_after(&mut request.bufs, count * EXTENT_LEN);
+        Ok(())
+    }
+}
+
+impl Channel for Aligned {
+    fn submit(&self, mut request: Request) {
+        let (align, writes) = (self.align(), !request.op.only_reads());
+        if (request.offset | request.len).is_multiple_of(align) {
+            if !writes || !self.shared.serialise.all {
+                return self.below.submit(request);
+            }
+            let blocks = request.offset..request.offset.saturating_add(request.len);
+            let token = self.slots.borrow_mut().insert(Claimed::Waiting(request));
+            if self.claim(token, blocks, false) {
+                self.send(token);
+            }
+            return;
+        }
+        if let Some(result) = self.shared.prepare(&mut request) {
+            return request.complete(result);
+        }
+        if let Some(me) = self.me.upgrade() {
+            self.slots.borrow_mut().tasks += 1;
+            self.event_loop.spawn(me.work(request));
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        let slots = self.slots.borrow();
+        slots.tasks + slots.slots.len() - slots.free.len() + self.below.in_flight()
+    }
+}
+
+impl Completion for Aligned {
+    fn complete(&self, token: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        if let Some(Claimed::Below(mut reply)) = self.end(token) {
+            reply.send(result, bufs);
+        }
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        if let Some(mailbox) = self.mailbox.get() {
+            self.event_loop.delete_bottom_half(mailbox.bell());
+        }
+    }
+}
