@@ -139,3 +139,11 @@ fn an_allocation_is_counted() {
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(counting::allocations() - before, 1);
 }
+
+#[test]
+fn nbd() {
+    let server = common::nbd::NbdServer::nbdkit(&["memory", "1M"]);
+    assert_eq!(allocations(&server.node(), &READ_WRITE, 0, 0), 0, "structured replies");
+    let server = common::nbd::NbdServer::nbdkit(&["--no-sr", "memory", "1M"]);
+    assert_eq!(allocations(&server.node(), &READ_WRITE, 0, 0), 0, "simple replies");
+}

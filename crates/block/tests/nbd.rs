@@ -2,13 +2,16 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use block::NodeRegistry;
+use block::node::BlockNode;
 use block::options::*;
 use block::request::Op;
 use block::status::{Extent, State, extent};
 use common::nbd::NbdServer;
 use common::*;
-use event_loop::AlignedBuf;
+use event_loop::{AlignedBuf, EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
 use nix::errno::Errno;
 
 const MIB: usize = 1 << 20;
@@ -140,4 +143,44 @@ fn opening_says_what_is_wrong() {
     };
     let expected = "Failed to connect to '/nowhere': No such file or directory";
     assert_eq!(refused(&nowhere).as_deref(), Some(expected));
+}
+
+/// A loop that another thread runs, for as long as `f` takes.
+fn beside<R: Send>(node: &Arc<dyn BlockNode>, f: impl FnOnce(&mut Rig) -> R + Send) -> R {
+    std::thread::scope(|scope| scope.spawn(|| f(&mut Rig::new(node.clone()))).join().unwrap())
+}
+
+#[test]
+fn several_loops_share_a_connection_where_the_server_wants_that() {
+    let shared = ["--filter=multi-conn", "memory", "1M", "multi-conn-mode=disable"];
+    for (arguments, connections) in [(&["memory", "1M"][..], 2), (&shared, 1)] {
+        let server = NbdServer::nbdkit(arguments);
+        let node = NodeRegistry::new().open(&server.node()).unwrap();
+        let thread = IoThread::spawn(IoThreadConfig::default()).unwrap();
+        // The first loop has the connection, and goes on by itself.
+        let (sender, first) = oneshot::channel();
+        let on_loop = node.clone();
+        let open = move |event_loop: &EventLoop| {
+            sender.send(on_loop.open_channel(event_loop).is_ok());
+        };
+        thread.handle().spawn(open).unwrap();
+        let here = EventLoop::new(LoopConfig::default()).unwrap();
+        assert_eq!(here.block_on(first).unwrap(), Ok(true));
+        let data = pattern(MIB);
+        beside(&node, |rig| {
+            rig.write(0, &data, 8).unwrap();
+            assert_eq!(rig.op(Op::Flush, 0, 0), Ok(()));
+            assert!(rig.read(0, MIB, 8).unwrap() == data);
+            assert_eq!(rig.op(Op::Discard, 0, 2 << 20), Err(Errno::EIO));
+            assert_eq!(extents(rig, 0, 4096).len(), 1);
+            assert_eq!(server.clients(), connections, "{arguments:?}");
+        });
+        // When the loop that has it goes, another takes its place.
+        beside(&node, |rig| {
+            assert!(rig.read(4096, 4096, 0).unwrap() == data[4096..8192]);
+            thread.stop().unwrap();
+            assert!(rig.read(4096, 4096, 0).unwrap() == data[4096..8192]);
+            assert!(rig.read(8192, 4096, 0).unwrap() == data[8192..12288]);
+        });
+    }
 }

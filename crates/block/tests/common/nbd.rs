@@ -36,9 +36,14 @@ impl NbdServer {
     /// `nbdkit` with these arguments.
     pub fn nbdkit(arguments: &[&str]) -> NbdServer {
         let socket = new_socket();
-        let own = ["-f".to_owned(), "-U".to_owned(), socket.display().to_string()];
-        let arguments = own.into_iter().chain(arguments.iter().map(|&text| text.to_owned()));
-        NbdServer::start(socket, "nbdkit", arguments.collect())
+        let arguments = nbdkit_arguments(&socket, arguments);
+        NbdServer::start(socket, "nbdkit", arguments)
+    }
+
+    /// Starts it again with others, after [`kill`](Self::kill): one of `nbdkit`'s.
+    pub fn restart_as(&mut self, arguments: &[&str]) {
+        self.arguments = nbdkit_arguments(&self.socket, arguments);
+        self.restart();
     }
 
     fn start(socket: PathBuf, program: &'static str, arguments: Vec<String>) -> NbdServer {
@@ -61,6 +66,15 @@ impl NbdServer {
         super::blockdev("disk", Driver::Nbd(self.options()))
     }
 
+    /// How many connections it has now.
+    pub fn clients(&self) -> usize {
+        // The fifth column is type, the sixth state: 03 is connected.
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let path = self.socket.display().to_string();
+        let connected = |line: &&str| line.ends_with(&path) && line.contains(" 0001 03 ");
+        sockets.lines().filter(connected).count()
+    }
+
     /// Kills it at once.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
@@ -72,6 +86,11 @@ impl NbdServer {
     pub fn restart(&mut self) {
         self.child = spawn(self.program, &self.arguments, &self.socket);
     }
+}
+
+fn nbdkit_arguments(socket: &Path, arguments: &[&str]) -> Vec<String> {
+    let own = ["-f".to_owned(), "-U".to_owned(), socket.display().to_string()];
+    own.into_iter().chain(arguments.iter().map(|&text| text.to_owned())).collect()
 }
 
 fn new_socket() -> PathBuf {

@@ -312,6 +312,10 @@ fn read_node(
             );
         }
     };
+    if name == "luks" {
+        return Err(OptionError::not_yet("Driver 'luks'")
+            .hint("cryptsetup(8) makes a block device of such an image, for driver host_device."));
+    }
     let driver = DRIVERS
         .iter()
         .find(|driver| driver.name == name)

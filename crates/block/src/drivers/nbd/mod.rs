@@ -2,7 +2,8 @@
 //!
 //! From the socket inwards: `connect` gets to the server and shakes hands, [`agreed`] is what came of
 //! that; `channel` is a connection on its loop, `state` and `slots` are what it keeps for the requests
-//! under way; `align` makes whole blocks of what is less.
+//! under way; `align` makes whole blocks of what is less,
+//! and `remote` is the way to a connection that another loop has.
 //!
 //! [`agreed`]: agreed::Agreed
 
@@ -10,6 +11,9 @@ mod agreed;
 mod align;
 mod channel;
 mod connect;
+#[cfg(test)]
+mod hostile;
+mod remote;
 mod slots;
 mod state;
 
@@ -17,7 +21,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use event_loop::{EventLoop, sync::lock};
+use event_loop::{EventLoop, LoopHandle, mailbox, sync::lock};
 use nbd_wire::flag;
 use nix::errno::Errno;
 
@@ -31,6 +35,7 @@ use agreed::Agreed;
 use align::Aligned;
 use channel::Connection;
 pub(crate) use connect::Connected;
+use remote::{Job, Remote, keep};
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -40,6 +45,14 @@ pub(crate) struct NbdNode {
     shared: Arc<Shared>,
     /// The connection that the node was opened with, until a loop takes it.
     first: Mutex<Option<Connected>>,
+    /// To the loop that has taken it, and keeps it for as long as the node is there.
+    keeper: Mutex<Option<Keeper>>,
+}
+
+/// Where the first connection is.
+struct Keeper {
+    handle: LoopHandle,
+    jobs: Arc<mailbox::Sender<Job>>,
 }
 
 /// What connections have to know.
@@ -99,7 +112,11 @@ impl NbdNode {
             detect_zeroes: common.detect_zeroes,
             serialise: Serialise::new(agreed.minimum as usize),
         };
-        Ok(NbdNode { shared: Arc::new(shared), first: Mutex::new(Some(connected)) })
+        Ok(NbdNode {
+            shared: Arc::new(shared),
+            first: Mutex::new(Some(connected)),
+            keeper: Mutex::default(),
+        })
     }
 }
 
@@ -113,13 +130,28 @@ impl BlockNode for NbdNode {
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let mut keeper = lock(&self.keeper);
+        let kept = keeper.as_ref().filter(|keeper| keeper.handle.spawn(|_| {}).is_ok());
+        let agreed = &self.shared.agreed;
+        // Of an export that nobody writes to, all connections tell the same.
+        let several = agreed.has(flag::CAN_MULTI_CONN) || agreed.has(flag::READ_ONLY);
+        if let Some(keeper) = kept.filter(|_| !several) {
+            return Ok(Remote::new(event_loop, self.clone(), keeper.jobs.clone()));
+        }
+        let is_first = kept.is_none();
         let first = lock(&self.first).take();
         let connection = Connection::new(event_loop, &self.shared, first);
         let connection = connection.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(match self.shared.agreed.minimum {
+        let channel: Rc<dyn Channel> = match agreed.minimum {
             1 => connection,
             _ => Aligned::new(event_loop, &self.shared, connection),
-        })
+        };
+        if is_first {
+            let (sender, receiver) = mailbox::channel();
+            event_loop.spawn(keep(event_loop.clone(), channel.clone(), receiver));
+            *keeper = Some(Keeper { handle: event_loop.handle(), jobs: Arc::new(sender) });
+        }
+        Ok(channel)
     }
 }
 
