@@ -75,9 +75,9 @@ impl Address {
         Ok(socket)
     }
 
-    /// Whether a server takes connections there.
+    /// Whether a server offers the export there: it may listen before it has one.
     pub(crate) fn is_served(&self) -> bool {
-        self.connect().is_ok()
+        self.connect().is_ok_and(|mut socket| greet(&mut socket).is_ok())
     }
 
     /// As clients want it, for the export without a name.
@@ -109,25 +109,10 @@ impl Client<Connection> {
 }
 
 impl Connection {
-    /// Connects, and agrees on the export without a name by `NBD_OPT_EXPORT_NAME`, which brings no
-    /// structured replies. With its size.
+    /// Connects to the export without a name, and gives its size.
     fn open(address: &Address, load: &Load) -> Result<(Self, u64)> {
-        const NO_ZEROES: u16 = 1 << 1;
-        const FIXED_NEWSTYLE: u16 = 1 << 0;
         let mut socket = address.connect()?;
-        let mut greeting = [0; 18];
-        socket.read_exact(&mut greeting).context("the server's greeting")?;
-        ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no newstyle NBD server");
-        let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
-        ensure!(flags & NO_ZEROES != 0, "the server knows only the oldest of handshakes");
-        let mut answer = Vec::from(u32::from(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes());
-        answer.extend(b"IHAVEOPT");
-        answer.extend(1u32.to_be_bytes());
-        answer.extend(0u32.to_be_bytes());
-        socket.write_all(&answer).context("the handshake")?;
-        let mut export = [0; 10];
-        socket.read_exact(&mut export).context("the export's size")?;
-        let size = export.first_chunk().map_or(0, |size| u64::from_be_bytes(*size));
+        let size = greet(&mut socket)?;
         let mut random = SplitMix64::new(1);
         let block = (0..load.block_size.div_ceil(8)).flat_map(|_| random.next().to_ne_bytes());
         let connection = Self {
@@ -185,6 +170,26 @@ impl Connection {
             Err(errno) => Err(errno).context("receiving replies"),
         }
     }
+}
+
+/// Agrees on the export without a name by `NBD_OPT_EXPORT_NAME`, which brings no structured replies;
+/// its size.
+fn greet(socket: &mut Socket) -> Result<u64> {
+    const FIXED_NEWSTYLE: u16 = 1 << 0;
+    const NO_ZEROES: u16 = 1 << 1;
+    let mut greeting = [0; 18];
+    socket.read_exact(&mut greeting).context("the server's greeting")?;
+    ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no newstyle NBD server");
+    let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
+    ensure!(flags & NO_ZEROES != 0, "the server knows only the oldest of handshakes");
+    let mut answer = Vec::from(u32::from(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes());
+    answer.extend(b"IHAVEOPT");
+    answer.extend(1u32.to_be_bytes());
+    answer.extend(0u32.to_be_bytes());
+    socket.write_all(&answer).context("the handshake")?;
+    let mut export = [0; 10];
+    socket.read_exact(&mut export).context("the export's size")?;
+    Ok(export.first_chunk().map_or(0, |size| u64::from_be_bytes(*size)))
 }
 
 impl Requests for Connection {

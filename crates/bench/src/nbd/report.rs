@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Bench;
 use super::rows::{Disk, Row, Sender};
 use super::servers::Serving;
-use crate::figures::{median, range};
+use crate::figures::median;
 use crate::peers::contender::Contender;
 use crate::peers::fio::{self, Fio, Target};
 use crate::peers::measure::LoadSample;
@@ -134,56 +134,30 @@ impl Report {
         text
     }
 
-    /// Ours as ratios to the best of the peers, row by row. Polled time is not work: where polling
-    /// shows, the CPU time to be compared is that without.
+    /// Ours as ratios to each of the peers, row by row.
     fn ahead(&self) -> Table {
-        let mut table = Table::new(&[
-            "load",
-            "server",
-            "IOPS x best peer",
-            "of the rounds",
-            "CPU x best peer",
-            "of the rounds",
-            "ahead in",
-        ]);
+        let is_own = |name: &str| name.starts_with("ringmill");
+        let mut head = vec!["load".to_owned(), "server".into()];
+        for (peer, _) in self.contenders.iter().filter(|(name, _)| !is_own(name)) {
+            head.extend([format!("IOPS x {peer}"), format!("CPU x {peer}")]);
+        }
+        head.push("ahead in".into());
+        let mut table = Table { head, body: Vec::new() };
         for (row, measured) in &self.results {
-            let (own, peers): (Vec<_>, Vec<_>) = self
-                .contenders
-                .iter()
-                .zip(measured)
-                .partition(|((name, _), _)| name.starts_with("ringmill"));
-            let best = |figure, pick: fn(f64, f64) -> f64| {
-                peers
-                    .iter()
-                    .map(|(_, peer)| peer.median(figure))
-                    .filter(|figure| !figure.is_nan())
-                    .reduce(pick)
-                    .unwrap_or(f64::NAN)
-            };
-            let (iops, cpu) = (best(Figure::Iops, f64::max), best(Figure::Cpu, f64::min));
+            let (own, peers): (Vec<_>, Vec<_>) =
+                self.contenders.iter().zip(measured).partition(|((name, _), _)| is_own(name));
             for ((name, _), own) in own {
-                let more = own.median(Figure::Iops) / iops;
-                let less = own.median(Figure::Cpu) / cpu;
-                let ratios = |figure, base: f64| {
-                    let rounds = own.figures(figure).into_iter().map(|value| value / base);
-                    let (least, most) = range(rounds);
-                    format!("{least:.2}..{most:.2}")
-                };
-                table.row([
-                    row.name.clone(),
-                    name.clone(),
-                    format!("{more:.2}"),
-                    ratios(Figure::Iops, iops),
-                    format!("{less:.2}"),
-                    ratios(Figure::Cpu, cpu),
-                    match (more > 1.0, less < 1.0) {
-                        (true, true) => "both",
-                        (true, false) => "IOPS",
-                        (false, true) => "CPU",
-                        (false, false) => "neither",
-                    }
-                    .into(),
-                ]);
+                let mut line = vec![row.name.clone(), name.clone()];
+                let (mut most, mut least) = (true, true);
+                for (_, peer) in &peers {
+                    let ratio = |figure| own.median(figure) / peer.median(figure);
+                    let (iops, cpu) = (ratio(Figure::Iops), ratio(Figure::Cpu));
+                    most &= iops > 1.0;
+                    least &= cpu < 1.0;
+                    line.extend([format!("{iops:.2}"), format!("{cpu:.2}")]);
+                }
+                line.push(ahead_in(most, least).into());
+                table.row(line);
             }
         }
         table
@@ -225,6 +199,15 @@ impl Report {
             }
         }
         table
+    }
+}
+
+fn ahead_in(iops: bool, cpu: bool) -> &'static str {
+    match (iops, cpu) {
+        (true, true) => "both",
+        (true, false) => "IOPS",
+        (false, true) => "CPU",
+        (false, false) => "neither",
     }
 }
 
