@@ -27,6 +27,10 @@ pub enum IoOp {
         /// `RWF_DSYNC`: on stable storage before the completion.
         dsync: bool,
     },
+    /// Send the buffers, as send(2) with `MSG_DONTWAIT`: what the socket takes now, or `-EAGAIN`. It
+    /// completes as it is submitted, so the call that submits it goes on to wait for what comes after,
+    /// where a [`Write`](Self::Write) ends that call. `-ENOTSOCK` for other files.
+    SendNow,
     /// fsync(2), or fdatasync(2).
     Fsync {
         /// Skip metadata that reading the data back does not need.
@@ -102,7 +106,7 @@ impl LoopFile {
     /// be stopped.
     #[inline]
     pub(crate) fn is_socket_for(&self, op: IoOp) -> bool {
-        self.0.is_socket && matches!(op, IoOp::Read { .. } | IoOp::Write { .. })
+        self.0.is_socket && matches!(op, IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SendNow)
     }
 }
 

@@ -26,6 +26,9 @@ use super::wire::reply::Reply;
 const RECEIVE: u32 = 0;
 const SEND: u32 = 1;
 
+/// How a socket is written that did not take all at once.
+const WHEN_READY: IoOp = IoOp::Write { offset: 0, dsync: false };
+
 /// How long a client that is sent away may take to read its last replies, nanoseconds.
 const LAST_REPLIES_NS: u64 = 1_000_000_000;
 
@@ -184,11 +187,11 @@ impl Connection {
         }
     }
 
-    fn send(&self, bufs: IoBufs) {
+    /// As most sockets take replies at once, the loop need not wake up for that.
+    fn send(&self, op: IoOp, bufs: IoBufs) {
         let Some(me) = self.me.upgrade() else { return };
         self.sending.set(true);
         let target: Rc<dyn IoTarget> = me;
-        let op = IoOp::Write { offset: 0, dsync: false };
         self.event_loop.submit(&self.socket, op, Engine::Uring, bufs, &target, SEND);
     }
 
@@ -198,13 +201,13 @@ impl Connection {
             Ok(bytes) if bytes > 0 => {
                 bufs.advance(bytes);
                 if !bufs.is_empty() {
-                    return self.send(bufs);
+                    return self.send(WHEN_READY, bufs);
                 }
             }
             _ => {
                 let errno = Errno::from_raw(result.wrapping_neg());
                 if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
-                    return self.send(bufs);
+                    return self.send(WHEN_READY, bufs);
                 }
                 self.deaf.set(true);
                 self.end_input(match errno {
@@ -306,7 +309,7 @@ impl DeferredCall for Connection {
         } else if !self.sending.get() && self.state.borrow().has_replies() {
             let mut bufs = self.send_bufs.take();
             self.state.borrow_mut().gather(&mut bufs);
-            self.send(bufs);
+            self.send(IoOp::SendNow, bufs);
         }
         if self.stalled.get() {
             self.take_requests();
