@@ -24,7 +24,7 @@ pub use blk_client::{BlkClient, Completion, Reply, Request, Segment, request};
 pub use deny::{run_program, run_without};
 pub use guest::{Boot, Guest};
 pub use image::Image;
-pub use program::{client, python, release_daemon, tied_command, tool};
+pub use program::{client, daemon, python, release_daemon, tied_command, tool};
 pub use qmp::Qmp;
 pub use scratch::Scratch;
 pub use server::{Server, ServerCommand};

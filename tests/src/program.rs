@@ -60,7 +60,7 @@ pub fn tied_command(program: &Path) -> Command {
 }
 
 /// The daemon under test: `RINGMILL_BIN`, else the workspace's, built now if need be.
-pub(crate) fn daemon() -> &'static Path {
+pub fn daemon() -> &'static Path {
     static DAEMON: OnceLock<PathBuf> = OnceLock::new();
     DAEMON.get_or_init(|| env::var_os("RINGMILL_BIN").map_or_else(build_daemon, PathBuf::from))
 }

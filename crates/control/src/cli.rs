@@ -3,12 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use crate::complete;
 use crate::error::{OptionError, UsageError};
 use crate::graph::Graph;
 use crate::help;
 use crate::json;
 use crate::keyval;
 use crate::probe::{self, ProbeOptions};
+use crate::reference::GENERATED;
 use crate::serve::{self, ServeOptions};
 use crate::shape::{Member, Shape};
 use crate::storage_daemon::{self, StorageDaemonOptions};
@@ -19,6 +21,9 @@ use crate::value::{Dialect, Value};
 const RINGMILL: &str = "ringmill";
 /// The name that makes it QSD.
 const QSD: &str = "qemu-storage-daemon";
+
+/// The first argument with which shells ask what a word can become.
+const COMPLETE: &str = "--complete";
 
 /// What a command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +61,8 @@ pub(crate) struct CliOption {
     pub(crate) member: Member,
     /// What its text may be.
     pub(crate) structure: Option<Shape>,
+    /// The key of a first pair of it without one.
+    pub(crate) implied: Option<&'static str>,
 }
 
 /// The commands there are.
@@ -125,11 +132,13 @@ static PROBE: Subcommand = Subcommand {
 };
 
 fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
-    let structure = |field: &Field<T>| match field.kind {
-        Kind::Structure { shape, .. } => Some(shape()),
-        _ => None,
+    let option = |field: &Field<T>| {
+        let (structure, implied) = match field.kind {
+            Kind::Structure { shape, implied, .. } => (Some(shape()), implied),
+            _ => (None, None),
+        };
+        CliOption { member: field.member(), structure, implied }
     };
-    let option = |field| CliOption { member: Field::member(field), structure: structure(field) };
     fields.iter().map(option).collect()
 }
 
@@ -149,6 +158,11 @@ pub fn parse_args(argv: impl IntoIterator<Item = OsString>) -> Result<Command, U
     let mut argv = argv.into_iter();
     let argv0 = argv.next().unwrap_or_default();
     let program = program_name(&argv0);
+    let mut argv = argv.peekable();
+    if argv.next_if(|first| first == COMPLETE).is_some() {
+        let words: Vec<String> = argv.map(|word| word.to_string_lossy().into_owned()).collect();
+        return Ok(Command::Print(complete::complete(&words).text()));
+    }
     let mut parser = lexopt::Parser::from_args(argv);
     let command = match program {
         QSD => storage_daemon(program, &mut parser),
@@ -174,6 +188,7 @@ fn ringmill(program: &'static str, parser: &mut lexopt::Parser) -> Result<Comman
         Some(lexopt::Arg::Long("help") | lexopt::Arg::Short('h')) => {
             Ok(Command::Print(help::ringmill()))
         }
+        Some(lexopt::Arg::Long("generate")) => generate(parser),
         Some(lexopt::Arg::Long("version") | lexopt::Arg::Short('V')) => {
             Ok(Command::Print(help::version(program)))
         }
@@ -184,6 +199,22 @@ fn ringmill(program: &'static str, parser: &mut lexopt::Parser) -> Result<Comman
             Err(OptionError::new(format!("invalid option -- '{name}'")).hint(known()))
         }
         None => Err(OptionError::new("a command is missing").hint(known())),
+    }
+}
+
+/// `--generate`.
+fn generate(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    let names: Vec<&str> = GENERATED.iter().map(|known| known.name).collect();
+    let hint = || format!("Known texts: {}", names.join(", "));
+    let what = parser
+        .value()
+        .map_err(|_| OptionError::new("option '--generate' requires an argument").hint(hint()))?;
+    match GENERATED.iter().find(|known| what == known.name) {
+        Some(known) => Ok(Command::Print((known.text)())),
+        None => {
+            let message = format!("--generate {}: unknown text", what.to_string_lossy());
+            Err(OptionError::new(message).hint(hint()))
+        }
     }
 }
 

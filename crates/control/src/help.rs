@@ -1,6 +1,7 @@
 //! Help texts, made from the tables.
 
 use crate::cli::{COMMANDS, Subcommand};
+use crate::reference::GENERATED;
 use crate::shape::{self, Row, Shape, Union};
 use crate::table::Need;
 
@@ -29,6 +30,11 @@ pub(crate) fn ringmill() -> String {
     }
     text.heading("Options:");
     text.common();
+    let generated: Vec<&str> = GENERATED.iter().map(|known| known.name).collect();
+    text.entry(
+        "--generate <what>",
+        &format!("print a text made from the tables of options: {}", generated.join(", ")),
+    );
     text.line("");
     text.line("'ringmill <command> --help' tells more of a command. Called by the name");
     text.line("qemu-storage-daemon, the program is 'ringmill storage-daemon'.");

@@ -95,7 +95,7 @@ pub(crate) fn parse_opts(
 }
 
 /// Cuts at commas, but not at doubled ones.
-fn split(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;

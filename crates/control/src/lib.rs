@@ -17,11 +17,11 @@
 //! completions all read that row.
 
 #![forbid(unsafe_code)]
-#![allow(dead_code)] // Until the reference is made of the tables.
 
 mod blockdev;
 mod chardev;
 mod cli;
+mod complete;
 mod error;
 mod export;
 mod graph;
@@ -32,6 +32,7 @@ mod nbd_server;
 mod object;
 mod probe;
 pub mod qmp;
+mod reference;
 mod scalar;
 mod serve;
 mod shape;

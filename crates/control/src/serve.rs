@@ -177,7 +177,7 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
             check_socket_path("socket", &path)?;
             put(&mut serve.socket, path)
         }),
-        need: Need::Optional("<name of the image>.sock, in the current directory"),
+        need: Need::Optional("the image's name and .sock, in the current directory"),
         help: "socket the virtual machine connects to",
     },
     Field {

@@ -26,7 +26,7 @@ pub(crate) enum Shape {
     /// One of these words.
     Words(Vec<Word>),
     /// Any number of these; in `key=value` text, `name.0=…,name.1=…`. With what is to be said of one,
-    /// in which `<n>` is its number.
+    /// in which `<n>` is its number; empty when that is what is said of all.
     List(Box<Shape>, &'static str),
     /// An object with these members.
     Object(Vec<Member>),
@@ -82,7 +82,7 @@ pub(crate) struct Variant {
 }
 
 /// A line of a help text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Row {
     /// The full name: `cache.direct`.
     pub(crate) name: String,
@@ -92,6 +92,8 @@ pub(crate) struct Row {
     pub(crate) need: Need,
     /// What it is for.
     pub(crate) help: String,
+    /// What it may be.
+    pub(crate) shape: Shape,
 }
 
 /// The lines for members, those of groups and structures spread out.
@@ -108,9 +110,15 @@ impl Member {
             value,
             need: self.need,
             help: self.help.to_owned(),
+            shape: self.shape.clone(),
         });
         let below = self.shape.below().into_iter();
-        let below = below.map(|row| Row { name: format!("{}.{}", self.name, row.name), ..row });
+        let below = below.map(|row| Row {
+            name: format!("{}.{}", self.name, row.name),
+            // One of a list that nothing more is to be said of.
+            help: if row.help.is_empty() { self.help.to_owned() } else { row.help },
+            ..row
+        });
         own.into_iter().chain(below).collect()
     }
 }
@@ -187,6 +195,7 @@ impl Shape {
                 value: "<value>".to_owned(),
                 need: Need::Optional(""),
                 help: format!("options of a {name} defined in place"),
+                shape: Shape::Any,
             }],
             _ => Vec::new(),
         }

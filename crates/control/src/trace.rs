@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::keyval;
+use crate::shape::Member;
 use crate::table::{self, Context, Field, Kind, Need};
 use crate::value::Dialect;
 
@@ -70,6 +71,11 @@ static OPTIONS: &[Field<TraceOptions>] = &[
         help: "where the log goes",
     },
 ];
+
+/// What `--trace` may have.
+pub(crate) fn members() -> Vec<Member> {
+    table::members(OPTIONS)
+}
 
 /// Reads one `--trace` and adds it to those before.
 pub(crate) fn read(text: &str, trace: &mut TraceOptions) -> table::Set {

@@ -29,7 +29,7 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
 
 impl EventRow {
     /// What it says, as a type.
-    pub(super) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         Shape::Object(self.data.iter().map(Member::shape).collect())
     }
 }

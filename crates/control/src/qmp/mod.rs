@@ -21,6 +21,9 @@ mod schema;
 mod session;
 
 pub use commands::{Command, DeleteMode};
+pub(crate) use commands::{CommandRow, all as commands};
 pub use error::{ErrorClass, QmpError};
+pub(crate) use events::EVENTS;
 pub use parser::{MAX_DEPTH, MAX_VALUE, Parser};
+pub(crate) use reply::Returns;
 pub use session::{Capabilities, Event, Session, Step, Ticket};

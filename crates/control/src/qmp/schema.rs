@@ -17,7 +17,7 @@ pub(super) fn schema() -> Json {
     let mut types = Types::default();
     let mut entries = Vec::new();
     for row in commands::all() {
-        let (arguments, returned) = (types.of(&row.arguments()), types.of(&row.returned()));
+        let (arguments, returned) = (types.of(&row.arguments()), types.of(&row.returns().shape()));
         entries.push(json!({
             "name": row.name,
             "meta-type": "command",

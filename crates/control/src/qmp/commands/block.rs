@@ -11,6 +11,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         help: "open a block node, as --blockdev does",
         example: r#"{"driver": "file", "node-name": "disk0", "filename": "/srv/disk0.img"}"#,
         arguments: Arguments::Option {
+            option: "--blockdev",
             read: |given, at| Ok(Action::Blockdev(blockdev::read(given, at)?)),
             shape: blockdev::shape,
         },

@@ -12,6 +12,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         help: "offer a block node to another program, as --export does",
         example: r#"{"type": "nbd", "id": "e0", "node-name": "disk0", "writable": true}"#,
         arguments: Arguments::Option {
+            option: "--export",
             read: |given, at| Ok(Action::Export(export::read(given, at)?)),
             shape: || Shape::Union(export::options()),
         },

@@ -24,13 +24,13 @@ static FAMILIES: &[&[CommandRow]] =
     &[monitor::COMMANDS, object::COMMANDS, block::COMMANDS, export::COMMANDS];
 
 /// A command: a row of the table.
-pub(super) struct CommandRow {
+pub(crate) struct CommandRow {
     /// Its name.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// What it does, in one sentence.
-    help: &'static str,
+    pub(crate) help: &'static str,
     /// Arguments it can have, as JSON; empty when it needs none.
-    example: &'static str,
+    pub(crate) example: &'static str,
     arguments: Arguments,
     returns: Returns,
 }
@@ -43,6 +43,8 @@ enum Arguments {
     Table(&'static dyn Reads<Job>),
     /// As an option of the command line.
     Option {
+        /// The option.
+        option: &'static str,
         /// Reads it.
         read: fn(Object, &Context) -> Result<Action, OptionError>,
         /// What it may be.
@@ -140,7 +142,7 @@ impl CommandRow {
     }
 
     /// What the arguments may be.
-    pub(super) fn arguments(&self) -> Shape {
+    pub(crate) fn arguments(&self) -> Shape {
         match &self.arguments {
             Arguments::None(_) => Shape::Object(Vec::new()),
             Arguments::Table(table) => Shape::Object(table.members()),
@@ -148,9 +150,17 @@ impl CommandRow {
         }
     }
 
+    /// The option of the command line that has the same arguments; empty when there is none.
+    pub(crate) fn option(&self) -> &'static str {
+        match self.arguments {
+            Arguments::Option { option, .. } => option,
+            Arguments::None(_) | Arguments::Table(_) => "",
+        }
+    }
+
     /// What comes back.
-    pub(super) fn returned(&self) -> Shape {
-        self.returns.shape()
+    pub(crate) fn returns(&self) -> &Returns {
+        &self.returns
     }
 }
 
@@ -160,7 +170,7 @@ pub(super) fn find(name: &str) -> Option<&'static CommandRow> {
 }
 
 /// All of them.
-pub(super) fn all() -> impl Iterator<Item = &'static CommandRow> {
+pub(crate) fn all() -> impl Iterator<Item = &'static CommandRow> {
     FAMILIES.iter().copied().flatten()
 }
 

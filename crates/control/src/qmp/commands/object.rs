@@ -13,6 +13,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         help: "create an object, as --object does",
         example: r#"{"qom-type": "iothread", "id": "io0", "poll-max-ns": 0}"#,
         arguments: Arguments::Option {
+            option: "--object",
             read: |given, at| Ok(Action::Object(object::read(given, at)?)),
             shape: || Shape::Union(object::options()),
         },
