@@ -27,3 +27,28 @@ wait_for_requests() {
 requests() {
     awk '{ print $1 + $5 }' /sys/block/vda/stat
 }
+
+# checked_load JOBS [OPTION...]: starts as many jobs that write and read back with checksums, each in its own 4 MiB
+# of the second 16 MiB, and returns when they are under way. They end with the first thing that is wrong. The requests
+# are of very different sizes, and some are flushes, so that they are answered in another order than they are made.
+checked_load() {
+    jobs=$1
+    shift
+    fio --minimal --name=checked --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --fsync=16 \
+        --bssplit=4k/80:256k/20 --numjobs="$jobs" --offset=16m --offset_increment=4m --size=4m --verify=crc32c --verify_fatal=1 \
+        --verify_backlog=64 --loops=100000 "$@" >/tmp/checked 2>&1 &
+    load=$!
+    wait_for_requests 300
+}
+
+# end_checked_load: ends it, if nothing was wrong so far. fio's own status says that it was interrupted; the fifth
+# field of each job's line is its first error.
+end_checked_load() {
+    running=no
+    kill -INT $load && running=yes
+    wait $load || true
+    [ $running = yes ] && awk -F ';' '/;checked;/ { jobs++; errors += $5 } END { exit !jobs || errors }' /tmp/checked || {
+        cat /tmp/checked
+        exit 1
+    }
+}

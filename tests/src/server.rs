@@ -217,6 +217,13 @@ impl Server {
         }
     }
 
+    /// Ends it with SIGKILL, and removes the pid file that it leaves behind.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the daemon is our child");
+        self.wait();
+        fs::remove_file(self.log.with_extension("pid")).expect("it was started by its pid file");
+    }
+
     /// How many files it has open.
     pub fn open_files(&self) -> usize {
         self.proc_entries("fd")

@@ -13,23 +13,36 @@ pub struct OpenError {
     message: String,
     errno: Option<Errno>,
     hint: Option<String>,
+    left_locked: bool,
 }
 
 impl OpenError {
     /// An error that no system call reported.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        OpenError { message: message.into(), errno: None, hint: None }
+        OpenError { message: message.into(), errno: None, hint: None, left_locked: false }
     }
 
     /// A system call failed: `message` says which and on what, the errno why.
     pub(crate) fn os(message: impl Into<String>, errno: Errno) -> Self {
-        OpenError { message: message.into(), errno: Some(errno), hint: None }
+        OpenError { errno: Some(errno), ..OpenError::new(message) }
     }
 
     /// The same error, with what to do about it.
     pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// The same error: the image is locked, and no process is found that would hold the lock.
+    pub(crate) fn left_locked(self) -> Self {
+        OpenError { left_locked: true, ..self }
+    }
+
+    /// Whether the image is locked and no process is found that holds the lock. It may be the last
+    /// requests of one that was killed, which the kernel finishes before it lets go of the file: so
+    /// opening it again soon may do.
+    pub fn is_left_locked(&self) -> bool {
+        self.left_locked
     }
 
     /// The system's reason, where it was a system call that failed.

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use event_loop::RingChoice;
 use exports::vhost_user::session::{VHOST_USER_F_PROTOCOL_FEATURES, protocol_features};
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
@@ -28,8 +29,14 @@ struct Vmm {
 impl Vmm {
     /// Connects and negotiates, in QEMU's order.
     fn new(daemon: &Daemon, num_queues: u16) -> Self {
+        Self::with_guest(daemon, Guest::new(num_queues, QUEUE_SIZE))
+    }
+
+    /// The same for a guest that there is already.
+    fn with_guest(daemon: &Daemon, guest: Guest) -> Self {
+        let num_queues = guest.queues.len();
         let stream = connect(&daemon.socket());
-        let mut front_end = Frontend::from_stream(stream, num_queues.into());
+        let mut front_end = Frontend::from_stream(stream, num_queues as u64);
         let features = front_end.get_features().unwrap();
         assert_ne!(features & VHOST_USER_F_PROTOCOL_FEATURES, 0);
         let offered = front_end.get_protocol_features().unwrap();
@@ -37,10 +44,10 @@ impl Vmm {
         let wanted = offered & VhostUserProtocolFeatures::all();
         front_end.set_protocol_features(wanted).unwrap();
         front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        assert!(front_end.get_queue_num().unwrap() >= u64::from(num_queues));
+        assert!(front_end.get_queue_num().unwrap() >= num_queues as u64);
         front_end.set_owner().unwrap();
         front_end.set_features(features).unwrap();
-        Vmm { front_end, guest: Guest::new(num_queues, QUEUE_SIZE) }
+        Vmm { front_end, guest }
     }
 
     fn start(&mut self) {
@@ -437,4 +444,62 @@ fn a_queue_that_is_full_when_it_starts_is_served_on() {
     }
     vmm.guest.offer_flushes(0, 1);
     assert_eq!(vmm.guest.wait(0), 0);
+}
+
+fn inflight_of(num_queues: u16) -> VhostUserInflight {
+    VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues, queue_size: QUEUE_SIZE }
+}
+
+#[test]
+fn what_a_daemon_leaves_in_flight_is_done_by_the_next() {
+    let first = Daemon::new();
+    first.disk.close_gate();
+    let mut vmm = Vmm::new(&first, 1);
+    let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
+    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
+    vmm.start();
+    vmm.guest.offer(0, 1, 5, &[0x5a; SECTOR]);
+    eventually("the request is in flight", || first.disk.waiting() == 1);
+    // As if it had died: whoever is connected to it is not answered any more.
+    let Vmm { guest, front_end: _first } = vmm;
+    let second = Daemon::new();
+    let mut vmm = Vmm::with_guest(&second, guest);
+    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
+    vmm.start();
+    assert_eq!(vmm.guest.wait(0), 0);
+    assert_eq!(second.disk.data.lock().unwrap()[5 * SECTOR..6 * SECTOR], [0x5a; SECTOR]);
+    assert_eq!(vmm.guest.read(0, 5, SECTOR), [0x5a; SECTOR], "and it goes on");
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 2);
+    first.disk.open_gate();
+}
+
+#[test]
+fn memory_for_requests_in_flight_is_looked_at() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    // More queues than there are.
+    assert!(vmm.front_end.get_inflight_fd(&inflight_of(2)).is_err());
+    let mut vmm = Vmm::new(&daemon, 1);
+    let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), inflight.mmap_size);
+    file.set_len(0).expect_err("sealed");
+    let mut refused = |inflight, file: &std::fs::File| {
+        vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap_err();
+    };
+    refused(VhostUserInflight { num_queues: 2, ..inflight }, &file);
+    refused(VhostUserInflight { mmap_offset: 4096, ..inflight }, &file);
+    refused(VhostUserInflight { queue_size: 6, ..inflight }, &file);
+    refused(VhostUserInflight { queue_size: 2048, mmap_size: 1 << 20, ..inflight }, &file);
+    let could_shrink = tempfile();
+    could_shrink.set_len(inflight.mmap_size).unwrap();
+    refused(inflight, &could_shrink);
+    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
+    vmm.start();
+    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap_err();
+    assert_eq!(vmm.guest.write(0, 1, &[1; SECTOR]), 0);
+}
+
+fn tempfile() -> std::fs::File {
+    let name = c"not sealed";
+    nix::sys::memfd::memfd_create(name, nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap().into()
 }

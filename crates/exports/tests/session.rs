@@ -129,8 +129,8 @@ fn features_are_the_device_s_and_the_server_s() {
     assert!(!session.has_reply_ack());
     done(&mut session, Message::SetProtocolFeatures(all));
     assert!(session.has_reply_ack());
-    let error = refused(&mut session, Message::SetProtocolFeatures(all | 1 << 12));
-    assert_eq!(error, SessionError::ProtocolFeatures(1 << 12));
+    let error = refused(&mut session, Message::SetProtocolFeatures(all | 1 << 14));
+    assert_eq!(error, SessionError::ProtocolFeatures(1 << 14));
     assert!(session.has_reply_ack());
 }
 

@@ -8,6 +8,7 @@ use guest_memory::MemoryView;
 use crate::avail::AvailHalf;
 use crate::chain::Chain;
 use crate::error::QueueError;
+use crate::inflight::Inflight;
 use crate::lookahead::Lookahead;
 use crate::ring::Rings;
 use crate::used::UsedHalf;
@@ -60,6 +61,7 @@ pub struct Queue {
     avail: AvailHalf,
     used: UsedHalf,
     lookahead: Lookahead,
+    inflight: Option<Inflight>,
     in_flight: Cell<u16>,
     broken: Cell<bool>,
 }
@@ -86,8 +88,34 @@ impl Queue {
     ///
     /// [`QueueError::Size`], or [`QueueError::Ring`] when a ring is misaligned or not in memory.
     pub fn new(memory: Rc<MemoryView>, config: QueueConfig) -> Result<Self, QueueError> {
+        Self::with_inflight(memory, config, None)
+    }
+
+    /// The same with a record of what is in flight, `inflight`. Chains that are in it are popped again,
+    /// in their order, before others; then `config.next_avail` counts for nothing: the next entry of
+    /// the available ring is the one behind those and all that are used.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); [`QueueError::Size`] also when the record has room for fewer entries than
+    /// the queue has.
+    pub fn with_inflight(
+        memory: Rc<MemoryView>,
+        mut config: QueueConfig,
+        mut inflight: Option<Inflight>,
+    ) -> Result<Self, QueueError> {
         let mapped = Mapped::new(memory, &config)?;
         let rings = &mapped.rings;
+        if let Some(inflight) = &mut inflight {
+            if inflight.size() < config.size {
+                return Err(QueueError::Size(config.size));
+            }
+            let used_idx = rings.used_idx();
+            inflight.recover(used_idx);
+            if inflight.redo_len() > 0 {
+                config.next_avail = used_idx.wrapping_add(inflight.redo_len());
+            }
+        }
         // A device that served before may have left its kicks suppressed.
         rings.set_used_flags(0);
         let avail = AvailHalf::new(config.next_avail, config.event_idx);
@@ -99,6 +127,7 @@ impl Queue {
             avail,
             used,
             lookahead: Lookahead::default(),
+            inflight,
             in_flight: Cell::new(0),
             broken: Cell::new(false),
         })
@@ -143,7 +172,8 @@ impl Queue {
     /// A broken queue has none.
     #[inline]
     pub fn has_work(&self) -> bool {
-        !self.broken.get() && self.avail.has_work(&self.state.borrow().rings)
+        !self.broken.get()
+            && (self.avail.has_work(&self.state.borrow().rings) || self.has_more_to_redo())
     }
 
     /// Takes the next chain; `false` when the driver offers none. Allocates nothing.
@@ -167,15 +197,31 @@ impl Queue {
     #[inline]
     fn try_pop(&self, chain: &mut Chain) -> Result<bool, QueueError> {
         let mapped = self.state.borrow();
-        let Some(head) = self.avail.pop(&mapped.rings)? else { return Ok(false) };
-        self.lookahead.prefetch(&self.avail, &mapped.rings, &mapped.memory);
+        let redone = self.inflight.as_ref().and_then(Inflight::next_to_redo);
+        let head = match redone {
+            Some(head) => head,
+            None => {
+                let Some(head) = self.avail.pop(&mapped.rings)? else { return Ok(false) };
+                self.lookahead.prefetch(&self.avail, &mapped.rings, &mapped.memory);
+                head
+            }
+        };
         let in_flight = self.in_flight.get();
         if in_flight >= self.config.size {
             return Err(QueueError::TooManyInFlight);
         }
         chain.read(&mapped.rings, &mapped.memory, self.config.indirect, head)?;
         self.in_flight.set(in_flight + 1);
+        if let Some(inflight) = &self.inflight
+            && redone.is_none()
+        {
+            inflight.begin(head);
+        }
         Ok(true)
+    }
+
+    fn has_more_to_redo(&self) -> bool {
+        self.inflight.as_ref().is_some_and(Inflight::has_more_to_redo)
     }
 
     /// Gives back the chain popped as `head`, of which the device wrote `written` bytes. The driver
@@ -185,7 +231,7 @@ impl Queue {
     pub fn add_used(&self, head: u16, written: u32) {
         debug_assert!(self.in_flight.get() > 0, "a chain is given back once");
         self.in_flight.set(self.in_flight.get().saturating_sub(1));
-        self.used.add(&self.state.borrow().rings, head, written);
+        self.used.add(&self.state.borrow().rings, self.inflight.as_ref(), head, written);
     }
 
     /// Shows the driver all chains given back so far; `true` when it wants a signal for those since
@@ -193,7 +239,7 @@ impl Queue {
     #[inline]
     #[must_use = "the driver waits for the signal"]
     pub fn publish(&self) -> bool {
-        self.used.publish(&self.state.borrow().rings)
+        self.used.publish(&self.state.borrow().rings, self.inflight.as_ref())
     }
 
     /// Asks the driver not to kick, as long as the queue is polled. It may still do so.
@@ -208,10 +254,12 @@ impl Queue {
     #[inline]
     #[must_use = "no kick may come for what is there already"]
     pub fn enable_kicks(&self) -> bool {
-        self.avail.enable_kicks(&self.state.borrow().rings) && !self.broken.get()
+        let more = self.avail.enable_kicks(&self.state.borrow().rings);
+        (more || self.has_more_to_redo()) && !self.broken.get()
     }
 
-    /// The entry of the available ring to pop next (GET_VRING_BASE).
+    /// The entry of the available ring to pop next (GET_VRING_BASE). What is in flight, and will be
+    /// done again by whoever comes next, lies before it.
     pub fn next_avail(&self) -> u16 {
         self.avail.next()
     }

@@ -5,11 +5,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 
+use crate::inflight::Inflight;
 use crate::ring::Rings;
 
 /// Entries added after which the driver is shown them, in a batch that goes on: if it is awake, it works
 /// on the first chains while the device works on the last.
-const SHOWN_AT_ONCE: u16 = 4;
+pub(crate) const SHOWN_AT_ONCE: u16 = 4;
 
 /// Where the device is in the used ring.
 #[derive(Debug)]
@@ -41,26 +42,32 @@ impl UsedHalf {
     }
 
     #[inline]
-    pub(crate) fn add(&self, rings: &Rings, head: u16, written: u32) {
+    pub(crate) fn add(&self, rings: &Rings, inflight: Option<&Inflight>, head: u16, written: u32) {
         let next = self.next.get();
         rings.set_used_entry(next, head, written);
+        if let Some(inflight) = inflight {
+            inflight.end(head);
+        }
         let next = next.wrapping_add(1);
         self.next.set(next);
         if next.wrapping_sub(self.published.get()) >= SHOWN_AT_ONCE {
-            self.show(rings);
+            self.show(rings, inflight);
         }
     }
 
     /// Shows what was added, and looks whether that passes the driver's event. A driver that is awake
     /// moves the event while a batch goes on: whether the whole batch passes it says nothing.
     #[inline]
-    fn show(&self, rings: &Rings) {
+    fn show(&self, rings: &Rings, inflight: Option<&Inflight>) {
         let new = self.next.get();
         let old = self.published.replace(new);
         if new == old {
             return;
         }
         rings.set_used_idx(new);
+        if let Some(inflight) = inflight {
+            inflight.shown(new);
+        }
         self.fresh.set(true);
         if self.event_idx {
             // The driver says where it wants a signal, then looks at the used index; we write the
@@ -73,8 +80,8 @@ impl UsedHalf {
     }
 
     #[inline]
-    pub(crate) fn publish(&self, rings: &Rings) -> bool {
-        self.show(rings);
+    pub(crate) fn publish(&self, rings: &Rings, inflight: Option<&Inflight>) -> bool {
+        self.show(rings, inflight);
         if !self.fresh.replace(false) {
             return false;
         }

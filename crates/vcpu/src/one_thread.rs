@@ -14,8 +14,9 @@ use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::start_queue;
 use event_loop::{EventLoop, LoopConfig};
-use guest_memory::{MemoryView, test_util};
-use queue::Queue;
+use guest_memory::MemoryView;
+use guest_memory::test_util::{self, USER_BASE};
+use queue::{Inflight, Queue};
 
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, device};
 
@@ -49,7 +50,14 @@ impl OneThread {
         let memory = test_util::memfd_memory(&[(0, area.end())]).context("guest memory")?;
         let guest = GuestQueue::new(&memory, area, true)?;
         let setup = guest.setup();
-        let queue = Queue::new(MemoryView::new(memory), setup.config)
+        // As it is with a front end that keeps what is in flight.
+        let size = setup.config.size;
+        let record = Inflight::region_len(size) as u64;
+        let record = test_util::memfd_memory(&[(0, record)]).context("memory for a record")?;
+        let queue = Inflight::new(&record, USER_BASE, size)
+            .and_then(|inflight| {
+                Queue::with_inflight(MemoryView::new(memory), setup.config, Some(inflight))
+            })
             .map_err(|error| anyhow!("a virtqueue: {error}"))?;
         let channel = node.open_channel(&event_loop).context("opening the disk on the loop")?;
         let stats = Arc::new(QueueStats::default());

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,9 +12,10 @@ use guest_memory::{GuestMemory, Region};
 
 use super::error::RequestError;
 use super::eventfd::EventFd;
+use super::inflight::InflightArea;
 use super::pinning::Pinning;
 use super::session::{MAX_MEM_SLOTS, RingSetup};
-use super::wire::RegionId;
+use super::wire::{InflightDescription, RegionId};
 use super::worker::WorkerHandle;
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
@@ -22,6 +24,8 @@ pub(crate) struct Backend {
     /// Memory is to be pinned.
     pinning: Option<Arc<Pinning>>,
     memory: Arc<GuestMemory>,
+    /// Where rings keep what they have in flight.
+    inflight: Option<InflightArea>,
     /// The rings that run, and how they were started.
     running: BTreeMap<u16, RingSetup>,
     /// Rings that were stopped for other memory and could not go on in it; and their bases.
@@ -34,6 +38,7 @@ impl Backend {
             workers,
             pinning,
             memory: Arc::new(GuestMemory::new()),
+            inflight: None,
             running: BTreeMap::new(),
             lost: BTreeMap::new(),
         }
@@ -157,12 +162,23 @@ impl Backend {
     }
 
     async fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), RequestError> {
-        let (memory, copy) = (self.memory.clone(), setup.clone());
+        let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
+        let copy = setup.clone();
         self.worker(index)
-            .ask(move |worker, answer| answer.send(worker.start(index, copy, memory)))
+            .ask(move |worker, answer| answer.send(worker.start(index, copy, memory, inflight)))
             .await?
             .map_err(|error| RequestError::Ring { index, error })?;
         self.running.insert(index, setup);
+        Ok(())
+    }
+
+    /// Has rings that are started from now on keep what they have in flight in this memory.
+    pub(crate) fn set_inflight(
+        &mut self,
+        description: InflightDescription,
+        fd: OwnedFd,
+    ) -> Result<(), RequestError> {
+        self.inflight = Some(InflightArea::map(description, fd)?);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::poll_fn;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,7 +14,7 @@ use std::task::Poll;
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
-use nix::sys::socket::{MsgFlags, send};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::error::ConnectionError;
 use super::fd_passing;
@@ -104,15 +105,28 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a reply. `false`: the front end has left.
-    pub(crate) async fn reply(&self, code: u32, reply: &Reply) -> Result<bool, ConnectionError> {
+    /// Sends a reply, and a descriptor with it. `false`: the front end has left.
+    pub(crate) async fn reply(
+        &self,
+        code: u32,
+        reply: &Reply,
+        mut fd: Option<OwnedFd>,
+    ) -> Result<bool, ConnectionError> {
         let bytes = reply.encode(code);
         let mut rest = bytes.as_slice();
         let mut writable = None;
         while !rest.is_empty() {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            match send(self.socket.as_raw_fd(), rest, flags) {
-                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            let fds: Vec<_> = fd.iter().map(AsRawFd::as_raw_fd).collect();
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+            let iov = [IoSlice::new(rest)];
+            match sendmsg::<()>(self.socket.as_raw_fd(), &iov, control, flags, None) {
+                Ok(sent) => {
+                    // It went with the first byte.
+                    fd = None;
+                    rest = rest.get(sent..).unwrap_or_default();
+                }
                 Err(Errno::EAGAIN) => {
                     let events = PollFlags::POLLOUT.bits().cast_unsigned().into();
                     let writable = writable.get_or_insert_with(|| {
@@ -123,7 +137,7 @@ impl Connection {
                 Err(Errno::EINTR) => {}
                 Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(false),
                 Err(errno) => {
-                    return Err(ConnectionError::Os { call: "send", error: errno.into() });
+                    return Err(ConnectionError::Os { call: "sendmsg", error: errno.into() });
                 }
             }
         }

@@ -101,6 +101,17 @@ pub(crate) enum RequestError {
         /// Why.
         error: QueueError,
     },
+    /// Memory for the requests in flight is too small.
+    InflightSize {
+        /// What there is, bytes.
+        size: u64,
+        /// What the rings need.
+        needed: u64,
+    },
+    /// Memory for the requests in flight that could shrink.
+    InflightNotSealed,
+    /// Memory for the requests in flight cannot be made.
+    InflightMemory(io::Error),
     /// The I/O thread has stopped.
     LoopGone(LoopGone),
 }
@@ -142,6 +153,18 @@ impl fmt::Display for RequestError {
                     Some(source) => write!(f, ": {source}"),
                     None => Ok(()),
                 }
+            }
+            RequestError::InflightSize { size, needed } => {
+                write!(
+                    f,
+                    "{size} bytes are no room for the rings' requests in flight: {needed} are"
+                )
+            }
+            RequestError::InflightNotSealed => {
+                f.write_str("the file is no memfd that is sealed against shrinking")
+            }
+            RequestError::InflightMemory(error) => {
+                write!(f, "no memory for the requests in flight: {error}")
             }
             RequestError::LoopGone(error) => error.fmt(f),
         }

@@ -3,7 +3,7 @@
 //!
 //! From the socket inwards: [`wire`] makes typed messages of bytes, [`session`] knows what was
 //! agreed on and says what is to be done, `backend` and `worker` do it on the I/O threads (`pinning`
-//! and `pin` for memory that is to be pinned), `server` ties them to sockets. What the device is, is
+//! and `pin` for memory that is to be pinned, `inflight` for the memory that outlives us), `server` ties them to sockets. What the device is, is
 //! behind [`device::Device`]; `blk` and `scsi` put virtio-blk and virtio-scsi there, and make a
 //! [`VhostUserExport`] of them.
 //!
@@ -19,6 +19,7 @@ mod eventfd;
 mod export;
 mod fd_passing;
 pub(crate) mod flush;
+mod inflight;
 pub(crate) mod listener;
 mod pin;
 mod pinning;

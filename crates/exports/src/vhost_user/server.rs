@@ -20,6 +20,7 @@ use super::backend::Backend;
 use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
+use super::inflight;
 use super::listener::{Listen, Listener};
 use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
@@ -214,7 +215,7 @@ impl Service {
                 && !Request::from_code(header.code).is_some_and(Request::has_reply);
             let reply = match result {
                 Ok(Some(reply)) => reply,
-                Ok(None) if wants_ack => Reply::ACK,
+                Ok(None) if wants_ack => Reply::ACK.into(),
                 Ok(None) => continue,
                 Err(error) if wants_ack => {
                     let request = request_name(header.code);
@@ -223,7 +224,7 @@ impl Service {
                     if refused > MAX_REFUSED {
                         return Err(ConnectionError::TooManyRefused);
                     }
-                    Reply::NACK
+                    Reply::NACK.into()
                 }
                 // Without an answer the front end would believe that it was done.
                 Err(error) => {
@@ -231,7 +232,9 @@ impl Service {
                     return Err(ConnectionError::Request { request, error });
                 }
             };
-            let Some(sent) = self.stop.or(connection.reply(header.code, &reply)).await else {
+            let Answer { reply, fd } = reply;
+            let sent = self.stop.or(connection.reply(header.code, &reply, fd)).await;
+            let Some(sent) = sent else {
                 return Ok(End::Stopped);
             };
             if !sent? {
@@ -250,15 +253,27 @@ impl Service {
     }
 }
 
+/// A reply, and the descriptor that goes along with it.
+struct Answer {
+    reply: Reply,
+    fd: Option<OwnedFd>,
+}
+
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Self {
+        Answer { reply, fd: None }
+    }
+}
+
 /// Does what a message asks for. Returns the reply, where the request has one of its own.
 async fn carry_out(
     session: &mut Session,
     backend: &mut Backend,
     message: Message,
-) -> Result<Option<Reply>, RequestError> {
+) -> Result<Option<Answer>, RequestError> {
     let action = match session.handle(message)? {
         Step::Done => return Ok(None),
-        Step::Reply(reply) => return Ok(Some(reply)),
+        Step::Reply(reply) => return Ok(Some(reply.into())),
         Step::Do(action) => action,
     };
     match action {
@@ -274,11 +289,18 @@ async fn carry_out(
         }
         Action::StopRing { index } => {
             let base = backend.stop_ring(index).await?;
-            return Ok(Some(session.ring_stopped(index, base)));
+            return Ok(Some(session.ring_stopped(index, base).into()));
         }
         Action::SetCall { index, call } => backend.set_call(index, call).await?,
         Action::SetErr { index, err } => backend.set_err(index, err).await?,
         Action::SetEnabled { index, enabled } => backend.set_enabled(index, enabled).await?,
+        Action::CreateInflight { num_queues, queue_size, payload_len } => {
+            let (description, fd) =
+                inflight::create(num_queues, queue_size).map_err(RequestError::InflightMemory)?;
+            let reply = Reply::Inflight { description, payload_len };
+            return Ok(Some(Answer { reply, fd: Some(fd) }));
+        }
+        Action::SetInflight { description, fd } => backend.set_inflight(description, fd)?,
         Action::ResetRings => {
             backend.stop_rings().await?;
             session.rings_reset();

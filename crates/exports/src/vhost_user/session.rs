@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_memory::Region;
@@ -14,7 +15,7 @@ use queue::QueueConfig;
 use super::device::Device;
 use super::error::SessionError;
 use super::eventfd::EventFd;
-use super::wire::{Message, RegionId, Reply, VringAddr};
+use super::wire::{InflightDescription, Message, RegionId, Reply, VringAddr};
 
 /// virtio feature bits (virtio 1.3, section 6) and VHOST_USER_F_PROTOCOL_FEATURES.
 pub const VIRTIO_F_RING_INDIRECT_DESC: u64 = 1 << 28;
@@ -39,6 +40,8 @@ pub mod protocol_features {
     pub const REPLY_ACK: u64 = 1 << 3;
     /// GET_CONFIG, SET_CONFIG.
     pub const CONFIG: u64 = 1 << 9;
+    /// GET_INFLIGHT_FD, SET_INFLIGHT_FD.
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     /// RESET_DEVICE.
     pub const RESET_DEVICE: u64 = 1 << 13;
     /// ADD_MEM_REG, REM_MEM_REG, GET_MAX_MEM_SLOTS.
@@ -47,7 +50,8 @@ pub mod protocol_features {
     pub const STATUS: u64 = 1 << 16;
 
     /// All that are offered.
-    pub const OFFERED: u64 = MQ | REPLY_ACK | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+    pub const OFFERED: u64 =
+        MQ | REPLY_ACK | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
 }
 
 /// How many memory regions a session may have: as many memory slots as KVM gave a guest for years,
@@ -113,6 +117,23 @@ pub enum Action {
         index: u16,
         /// On or off.
         enabled: bool,
+    },
+    /// Make memory for the requests in flight of that many rings, with at most `queue_size` entries,
+    /// and send it along with [`Reply::Inflight`].
+    CreateInflight {
+        /// Rings.
+        num_queues: u16,
+        /// Entries of each.
+        queue_size: u16,
+        /// Bytes of the reply's payload.
+        payload_len: usize,
+    },
+    /// Keep requests in flight in this memory from now on. It may have some that are to be done again.
+    SetInflight {
+        /// What it is.
+        description: InflightDescription,
+        /// The memory.
+        fd: OwnedFd,
     },
     /// Stop all rings, then tell [`Session::rings_reset`].
     ResetRings,
@@ -265,6 +286,25 @@ impl Session {
             Message::SetConfig { offset, data, writer: _ } => {
                 self.device.write_config(offset, &data).map_err(SessionError::Config)?;
                 Step::Done
+            }
+            Message::GetInflightFd { num_queues, queue_size, payload_len } => {
+                if usize::from(num_queues) > self.rings.len() {
+                    let (index, num_queues) = (num_queues.into(), self.rings.len());
+                    return Err(SessionError::QueueIndex { index, num_queues });
+                }
+                if queue_size > MAX_QUEUE_SIZE {
+                    return Err(SessionError::QueueSize(queue_size));
+                }
+                Step::Do(Action::CreateInflight { num_queues, queue_size, payload_len })
+            }
+            Message::SetInflightFd { description, fd } => {
+                if description.queue_size > MAX_QUEUE_SIZE {
+                    return Err(SessionError::QueueSize(description.queue_size));
+                }
+                if let Some(index) = self.rings.iter().position(|ring| ring.running) {
+                    return Err(SessionError::Running { index: index as u16 });
+                }
+                Step::Do(Action::SetInflight { description, fd })
             }
             Message::SetStatus(0) | Message::ResetDevice => Step::Do(Action::ResetRings),
             Message::SetStatus(status) => {

@@ -20,6 +20,7 @@ use queue::{Queue, QueueError};
 
 use super::device::{Device, DeviceOnLoop};
 use super::eventfd::EventFd;
+use super::inflight::InflightArea;
 use super::pin::Pinned;
 use super::pinning::Pinning;
 use super::session::RingSetup;
@@ -122,16 +123,18 @@ impl Worker {
         Ok(())
     }
 
-    /// Starts a ring.
+    /// Starts a ring. What `inflight` says is in flight is done again.
     pub(crate) fn start(
         &self,
         index: u16,
         setup: RingSetup,
         memory: Arc<GuestMemory>,
+        inflight: Option<InflightArea>,
     ) -> Result<(), QueueError> {
         // An export whose device could not attach does not start.
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
-        let queue = Queue::new(self.view(memory), setup.config)?;
+        let inflight = inflight.map(|inflight| inflight.of_ring(index)).transpose()?;
+        let queue = Queue::with_inflight(self.view(memory), setup.config, inflight)?;
         let has_kick = setup.kick.is_some();
         let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), fd_of(&setup.call));
         queue.set_err(fd_of(&setup.err));

@@ -1,6 +1,7 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
 use block::Connections;
+use block::options::BlockdevOptions;
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
@@ -17,6 +18,11 @@ use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
 use super::{Daemon, DaemonError, Message};
+
+/// How long the last requests of a killed daemon may take, nanoseconds,
+const LAST_REQUESTS_NS: u64 = 3_000_000_000;
+/// and how often is looked whether they have ended.
+const LOOK_AGAIN_NS: u64 = 5_000_000;
 
 /// Tells all clients that an export is gone.
 pub(super) fn tell_export_deleted(clients: &Clients, id: &str) {
@@ -37,10 +43,7 @@ impl Daemon {
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
-            Action::Blockdev(options) => {
-                let connections = Connections::new(&self.control, options).await?;
-                drop(self.nodes.open_connected(options, connections)?);
-            }
+            Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
                 let export = self.start_export(options).await?;
                 self.exports.add(options, export);
@@ -54,6 +57,23 @@ impl Daemon {
         }
         self.graph = graph;
         Ok(())
+    }
+
+    /// Opens a node. An image that a killed daemon was writing to stays locked until the kernel has
+    /// finished its last requests: which is waited for, as they must not overtake those of ours. No
+    /// event tells of it.
+    async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
+        let patience = self.control.now_ns() + LAST_REQUESTS_NS;
+        loop {
+            let connections = Connections::new(&self.control, options).await?;
+            match self.nodes.open_connected(options, connections) {
+                Err(error) if error.is_left_locked() && self.control.now_ns() < patience => {
+                    let next = self.control.now_ns() + LOOK_AGAIN_NS;
+                    self.control.sleep_until(next).await;
+                }
+                opened => return Ok(opened.map(drop)?),
+            }
+        }
     }
 
     /// `object-del`.

@@ -178,7 +178,9 @@ fn unsupported(errno: Errno) -> bool {
 
 fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission) -> OpenError {
     let mut hint = format!("Is another process using the image [{}]?", path.display());
-    let who = match holder(fd, byte) {
+    let holder = holder(fd, byte);
+    let found = holder.is_some();
+    let who = match holder {
         Some(Holder { pid, .. }) if pid == std::process::id() => {
             "Another node of this process".to_owned()
         }
@@ -196,7 +198,8 @@ fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission
             format!("\n{who} holds \"{p}\" on it, which this node cannot share. Stop it first.")
         }
     });
-    OpenError::new(message).with_hint(hint)
+    let error = OpenError::new(message).with_hint(hint);
+    if found { error } else { error.left_locked() }
 }
 
 struct Holder {

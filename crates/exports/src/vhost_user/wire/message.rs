@@ -47,6 +47,19 @@ pub enum ConfigWrite {
     Migration,
 }
 
+/// GET_INFLIGHT_FD, SET_INFLIGHT_FD: memory for the rings' requests in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InflightDescription {
+    /// Bytes of it.
+    pub mmap_size: u64,
+    /// Where it begins in its file, bytes.
+    pub mmap_offset: u64,
+    /// Rings.
+    pub num_queues: u16,
+    /// Entries of each: a power of two up to 32768.
+    pub queue_size: u16,
+}
+
 /// A message, its content valid as far as that shows without the session.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as in the specification")]
@@ -105,6 +118,16 @@ pub enum Message {
         data: Vec<u8>,
         writer: ConfigWrite,
     },
+    /// `payload_len`: of the request, which the reply has as well.
+    GetInflightFd {
+        num_queues: u16,
+        queue_size: u16,
+        payload_len: usize,
+    },
+    SetInflightFd {
+        description: InflightDescription,
+        fd: OwnedFd,
+    },
     ResetDevice,
     GetMaxMemSlots,
     AddMemReg(Region),
@@ -136,15 +159,7 @@ impl Message {
             Request::SetMemTable => Message::SetMemTable(mem_table(&mut fields, &mut fds)?),
             Request::SetVringNum => {
                 let (index, num) = (fields.u32()?, fields.u32()?);
-                let num = u16::try_from(num)
-                    .ok()
-                    .filter(|num| num.is_power_of_two() && u32::from(*num) <= MAX_QUEUE_SIZE)
-                    .ok_or(WireError::Field {
-                        name: "queue size",
-                        value: num.into(),
-                        allowed: "a power of two up to 32768",
-                    })?;
-                Message::SetVringNum { index, num }
+                Message::SetVringNum { index, num: queue_size(num)? }
             }
             Request::SetVringAddr => {
                 let (index, flags) = (fields.u32()?, fields.u32()?);
@@ -205,6 +220,15 @@ impl Message {
                 let data = fields.take(size as usize)?.to_vec();
                 Message::SetConfig { offset, data, writer }
             }
+            Request::GetInflightFd => {
+                let InflightDescription { num_queues, queue_size, .. } = inflight(&mut fields)?;
+                let payload_len = payload.len();
+                Message::GetInflightFd { num_queues, queue_size, payload_len }
+            }
+            Request::SetInflightFd => {
+                let description = inflight(&mut fields)?;
+                Message::SetInflightFd { description, fd: fds.one()? }
+            }
             Request::ResetDevice => Message::ResetDevice,
             Request::GetMaxMemSlots => Message::GetMaxMemSlots,
             Request::AddMemReg => {
@@ -255,6 +279,10 @@ impl<'a> Fields<'a> {
 
     pub(super) fn u32(&mut self) -> Result<u32, WireError> {
         self.array().map(u32::from_ne_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, WireError> {
+        self.array().map(u16::from_ne_bytes)
     }
 
     fn u64(&mut self) -> Result<u64, WireError> {
@@ -321,6 +349,26 @@ fn mem_table(fields: &mut Fields, fds: &mut Fds) -> Result<Vec<Region>, WireErro
         return Err(WireError::Descriptors { got: fds.0.len(), wanted: count });
     }
     fds.0.drain(..).map(|fd| Ok(region(fields)?.with_fd(fd))).collect()
+}
+
+fn queue_size(num: u32) -> Result<u16, WireError> {
+    u16::try_from(num)
+        .ok()
+        .filter(|num| num.is_power_of_two() && u32::from(*num) <= MAX_QUEUE_SIZE)
+        .ok_or(WireError::Field {
+            name: "queue size",
+            value: num.into(),
+            allowed: "a power of two up to 32768",
+        })
+}
+
+fn inflight(fields: &mut Fields) -> Result<InflightDescription, WireError> {
+    Ok(InflightDescription {
+        mmap_size: fields.u64()?,
+        mmap_offset: fields.u64()?,
+        num_queues: fields.u16()?,
+        queue_size: queue_size(fields.u16()?.into())?,
+    })
 }
 
 fn vring_addr(fields: &mut Fields, flags: u32) -> Result<VringAddr, WireError> {

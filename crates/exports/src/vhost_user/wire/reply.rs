@@ -1,6 +1,6 @@
 //! Replies.
 
-use super::{FLAG_REPLY, HEADER_LEN, VERSION};
+use super::{FLAG_REPLY, HEADER_LEN, InflightDescription, VERSION};
 
 /// What a request is answered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +22,13 @@ pub enum Reply {
         flags: u32,
         /// The bytes; as many as were asked for.
         data: Vec<u8>,
+    },
+    /// GET_INFLIGHT_FD; the descriptor goes along with it.
+    Inflight {
+        /// What was made.
+        description: InflightDescription,
+        /// Bytes of the request's payload: front ends that have padding in it want it back.
+        payload_len: usize,
     },
     /// GET_CONFIG that cannot be answered: no payload.
     Nothing,
@@ -47,6 +54,15 @@ impl Reply {
                 payload.extend((data.len() as u32).to_ne_bytes());
                 payload.extend(flags.to_ne_bytes());
                 payload.extend(data);
+            }
+            Reply::Inflight { description, payload_len } => {
+                let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size } =
+                    description;
+                payload.extend(mmap_size.to_ne_bytes());
+                payload.extend(mmap_offset.to_ne_bytes());
+                payload.extend(num_queues.to_ne_bytes());
+                payload.extend(queue_size.to_ne_bytes());
+                payload.resize(*payload_len, 0);
             }
             Reply::Nothing => {}
         }

@@ -40,6 +40,8 @@ requests! {
     SetVringEnable = 18 "SET_VRING_ENABLE",
     GetConfig = 24 "GET_CONFIG",
     SetConfig = 25 "SET_CONFIG",
+    GetInflightFd = 31 "GET_INFLIGHT_FD",
+    SetInflightFd = 32 "SET_INFLIGHT_FD",
     ResetDevice = 34 "RESET_DEVICE",
     GetMaxMemSlots = 36 "GET_MAX_MEM_SLOTS",
     AddMemReg = 37 "ADD_MEM_REG",
@@ -65,6 +67,7 @@ impl Request {
                 | Request::GetConfig
                 | Request::GetMaxMemSlots
                 | Request::GetStatus
+                | Request::GetInflightFd
         )
     }
 
@@ -90,6 +93,8 @@ impl Request {
             | Request::GetVringBase
             | Request::SetVringEnable => (8, 8),
             Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg => (40, 40),
+            // With or without the padding of C's struct.
+            Request::GetInflightFd | Request::SetInflightFd => (20, 24),
             Request::SetMemTable => (8, 8 + 32 * MAX_TABLE_REGIONS),
             Request::GetConfig | Request::SetConfig => (12, 12 + MAX_CONFIG),
         }
@@ -111,8 +116,6 @@ pub fn request_name(code: u32) -> String {
         28 => "POSTCOPY_ADVISE",
         29 => "POSTCOPY_LISTEN",
         30 => "POSTCOPY_END",
-        31 => "GET_INFLIGHT_FD",
-        32 => "SET_INFLIGHT_FD",
         33 => "GPU_SET_SOCKET",
         35 => "VRING_KICK",
         41 => "GET_SHARED_OBJECT",

@@ -1,0 +1,250 @@
+//! Requests in flight outlive the process: another queue over the same memory does them again.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use common::{DATA, RINGS, segment};
+use guest_memory::test_util::memfd_memory;
+use guest_memory::{GuestMemory, MemoryView};
+use proptest::prelude::*;
+use queue::driver::Driver;
+use queue::{Chain, Inflight, Queue, QueueConfig, QueueError};
+use std::rc::Rc;
+
+const SIZE: u16 = 16;
+
+/// Offsets in the record, by the vhost-user specification.
+const USED_IDX: u64 = 14;
+const ENTRIES: u64 = 16;
+const ENTRY: u64 = 16;
+
+/// A guest whose back ends die.
+struct Guest {
+    memory: Rc<MemoryView>,
+    driver: Driver,
+    config: QueueConfig,
+    record: Arc<GuestMemory>,
+    /// The same, for looking at.
+    record_view: Rc<MemoryView>,
+    queue: Queue,
+    chain: Chain,
+    /// Heads in the hands of the back end, in the order in which it took them first.
+    in_flight: Vec<u16>,
+    /// Heads offered and never taken.
+    offered: VecDeque<u16>,
+    /// Heads given back that the driver has not been shown: at most three.
+    unseen: Vec<u16>,
+}
+
+fn record() -> Arc<GuestMemory> {
+    memfd_memory(&[(0, Inflight::region_len(SIZE) as u64)]).unwrap()
+}
+
+fn start(memory: &Rc<MemoryView>, config: QueueConfig, record: &GuestMemory) -> Queue {
+    let inflight = Inflight::new(record, record.regions()[0].user_addr(), SIZE).unwrap();
+    Queue::with_inflight(memory.clone(), config, Some(inflight)).unwrap()
+}
+
+impl Guest {
+    fn new(first: u16) -> Guest {
+        let memory = MemoryView::new(memfd_memory(&[(0, common::MEMORY)]).unwrap());
+        let driver = Driver::new(&memory, RINGS, SIZE, true).unwrap().starting_at(first);
+        let config = driver.config();
+        let record = record();
+        let queue = start(&memory, config, &record);
+        Guest {
+            memory,
+            driver,
+            config,
+            record_view: MemoryView::new(record.clone()),
+            record,
+            queue,
+            chain: Chain::new(),
+            in_flight: Vec::new(),
+            offered: VecDeque::new(),
+            unseen: Vec::new(),
+        }
+    }
+
+    fn offer(&mut self) {
+        if let Some(head) = self.driver.add(&[segment(DATA, 8)], &[]) {
+            self.driver.publish();
+            self.offered.push_back(head);
+        }
+    }
+
+    fn pop(&mut self) -> Option<u16> {
+        self.queue.pop(&mut self.chain).unwrap().then(|| self.chain.head())
+    }
+
+    fn take(&mut self) {
+        let head = self.pop();
+        assert_eq!(head, self.offered.pop_front());
+        self.in_flight.extend(head);
+    }
+
+    fn answer(&mut self, which: usize) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let head = self.in_flight.remove(which % self.in_flight.len());
+        self.queue.add_used(head, 0);
+        self.unseen.push(head);
+        if self.unseen.len() == 4 {
+            self.seen();
+        }
+    }
+
+    fn publish(&mut self) {
+        let _ = self.queue.publish();
+        self.seen();
+    }
+
+    /// The driver takes exactly those that were shown.
+    fn seen(&mut self) {
+        let shown: Vec<u16> = std::iter::from_fn(|| self.driver.reap()).map(|u| u.head).collect();
+        assert_eq!(shown, std::mem::take(&mut self.unseen));
+    }
+
+    fn die(&mut self, order: &[u16]) {
+        // Whoever reconnects is told of the used index alone, as QEMU does it.
+        let config = QueueConfig { next_avail: self.queue.used_idx(), ..self.config };
+        self.queue = start(&self.memory, config, &self.record);
+        self.unseen.clear();
+        self.in_flight.clear();
+        assert_eq!(self.queue.has_work(), !order.is_empty() || !self.offered.is_empty());
+        for &head in order {
+            assert_eq!(self.pop(), Some(head), "done again, in order");
+            self.in_flight.push(head);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Offer,
+    Take,
+    Answer(usize),
+    Publish,
+    Die,
+    /// After the driver was shown a batch, before that was written down.
+    DieWithinShowing,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => Just(Step::Offer),
+        4 => Just(Step::Take),
+        4 => any::<usize>().prop_map(Step::Answer),
+        1 => Just(Step::Publish),
+        1 => Just(Step::Die),
+        1 => Just(Step::DieWithinShowing),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_lost_or_answered_twice(
+        first in any::<u16>(),
+        steps in proptest::collection::vec(step(), 1..200),
+    ) {
+        let mut guest = Guest::new(first);
+        // In which order the back end first took what it has, whatever was answered since.
+        let mut taken: Vec<u16> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Offer => guest.offer(),
+                Step::Take => {
+                    let before = guest.in_flight.len();
+                    guest.take();
+                    taken.extend(&guest.in_flight[before..]);
+                }
+                Step::Answer(which) => guest.answer(which),
+                Step::Publish => guest.publish(),
+                Step::Die => {
+                    let order = still_owed(&taken, &guest);
+                    guest.die(&order);
+                }
+                Step::DieWithinShowing => {
+                    let batch = guest.unseen.clone();
+                    let used_before = guest.queue.used_idx();
+                    guest.publish();
+                    let set = |at: u64, bytes: &[u8]| guest.record_view.write_bytes(at, bytes);
+                    for head in batch {
+                        set(ENTRIES + ENTRY * u64::from(head), &[1]).unwrap();
+                    }
+                    set(USED_IDX, &used_before.to_le_bytes()).unwrap();
+                    let order = still_owed(&taken, &guest);
+                    guest.die(&order);
+                }
+            }
+            taken = still_owed(&taken, &guest);
+        }
+        // All that is left comes to its end.
+        while guest.queue.has_work() {
+            guest.take();
+        }
+        while !guest.in_flight.is_empty() {
+            guest.answer(0);
+        }
+        guest.publish();
+        prop_assert!(guest.driver.reap().is_none() && guest.offered.is_empty());
+        prop_assert_eq!(guest.driver.free(), usize::from(SIZE), "each chain came back once");
+    }
+}
+
+/// Those taken that the driver has not been shown as used, in the order in which they were taken.
+fn still_owed(taken: &[u16], guest: &Guest) -> Vec<u16> {
+    let owed = |head: &&u16| guest.in_flight.contains(head) || guest.unseen.contains(head);
+    taken.iter().filter(owed).copied().collect()
+}
+
+#[test]
+fn the_order_survives_a_second_death_in_the_middle_of_doing_again() {
+    let mut guest = Guest::new(7);
+    for _ in 0..6 {
+        guest.offer();
+        guest.take();
+    }
+    let order = guest.in_flight.clone();
+    guest.die(&order[..3]);
+    guest.offer();
+    guest.die(&order);
+    assert_eq!(guest.pop(), guest.offered.pop_front());
+    assert_eq!(guest.pop(), None);
+}
+
+#[test]
+fn a_record_that_makes_no_sense_harms_only_its_queue() {
+    for byte in [0x01, 0x7f, 0xff] {
+        let mut guest = Guest::new(0);
+        guest.offer();
+        let len = Inflight::region_len(SIZE);
+        guest.record_view.write_bytes(0, &vec![byte; len]).unwrap();
+        guest.record_view.write_bytes(8, &1u16.to_le_bytes()).unwrap();
+        guest.queue = start(&guest.memory, guest.config, &guest.record);
+        // All entries are in flight by that, most of them chains that there are not.
+        let mut chain = Chain::new();
+        for _ in 0..=SIZE {
+            if guest.queue.pop(&mut chain).is_err() {
+                break;
+            }
+        }
+        assert!(guest.queue.is_broken());
+    }
+}
+
+#[test]
+fn a_record_must_have_room_for_the_queue() {
+    let memory = MemoryView::new(memfd_memory(&[(0, common::MEMORY)]).unwrap());
+    let config = Driver::new(&memory, RINGS, SIZE, true).unwrap().config();
+    let small = memfd_memory(&[(0, Inflight::region_len(8) as u64)]).unwrap();
+    let at = small.regions()[0].user_addr();
+    let inflight = Inflight::new(&small, at, 8).unwrap();
+    let error = Queue::with_inflight(memory, config, Some(inflight)).unwrap_err();
+    assert!(matches!(error, QueueError::Size(SIZE)), "{error:?}");
+    let error = Inflight::new(&small, at, SIZE).unwrap_err();
+    assert!(matches!(error, QueueError::Ring(_)), "{error:?}");
+}
