@@ -127,7 +127,7 @@ fn rows_of(union: &Union, variant: &Variant) -> Vec<Row> {
 /// The least that an option can say, after what [`action`] puts in front of it.
 fn minimal(option: &str, variant: &str) -> String {
     let rest = match (option, variant) {
-        ("--blockdev", "raw") => "node-name=n,file=other",
+        ("--blockdev", "raw" | "qcow2") => "node-name=n,file=other",
         ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
         ("--blockdev", "nbd") => "node-name=n,server.type=unix,server.path=s",
         ("--blockdev", _) => "node-name=n",
