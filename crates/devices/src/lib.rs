@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 
 pub mod ahci;
+mod bins;
 mod stats;
 pub mod virtio;
 pub mod virtio_blk;
 pub mod virtio_scsi;
 
-pub use stats::QueueStats;
+pub use bins::Bins;
+pub use stats::{Batch, Kind, KindNumbers, QueueNumbers, QueueStats};
 
 /// A device's name in trace points, without what a zero byte cuts off.
 fn trace_name(mut name: String) -> std::ffi::CString {

@@ -1,103 +1,328 @@
-//! A queue's counters: gathered per batch, published once per batch, readable from any thread.
+//! What a queue, or the connections of a thread, have done: gathered per batch, published once per
+//! batch, readable from any thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
-use event_loop::Counter;
+use event_loop::sync::lock;
+use event_loop::{Counter, Latencies, LatencyCounters};
+
+use crate::bins::{Bins, BinsOf};
+
+/// What a request is counted as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A flush.
+    Flush,
+    /// A discard, of however many ranges.
+    Discard,
+    /// A write of zeroes, of however many ranges.
+    WriteZeroes,
+    /// Anything else that a client may ask for.
+    Other,
+}
+
+impl Kind {
+    /// All kinds, in the order of their numbers.
+    pub const ALL: [Kind; 6] =
+        [Kind::Read, Kind::Write, Kind::Flush, Kind::Discard, Kind::WriteZeroes, Kind::Other];
+
+    /// What it is called in statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Flush => "flush",
+            Kind::Discard => "discard",
+            Kind::WriteZeroes => "write-zeroes",
+            Kind::Other => "other",
+        }
+    }
+}
 
 /// What a queue has done since the export was created. Only its thread writes; the counters of two
 /// queues share no cache line, nor two that are fetched as a pair.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
-    /// Requests answered with OK: reads.
-    pub reads: Counter,
-    /// Writes.
-    pub writes: Counter,
-    /// Flushes.
-    pub flushes: Counter,
-    /// Discards and write-zeroes.
-    pub ranges: Counter,
-    /// Requests answered with another status, of any kind.
-    pub errors: Counter,
-    /// Bytes read.
-    pub bytes_read: Counter,
-    /// Bytes written.
-    pub bytes_written: Counter,
-    /// Nanoseconds from the batch a request was taken in to the batch it was answered in, all
-    /// requests together.
-    pub latency_ns: Counter,
+    /// By [`Kind`].
+    kinds: [KindStats; Kind::ALL.len()],
+    /// Requests taken: those not answered yet included.
+    pub taken: Counter,
     /// Batches of answers published.
     pub batches: Counter,
     /// Signals sent to the guest: at most one per batch.
     pub signals: Counter,
+    /// When the last batch was published, loop time.
+    answered_at_ns: Counter,
+    /// Latencies by boundaries that somebody has asked for, and how often those were changed.
+    bins: Mutex<BinsOf>,
+    bins_version: AtomicU32,
 }
 
-/// What a request is counted as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Read,
-    Write,
-    Flush,
-    Ranges,
-    Other,
-}
-
-/// The counters of the batch under way.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
-    /// By [`Kind`].
-    requests: [Cell<u32>; 5],
-    errors: Cell<u32>,
-    bytes_read: Cell<u64>,
-    bytes_written: Cell<u64>,
-    latency_ns: Cell<u64>,
-    any: Cell<bool>,
+struct KindStats {
+    done: Counter,
+    failed: Counter,
+    invalid: Counter,
+    bytes: Counter,
+    total_ns: Counter,
+    /// Made for the first request of the kind, as most queues see two or three kinds.
+    latencies: OnceLock<Box<LatencyCounters>>,
 }
 
-impl Batch {
-    pub(crate) fn add(&self, kind: Kind, ok: bool, bytes: u32, latency_ns: u64) {
-        let n = self;
-        n.any.set(true);
-        n.latency_ns.update(|sum| sum + latency_ns);
-        if ok {
-            n.requests[kind as usize].update(|sum| sum + 1);
-            match kind {
-                Kind::Read => n.bytes_read.update(|sum| sum + u64::from(bytes)),
-                Kind::Write => n.bytes_written.update(|sum| sum + u64::from(bytes)),
-                Kind::Flush | Kind::Ranges | Kind::Other => {}
+/// What a queue had done at a moment, or what several had done together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueNumbers {
+    /// By [`Kind`], in the order of [`Kind::ALL`].
+    pub kinds: [KindNumbers; Kind::ALL.len()],
+    /// Requests taken: those not answered yet included.
+    pub taken: u64,
+    /// Batches of answers published.
+    pub batches: u64,
+    /// Signals sent to the guest.
+    pub signals: u64,
+    /// When the last batch was published, loop time; 0: never.
+    pub answered_at_ns: u64,
+}
+
+/// What was done with requests of one kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KindNumbers {
+    /// Requests answered with success.
+    pub done: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests refused without an attempt.
+    pub invalid: u64,
+    /// Bytes of those that succeeded; of flushes none.
+    pub bytes: u64,
+    /// Nanoseconds from the batch a request was taken in to the batch it was answered in, all
+    /// requests together but for the refused.
+    pub total_ns: u64,
+    /// The same, one by one.
+    pub latencies: Latencies,
+    /// The same, counted by the boundaries that somebody has asked for.
+    pub bins: Option<Bins>,
+}
+
+impl QueueStats {
+    /// The numbers now.
+    pub fn get(&self) -> QueueNumbers {
+        let bins = lock(&self.bins).clone();
+        // Answers are read first: what is in flight may seem more than it is, but not negative.
+        let kinds = Kind::ALL.map(|kind| {
+            let stats = self.kind(kind);
+            KindNumbers {
+                done: stats.done.get(),
+                failed: stats.failed.get(),
+                invalid: stats.invalid.get(),
+                bytes: stats.bytes.get(),
+                total_ns: stats.total_ns.get(),
+                latencies: stats.latencies.get().map(|all| all.get()).unwrap_or_default(),
+                bins: bins.of(kind).map(|counters| counters.get()),
             }
-        } else {
-            n.errors.update(|sum| sum + 1);
+        });
+        QueueNumbers {
+            kinds,
+            taken: self.taken.get(),
+            batches: self.batches.get(),
+            signals: self.signals.get(),
+            answered_at_ns: self.answered_at_ns.get(),
         }
     }
 
-    /// Whether nothing was answered since the last publishing.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.any.get()
+    /// Requests of a kind that were answered with success.
+    pub fn done(&self, kind: Kind) -> u64 {
+        self.kind(kind).done.get()
+    }
+
+    /// Requests that failed or were refused.
+    pub fn errors(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.failed.get() + kind.invalid.get()).sum()
+    }
+
+    /// Has the latencies of reads, writes or flushes counted by these boundaries, nanoseconds and
+    /// rising, from now on, beginning at zero; `None`: no more.
+    pub fn count_in_bins(&self, kind: Kind, boundaries: Option<Vec<u64>>) {
+        lock(&self.bins).set(kind, boundaries);
+        self.bins_version.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn kind(&self, kind: Kind) -> &KindStats {
+        &self.kinds[kind as usize]
+    }
+}
+
+impl QueueNumbers {
+    /// Those of one kind.
+    pub fn kind(&self, kind: Kind) -> &KindNumbers {
+        &self.kinds[kind as usize]
+    }
+
+    /// Requests that were taken and not answered yet.
+    pub fn in_flight(&self) -> u64 {
+        let answered = |kind: &KindNumbers| kind.done + kind.failed + kind.invalid;
+        self.taken.saturating_sub(self.kinds.iter().map(answered).sum())
+    }
+
+    /// Those of both.
+    pub fn add(&mut self, other: &QueueNumbers) {
+        for (mine, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            mine.add(other);
+        }
+        self.taken += other.taken;
+        self.batches += other.batches;
+        self.signals += other.signals;
+        self.answered_at_ns = self.answered_at_ns.max(other.answered_at_ns);
+    }
+}
+
+impl KindNumbers {
+    /// Those of both.
+    pub fn add(&mut self, other: &KindNumbers) {
+        self.done += other.done;
+        self.failed += other.failed;
+        self.invalid += other.invalid;
+        self.bytes += other.bytes;
+        self.total_ns += other.total_ns;
+        self.latencies.add(&other.latencies);
+        match (&mut self.bins, &other.bins) {
+            (Some(mine), Some(other)) => mine.add(other),
+            (mine, other) => *mine = mine.take().or_else(|| other.clone()),
+        }
+    }
+}
+
+/// The answers of the batch under way. Requests that were taken together are answered together as a
+/// rule, so those of one kind and one latency are counted as one.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// By [`Kind`].
+    runs: [Run; Kind::ALL.len()],
+    /// A bit for each kind whose run was begun.
+    begun: Cell<u8>,
+    /// When the last run was begun, loop time.
+    at_ns: Cell<u64>,
+    /// Where latencies are counted by somebody's boundaries, and which version of them that is.
+    bins: RefCell<BinsOf>,
+    bins_version: Cell<u32>,
+}
+
+/// Requests of one kind and latency.
+#[derive(Debug)]
+struct Run {
+    latency_ns: Cell<u64>,
+    bytes: Cell<u64>,
+    count: Cell<u64>,
+}
+
+/// No latency: that of a run that was not begun.
+const NOT_BEGUN: u64 = u64::MAX;
+
+impl Default for Run {
+    fn default() -> Self {
+        Run { latency_ns: Cell::new(NOT_BEGUN), bytes: Cell::new(0), count: Cell::new(0) }
+    }
+}
+
+impl Batch {
+    /// A request was carried out. Times are loop times.
+    #[inline(always)]
+    pub fn done(&self, stats: &QueueStats, kind: Kind, bytes: u64, started_ns: u64, now_ns: u64) {
+        let run = &self.runs[kind as usize];
+        let latency_ns = now_ns.saturating_sub(started_ns);
+        let before_ns = run.latency_ns.get();
+        if before_ns != latency_ns {
+            if before_ns != NOT_BEGUN {
+                self.end_run_early(stats, kind);
+            }
+            run.latency_ns.set(latency_ns);
+            self.begun.set(self.begun.get() | 1 << kind as u8);
+            self.at_ns.set(now_ns);
+        }
+        run.bytes.update(|sum| sum + bytes);
+        run.count.update(|count| count + 1);
+    }
+
+    /// A request was tried and failed. Times are loop times.
+    #[cold]
+    pub fn failed(&self, stats: &QueueStats, kind: Kind, started_ns: u64, now_ns: u64) {
+        stats.kind(kind).failed.add(1);
+        self.at_ns.set(now_ns);
+        self.took(stats, kind, now_ns.saturating_sub(started_ns), 1);
+    }
+
+    /// A request was refused.
+    #[cold]
+    pub fn invalid(&self, stats: &QueueStats, kind: Kind) {
+        stats.kind(kind).invalid.add(1);
     }
 
     /// Adds the batch to the counters.
-    pub(crate) fn publish(&self, stats: &QueueStats, signalled: bool) {
-        let n = self;
-        n.any.set(false);
-        let [reads, writes, flushes, ranges, other] = &n.requests;
-        other.set(0);
-        let pairs = [
-            (&stats.reads, reads.take().into()),
-            (&stats.writes, writes.take().into()),
-            (&stats.flushes, flushes.take().into()),
-            (&stats.ranges, ranges.take().into()),
-            (&stats.errors, n.errors.take().into()),
-            (&stats.bytes_read, n.bytes_read.take()),
-            (&stats.bytes_written, n.bytes_written.take()),
-            (&stats.latency_ns, n.latency_ns.take()),
-            (&stats.batches, 1),
-            (&stats.signals, signalled.into()),
-        ];
-        for (counter, n) in pairs {
-            if n > 0 {
-                counter.add(n);
-            }
+    #[inline]
+    pub fn publish(&self, stats: &QueueStats, signalled: bool) {
+        let mut begun = self.begun.take();
+        while let Some(kind) = Kind::ALL.get(begun.trailing_zeros() as usize) {
+            begun &= begun - 1;
+            self.end_run(stats, *kind);
+        }
+        stats.batches.add(1);
+        stats.signals.add(signalled.into());
+        stats.answered_at_ns.set(self.at_ns.get());
+    }
+
+    /// The next requests of a kind have another latency than those before.
+    #[inline(never)]
+    fn end_run_early(&self, stats: &QueueStats, kind: Kind) {
+        self.end_run(stats, kind);
+    }
+
+    /// Adds the requests of a run to the counters.
+    #[inline]
+    fn end_run(&self, stats: &QueueStats, kind: Kind) {
+        let run = &self.runs[kind as usize];
+        let latency_ns = run.latency_ns.replace(NOT_BEGUN);
+        if latency_ns != NOT_BEGUN {
+            let (count, of_kind) = (run.count.take(), stats.kind(kind));
+            of_kind.done.add(count);
+            of_kind.bytes.add(run.bytes.take());
+            self.took(stats, kind, latency_ns, count);
+        }
+    }
+
+    /// So many requests took so long.
+    #[inline]
+    fn took(&self, stats: &QueueStats, kind: Kind, latency_ns: u64, count: u64) {
+        let of_kind = stats.kind(kind);
+        of_kind.total_ns.add(latency_ns * count);
+        of_kind.latencies.get_or_init(Box::default).add(latency_ns, count);
+        let version = stats.bins_version.load(Ordering::Relaxed);
+        if version > 0 {
+            self.count_in_bins(stats, version, kind, latency_ns, count);
+        }
+    }
+
+    /// Somebody has asked for boundaries at some time.
+    #[cold]
+    fn count_in_bins(
+        &self,
+        stats: &QueueStats,
+        version: u32,
+        kind: Kind,
+        latency_ns: u64,
+        count: u64,
+    ) {
+        if self.bins_version.replace(version) != version {
+            self.bins.replace(lock(&stats.bins).clone());
+        }
+        if let Some(counters) = self.bins.borrow().of(kind) {
+            counters.add(latency_ns, count);
         }
     }
 }
@@ -122,5 +347,57 @@ mod tests {
                 assert!(last_line(one) < counts(other) || last_line(other) < counts(one));
             }
         }
+    }
+
+    #[test]
+    fn each_answer_is_counted_once_under_its_kind_and_latency() {
+        let (stats, batch) = (QueueStats::default(), Batch::default());
+        stats.taken.add(8);
+        for latency in [1000, 1000, 3000] {
+            batch.done(&stats, Kind::Read, 4096, 7000 - latency, 7000);
+        }
+        batch.done(&stats, Kind::Write, 512, 4000, 7000);
+        batch.done(&stats, Kind::Flush, 0, 7000, 7000);
+        batch.failed(&stats, Kind::Write, 0, 9000);
+        batch.invalid(&stats, Kind::Discard);
+        batch.publish(&stats, true);
+        batch.publish(&stats, false);
+        let numbers = stats.get();
+        assert_eq!(numbers.in_flight(), 1);
+        assert_eq!((numbers.batches, numbers.signals, numbers.answered_at_ns), (2, 1, 9000));
+        let of = |kind| {
+            let KindNumbers { done, failed, invalid, bytes, total_ns, latencies, .. } =
+                numbers.kind(kind);
+            assert_eq!(latencies.count(), done + failed);
+            [*done, *failed, *invalid, *bytes, *total_ns]
+        };
+        assert_eq!(of(Kind::Read), [3, 0, 0, 12288, 5000]);
+        assert_eq!(of(Kind::Write), [1, 1, 0, 512, 12000]);
+        assert_eq!(of(Kind::Flush), [1, 0, 0, 0, 0]);
+        assert_eq!(of(Kind::Discard), [0, 0, 1, 0, 0]);
+        assert_eq!(of(Kind::Other), [0; 5]);
+        assert_eq!(numbers.kind(Kind::Read).latencies.below(1024), 2);
+    }
+
+    #[test]
+    fn bins_count_from_when_they_are_asked_for_until_they_are_not() {
+        let (stats, batch) = (QueueStats::default(), Batch::default());
+        let done = |latency| {
+            batch.done(&stats, Kind::Read, 0, 0, latency);
+            batch.publish(&stats, false);
+        };
+        let counts = || stats.get().kind(Kind::Read).bins.clone().map(|bins| bins.counts);
+        done(5);
+        stats.count_in_bins(Kind::Read, Some(vec![10, 20]));
+        assert_eq!(counts(), Some(vec![0, 0, 0]));
+        [9, 10, 19, 20, 1000].into_iter().for_each(done);
+        assert_eq!(counts(), Some(vec![1, 2, 2]));
+        assert_eq!(stats.get().kind(Kind::Write).bins, None);
+        stats.count_in_bins(Kind::Read, Some(vec![7]));
+        done(7);
+        assert_eq!(counts(), Some(vec![0, 1]));
+        stats.count_in_bins(Kind::Read, None);
+        done(7);
+        assert_eq!(counts(), None);
     }
 }

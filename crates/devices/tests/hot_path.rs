@@ -3,6 +3,7 @@
 mod rig;
 
 use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking};
+use devices::Kind;
 use event_loop::counting::{CountingAllocator, allocations, locks_taken};
 use rig::*;
 
@@ -58,7 +59,7 @@ fn count(options: &BlockdevOptions, depth: u64, poll_max_ns: u64) {
         (rig.stats.signals.get() - before.3, rig.stats.batches.get() - before.4);
     assert!(signals <= batches, "{signals} signals for {batches} batches");
     assert!(batches <= iterations, "{batches} batches in {iterations} iterations");
-    assert_eq!(rig.stats.reads.get() + rig.stats.writes.get(), 800 * depth);
+    assert_eq!(rig.stats.done(Kind::Read) + rig.stats.done(Kind::Write), 800 * depth);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Time, behind a trait narrow enough for a simulation to stand in.
 
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// A monotonic clock, nanoseconds since an arbitrary start.
@@ -14,9 +15,10 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A clock that starts at zero.
+    /// A clock. All of a process give the same time, which began with the first of them.
     pub fn new() -> Self {
-        MonotonicClock { start: Instant::now() }
+        static START: OnceLock<Instant> = OnceLock::new();
+        MonotonicClock { start: *START.get_or_init(Instant::now) }
     }
 }
 

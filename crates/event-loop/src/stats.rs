@@ -31,6 +31,8 @@ pub struct LoopStats {
     pub poll_hits: Counter,
     /// Busy polls that found nothing in their window.
     pub poll_misses: Counter,
+    /// Nanoseconds spent in busy polls, of either outcome.
+    pub polled_ns: Counter,
     /// The poll window, nanoseconds.
     pub poll_window_ns: Counter,
 }

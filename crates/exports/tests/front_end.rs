@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::{
     Daemon, Guest, NOT_YET, Options, PATIENCE, SECTOR, connect, eventually, is_signalled,
 };
+use devices::Kind;
 use event_loop::RingChoice;
 use exports::vhost_user::session::{VHOST_USER_F_PROTOCOL_FEATURES, protocol_features};
 use vhost::VhostBackend;
@@ -85,7 +86,7 @@ fn a_queue_starts_serves_and_stops() {
     assert_eq!(vmm.guest.wait(0), 0);
     // Published after the signal.
     let stats = &daemon.export().queue_stats()[0];
-    eventually("statistics", || (stats.reads.get(), stats.writes.get()) == (2, 1));
+    eventually("statistics", || (stats.done(Kind::Read), stats.done(Kind::Write)) == (2, 1));
 }
 
 #[test]
@@ -100,7 +101,7 @@ fn queues_are_spread_over_the_io_threads() {
         assert_eq!(vmm.guest.read(3 - queue, queue as u64, SECTOR), [queue as u8 + 1; SECTOR]);
     }
     for stats in daemon.export().queue_stats() {
-        eventually("statistics", || (stats.reads.get(), stats.writes.get()) == (1, 1));
+        eventually("statistics", || (stats.done(Kind::Read), stats.done(Kind::Write)) == (1, 1));
     }
 }
 

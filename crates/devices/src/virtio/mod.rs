@@ -9,6 +9,8 @@ use std::sync::Arc;
 use guest_memory::MemoryView;
 use queue::QueueError;
 
+use crate::stats::Kind;
+
 pub(crate) use runner::{Broken, Runner, Service};
 
 /// A started queue of any device, as whoever has started it sees it. Lives on its I/O thread.
@@ -30,9 +32,29 @@ pub trait Virtqueue: std::fmt::Debug {
     /// The rings are not in the new memory; the queue then is broken.
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError>;
 
+    /// The requests in flight, for those that look for one that takes long. Not for each request.
+    fn in_flight(&self) -> Vec<InFlight>;
+
     /// Takes no more requests, finishes those in flight, then calls `done` with the next available
     /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
     fn stop(&self, done: Box<dyn FnOnce(u16)>);
+}
+
+/// A request in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InFlight {
+    /// What tells it from others of its queue and start.
+    pub id: u64,
+    /// What it is counted as.
+    pub kind: Kind,
+    /// The logical unit that it is for, where there are any.
+    pub lun: Option<u16>,
+    /// Its first byte.
+    pub offset: u64,
+    /// Bytes; 0 of a flush.
+    pub len: u64,
+    /// Loop time at which it was taken, nanoseconds.
+    pub started_ns: u64,
 }
 
 /// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and

@@ -12,7 +12,7 @@ use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger,
 use guest_memory::{AccessError, MemoryView};
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
-use super::{Virtqueue, write_eventfd};
+use super::{InFlight, Virtqueue, write_eventfd};
 
 /// What a device does on one of its queues.
 pub(crate) trait Service: Sized + 'static {
@@ -34,6 +34,14 @@ pub(crate) trait Service: Sized + 'static {
     /// the device has something to say leaves them in the ring until then.
     fn wants_chains(&self) -> bool {
         true
+    }
+
+    /// The end of a turn that took so many chains.
+    fn took(&self, _chains: u16) {}
+
+    /// The requests in flight, for those that look for one that takes long.
+    fn in_flight(&self) -> Vec<InFlight> {
+        Vec::new()
     }
 
     /// The end of a section: a batch was shown to the driver, who was signalled or not, or (`None`)
@@ -127,6 +135,7 @@ impl<S: Service> Runner<S> {
         if !self.polled.get() {
             self.queue.suppress_kicks();
         }
+        let before = self.queue.next_avail();
         for _ in 0..self.queue.size() {
             if !self.service.wants_chains() {
                 break;
@@ -136,8 +145,15 @@ impl<S: Service> Runner<S> {
             match me.take_one() {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(reason) => return self.break_queue(&reason),
+                Err(reason) => {
+                    self.break_queue(&reason);
+                    break;
+                }
             }
+        }
+        self.service.took(self.queue.next_avail().wrapping_sub(before));
+        if self.queue.is_broken() {
+            return;
         }
         // The turn is over: unless the loop looks by itself, the driver has to kick. It is told at
         // the end of the section, after the signal: what it puts in until then, woken or not, is
@@ -232,6 +248,10 @@ impl<S: Service> Virtqueue for Runner<S> {
 
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
         self.queue.replace_memory(memory)
+    }
+
+    fn in_flight(&self) -> Vec<InFlight> {
+        self.service.in_flight()
     }
 
     fn stop(&self, done: Box<dyn FnOnce(u16)>) {

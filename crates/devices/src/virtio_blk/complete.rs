@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use super::requests::Requests;
 use super::slots::Slot;
-use super::wire::Status;
+use super::wire::{SECTOR, Status};
 use crate::virtio::Runner;
 
 impl Completion for Runner<Requests> {
@@ -22,24 +22,31 @@ impl Completion for Runner<Requests> {
             slots.answer(tag, status)
         };
         if let Some(slot) = done {
-            self.answer(slot);
+            let Requests { batch, stats, .. } = &self.service;
+            let now_ns = self.event_loop.now_ns();
+            match slot.status {
+                Status::Ok => {
+                    let bytes = u64::from(slot.sectors) * SECTOR;
+                    batch.done(stats, slot.kind, bytes, slot.started_ns, now_ns);
+                }
+                _ => batch.failed(stats, slot.kind, slot.started_ns, now_ns),
+            }
+            self.give_back(&slot);
         }
     }
 }
 
 impl Runner<Requests> {
     /// Gives a request back to the driver; it sees it at the end of the section.
-    pub(super) fn answer(&self, slot: Slot) {
-        let Requests { device, batch, .. } = &self.service;
+    #[inline(always)]
+    fn give_back(&self, slot: &Slot) {
+        let Requests { device, .. } = &self.service;
         trace!(virtio_blk_req_complete(
             device.trace_name(),
             self.queue.config().index,
             slot.head,
             slot.status as u8,
         ));
-        let ok = slot.status == Status::Ok;
-        let latency = self.event_loop.now_ns().saturating_sub(slot.started_ns);
-        batch.add(slot.kind, ok, slot.bytes, latency);
         match slot.memory.write_u8(slot.status_addr, slot.status as u8) {
             Ok(()) => self.add_used(slot.head, slot.written),
             Err(error) => {
@@ -47,5 +54,11 @@ impl Runner<Requests> {
                 self.break_queue(&format_args!("a request's status byte: {error}"));
             }
         }
+    }
+
+    /// The same, with a request that was answered at once.
+    #[cold]
+    pub(super) fn give_back_at_once(&self, slot: &Slot) {
+        self.give_back(slot);
     }
 }

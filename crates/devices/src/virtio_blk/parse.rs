@@ -9,6 +9,7 @@ use super::wire::{
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
+use crate::stats::Kind;
 use crate::virtio::Broken;
 
 /// What a request begins with, in errors.
@@ -19,8 +20,8 @@ const HEADER: &str = "a request's header";
 pub(crate) struct Parsed<'a> {
     /// Guest address of the status byte.
     pub(crate) status_addr: u64,
-    /// What is asked, or the status it is refused with.
-    pub(crate) request: Result<BlkRequest<'a>, Status>,
+    /// What is asked, or what was and the status it is refused with.
+    pub(crate) request: Result<BlkRequest<'a>, (Kind, Status)>,
 }
 
 /// A request within the device's limits.
@@ -96,6 +97,11 @@ impl Ranges {
         Ok(Ok(ranges))
     }
 
+    /// What such a request is counted as.
+    pub(crate) fn kind(discard: bool) -> Kind {
+        if discard { Kind::Discard } else { Kind::WriteZeroes }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ByteRange> {
         self.list.iter().take(self.count)
     }
@@ -114,23 +120,25 @@ pub(crate) fn parse<'a>(
         .split_array::<HEADER_SIZE>(memory)
         .map_err(|error| Broken::Part(HEADER, error))?;
     let Header { request_type, sector } = Header::from_bytes(header);
-    let on_disk = |data: Segments<'_>| device.range(sector, data.len().into()).ok_or(Status::IoErr);
+    let on_disk = |kind, data: Segments<'_>| {
+        device.range(sector, data.len().into()).ok_or((kind, Status::IoErr))
+    };
     let request = match request_type {
         VIRTIO_BLK_T_IN => {
-            on_disk(writable).map(|offset| BlkRequest::Read { offset, data: writable })
+            on_disk(Kind::Read, writable).map(|offset| BlkRequest::Read { offset, data: writable })
         }
-        VIRTIO_BLK_T_OUT if device.is_read_only() => Err(Status::IoErr),
-        VIRTIO_BLK_T_OUT => {
-            on_disk(readable).map(|offset| BlkRequest::Write { offset, data: readable })
-        }
+        VIRTIO_BLK_T_OUT if device.is_read_only() => Err((Kind::Write, Status::IoErr)),
+        VIRTIO_BLK_T_OUT => on_disk(Kind::Write, readable)
+            .map(|offset| BlkRequest::Write { offset, data: readable }),
         VIRTIO_BLK_T_FLUSH => Ok(BlkRequest::Flush),
         VIRTIO_BLK_T_GET_ID => Ok(BlkRequest::GetId { data: writable }),
-        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if device.is_read_only() => {
-            Err(Status::IoErr)
+        VIRTIO_BLK_T_DISCARD if device.is_read_only() => Err((Kind::Discard, Status::IoErr)),
+        VIRTIO_BLK_T_WRITE_ZEROES if device.is_read_only() => {
+            Err((Kind::WriteZeroes, Status::IoErr))
         }
         VIRTIO_BLK_T_DISCARD => Ok(BlkRequest::Ranges { discard: true, data: readable }),
         VIRTIO_BLK_T_WRITE_ZEROES => Ok(BlkRequest::Ranges { discard: false, data: readable }),
-        _ => Err(Status::Unsupp),
+        _ => Err((Kind::Other, Status::Unsupp)),
     };
     Ok(Parsed { status_addr, request })
 }

@@ -19,7 +19,7 @@ use super::wire::{
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
 use crate::stats::{Batch, Kind, QueueStats};
-use crate::virtio::{Broken, Runner, Service, Virtqueue};
+use crate::virtio::{Broken, InFlight, Runner, Service, Virtqueue};
 
 /// What a request queue does.
 pub(crate) struct Requests {
@@ -27,7 +27,7 @@ pub(crate) struct Requests {
     channel: Rc<dyn Channel>,
     pub(super) slots: RefCell<SlotTable>,
     pub(super) batch: Batch,
-    stats: Arc<QueueStats>,
+    pub(super) stats: Arc<QueueStats>,
 }
 
 /// Starts a queue of a device on this loop, disabled: it takes nothing before it is
@@ -57,7 +57,7 @@ impl Service for Requests {
     }
 
     fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
-        let Requests { device, channel, slots, .. } = &runner.service;
+        let Requests { device, channel, slots, batch, stats } = &runner.service;
         let memory = runner.queue.memory();
         let Parsed { status_addr, request } = parse(&chain, &memory, device)?;
         let mut slot = Slot {
@@ -68,7 +68,8 @@ impl Service for Requests {
             pending: 1,
             status: Status::Ok,
             kind: Kind::Other,
-            bytes: 0,
+            offset: 0,
+            sectors: 0,
             started_ns: runner.event_loop.now_ns(),
         };
         let head = slot.head;
@@ -83,11 +84,12 @@ impl Service for Requests {
         };
         let fua = device.is_write_through();
         let (op, offset, data) = match request {
-            Err(status) => {
+            Err((kind, status)) => {
                 other(None);
                 slot.status = status;
                 drop(chain);
-                runner.answer(slot);
+                batch.invalid(stats, kind);
+                runner.give_back_at_once(&slot);
                 return Ok(());
             }
             Ok(BlkRequest::GetId { data }) => {
@@ -96,7 +98,8 @@ impl Service for Requests {
                 let written = data.write(&slot.memory, device.id()).map_err(Broken::Buffer)?;
                 debug_assert_eq!(written, len as usize);
                 drop(chain);
-                runner.answer(slot);
+                batch.done(stats, Kind::Other, 0, slot.started_ns, slot.started_ns);
+                runner.give_back_at_once(&slot);
                 return Ok(());
             }
             Ok(BlkRequest::Ranges { discard, data }) => {
@@ -108,7 +111,8 @@ impl Service for Requests {
                     Ok(ranges) => runner.submit_ranges(slot, &ranges, fua),
                     Err(status) => {
                         slot.status = status;
-                        runner.answer(slot);
+                        batch.invalid(stats, Ranges::kind(discard));
+                        runner.give_back_at_once(&slot);
                     }
                 }
                 return Ok(());
@@ -145,14 +149,15 @@ impl Service for Requests {
                 slots.keep_bufs(bufs);
                 return Err(Broken::Buffer(error));
             }
-            slot.bytes = data.len();
+            slot.offset = offset;
+            slot.sectors = data.len() / SECTOR as u32;
         }
         slot.kind = match op {
             Op::Read => Kind::Read,
             Op::Write { .. } => Kind::Write,
             _ => Kind::Flush,
         };
-        let len = slot.bytes.into();
+        let len = u64::from(slot.sectors) * SECTOR;
         let tag = slots.insert(slot);
         drop(slots);
         drop(chain);
@@ -163,11 +168,25 @@ impl Service for Requests {
         Ok(())
     }
 
+    fn took(&self, chains: u16) {
+        self.stats.taken.add(chains.into());
+    }
+
+    fn in_flight(&self) -> Vec<InFlight> {
+        let of = |slot: &Slot| InFlight {
+            id: slot.head.into(),
+            kind: slot.kind,
+            lun: None,
+            offset: slot.offset,
+            len: u64::from(slot.sectors) * SECTOR,
+            started_ns: slot.started_ns,
+        };
+        self.slots.borrow().iter().map(of).collect()
+    }
+
     fn batch_ended(runner: &Runner<Self>, signalled: Option<bool>) {
         let Requests { batch, stats, .. } = &runner.service;
-        if let Some(signalled) = signalled
-            && !batch.is_empty()
-        {
+        if let Some(signalled) = signalled {
             batch.publish(stats, signalled);
         }
     }
@@ -178,8 +197,10 @@ impl Runner<Requests> {
     fn submit_ranges(self: &Rc<Self>, mut slot: Slot, ranges: &Ranges, fua: bool) {
         let Requests { channel, slots, .. } = &self.service;
         let me: Rc<dyn Completion> = self.clone();
-        slot.kind = Kind::Ranges;
-        slot.pending = ranges.iter().count() as u32;
+        slot.kind = Ranges::kind(ranges.discard);
+        slot.offset = ranges.iter().next().map_or(0, |range| range.offset);
+        slot.sectors = (ranges.iter().map(|range| range.len).sum::<u64>() / SECTOR) as u32;
+        slot.pending = ranges.iter().count() as u8;
         let Some(tag) = slots.borrow_mut().insert(slot) else { return };
         for range in ranges.iter() {
             let op = if ranges.discard {

@@ -18,13 +18,15 @@ pub(crate) struct Slot {
     /// Guest address of the status byte, in this memory.
     pub(crate) status_addr: u64,
     pub(crate) memory: Rc<MemoryView>,
-    /// Block requests that it was split into and that are not answered yet.
-    pub(crate) pending: u32,
+    /// Block requests that it was split into and that are not answered yet: one, or one per range.
+    pub(crate) pending: u8,
     /// The worst answer so far.
     pub(crate) status: Status,
-    /// For the statistics.
+    /// For the statistics, and for who asks what takes so long.
     pub(crate) kind: Kind,
-    pub(crate) bytes: u32,
+    pub(crate) offset: u64,
+    /// Of 512 bytes: those read, written, discarded or made zeroes.
+    pub(crate) sectors: u32,
     pub(crate) started_ns: u64,
 }
 
@@ -72,6 +74,11 @@ impl SlotTable {
         let done = place.take();
         self.free.push(tag);
         done
+    }
+
+    /// The requests in flight.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten()
     }
 
     /// An empty list of segments.

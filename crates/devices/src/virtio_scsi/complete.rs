@@ -35,8 +35,11 @@ impl Runner<Requests> {
         let used = if ok { slot.used } else { 0 };
         let response = slot.ended.unwrap_or(Response::Ok);
         let bytes = response_bytes(response, sense, slot.buffer - used);
-        let latency = self.event_loop.now_ns().saturating_sub(slot.started_ns);
-        this.batch.add(slot.kind, ok, used, latency);
+        let (begun, now_ns) = (slot.started_ns, self.event_loop.now_ns());
+        match ok {
+            true => this.batch.done(&this.stats, slot.kind, slot.bytes, begun, now_ns),
+            false => this.batch.failed(&this.stats, slot.kind, begun, now_ns),
+        }
         let mut rest = bytes.0.as_slice();
         let mut result = Ok(());
         for place in &slot.response {

@@ -17,7 +17,7 @@ use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
 use super::wire::{REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
 use crate::stats::{Batch, Kind, QueueStats};
-use crate::virtio::{Broken, Runner, Service};
+use crate::virtio::{Broken, InFlight, Runner, Service};
 
 /// What a request queue does.
 pub(crate) struct Requests {
@@ -31,7 +31,7 @@ pub(crate) struct Requests {
     /// WRITE SAMEs whose next part is to be written.
     pub(crate) repeats: RefCell<Vec<(u32, IoBufs)>>,
     pub(crate) batch: Batch,
-    stats: Arc<QueueStats>,
+    pub(super) stats: Arc<QueueStats>,
 }
 
 impl Requests {
@@ -93,7 +93,12 @@ impl Service for Requests {
             let bytes = response_bytes(answer, sense, data.len() - used);
             response.write(&memory, &bytes.0).map_err(Broken::Buffer)?;
             let written = if data.inward.is_empty() { 0 } else { used };
-            this.batch.add(Kind::Other, answer == Response::Ok && sense.is_none(), 0, 0);
+            match (answer, sense) {
+                (Response::Ok, None) => {
+                    this.batch.done(&this.stats, Kind::Other, 0, started_ns, started_ns);
+                }
+                _ => this.batch.invalid(&this.stats, Kind::Other),
+            }
             runner.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
             Ok(())
         };
@@ -121,6 +126,8 @@ impl Service for Requests {
             repeat: None,
             ended: None,
             kind: Kind::Other,
+            offset: 0,
+            bytes: 0,
             started_ns,
         };
         let mut bufs = slots.take_bufs();
@@ -130,8 +137,9 @@ impl Service for Requests {
                 let is_read = op == Op::Read;
                 let kind = if is_read { Kind::Read } else { Kind::Write };
                 data.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
-                slot = Slot { lun, op, used: data.len(), kind, ..slot };
-                (offset, u64::from(data.len()))
+                let bytes = u64::from(data.len());
+                slot = Slot { lun, op, used: data.len(), kind, offset, bytes, ..slot };
+                (offset, bytes)
             }
             Work::Plain { lun, op, offset, len, used } => {
                 slot = Slot { lun, op, used, kind: Kind::Flush, ..slot };
@@ -139,16 +147,20 @@ impl Service for Requests {
             }
             Work::Unmap { lun, ranges, used } => {
                 let (op, pending) = (Op::Discard, ranges.iter().len() as u32);
-                slot = Slot { lun, op, used, pending, kind: Kind::Ranges, ..slot };
+                let first = ranges.iter().next().map_or(0, |(offset, _)| offset);
+                let bytes = ranges.iter().map(|(_, len)| len).sum();
+                let slot_of = Slot { lun, op, used, pending, ..slot };
+                slot = Slot { kind: Kind::Discard, offset: first, bytes, ..slot_of };
                 discards = Some(ranges);
                 (0, 0)
             }
             Work::WriteSame { lun, offset, len, block, may_unmap, fua } => {
                 block.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
-                slot = Slot { lun, used: block.len(), kind: Kind::Ranges, ..slot };
+                slot = Slot { lun, used: block.len(), offset, bytes: len, ..slot };
                 if bufs.is_zero() {
                     bufs.clear();
                     slot.op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
+                    slot.kind = Kind::WriteZeroes;
                     (offset, len)
                 } else {
                     let times = repetitions(block, len);
@@ -157,6 +169,7 @@ impl Service for Requests {
                     }
                     let now = times * u64::from(block.len());
                     slot.op = Op::Write { fua };
+                    slot.kind = Kind::Write;
                     slot.repeat = Repeat::from(offset + now, len - now);
                     (offset, now)
                 }
@@ -183,11 +196,25 @@ impl Service for Requests {
         Ok(())
     }
 
+    fn took(&self, chains: u16) {
+        self.stats.taken.add(chains.into());
+    }
+
+    fn in_flight(&self) -> Vec<InFlight> {
+        let of = |slot: &Slot| InFlight {
+            id: slot.number,
+            kind: slot.kind,
+            lun: Some(slot.lun),
+            offset: slot.offset,
+            len: slot.bytes,
+            started_ns: slot.started_ns,
+        };
+        self.slots.borrow().iter().map(of).collect()
+    }
+
     fn batch_ended(runner: &Runner<Self>, signalled: Option<bool>) {
         let this = &runner.service;
-        if let Some(signalled) = signalled
-            && !this.batch.is_empty()
-        {
+        if let Some(signalled) = signalled {
             this.batch.publish(&this.stats, signalled);
         }
         if !this.repeats.borrow().is_empty() {

@@ -40,8 +40,10 @@ pub(crate) struct Slot {
     pub(crate) repeat: Option<Repeat>,
     /// A task management function has ended it.
     pub(crate) ended: Option<Response>,
-    /// For the statistics.
+    /// For the statistics, and for who asks what takes so long.
     pub(crate) kind: Kind,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
     pub(crate) started_ns: u64,
 }
 
@@ -125,6 +127,11 @@ impl SlotTable {
     pub(crate) fn count(&self, tasks: Tasks, before: u64) -> usize {
         let counts = |slot: &&Slot| slot.number < before && tasks.have(slot.lun, slot.id);
         self.slots.iter().flatten().filter(counts).count()
+    }
+
+    /// The commands in flight.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten()
     }
 
     /// An empty list of segments for the block layer.

@@ -119,7 +119,8 @@ impl EventLoop {
         let timeout = |now| deadline.map_or(-1, |deadline| deadline.saturating_sub(now) as i64);
         let window = poller.policy.borrow().window_ns();
         trace!(run_poll_handlers_begin(self.trace_ctx(), window, timeout(self.now_ns())));
-        let end = self.now_ns().saturating_add(window);
+        let begin = self.now_ns();
+        let end = begin.saturating_add(window);
         let end = deadline.map_or(end, |deadline| end.min(deadline));
         let found = loop {
             let mut found = self.ask(&sources);
@@ -141,6 +142,7 @@ impl EventLoop {
         trace!(run_poll_handlers_end(self.trace_ctx(), found, timeout(self.now_ns())));
         self.recycle(sources);
         let stats = self.stats();
+        stats.polled_ns.add(self.now_ns().saturating_sub(begin));
         if found {
             stats.poll_hits.add(1);
         } else {

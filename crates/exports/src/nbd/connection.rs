@@ -13,12 +13,14 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use devices::QueueStats;
+use devices::virtio::InFlight;
+use devices::{Batch, Kind, QueueStats};
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
 
 use super::session::transmission::{Agreed, Command};
+use super::slots::counted;
 use super::state::{End, Next, State};
 use super::wire::reply::Reply;
 
@@ -64,6 +66,8 @@ pub(super) struct Connection {
     deaf: Cell<bool>,
     ended: Cell<Option<Ended>>,
     queued: Cell<bool>,
+    /// Answers that are not counted yet.
+    batch: Batch,
 }
 
 impl Connection {
@@ -91,6 +95,7 @@ impl Connection {
             deaf: Cell::new(false),
             ended: Cell::new(Some(ended)),
             queued: Cell::new(false),
+            batch: Batch::default(),
         });
         connection.receive();
         Some(connection)
@@ -155,7 +160,13 @@ impl Connection {
             let next = self.state.borrow_mut().next(now_ns);
             match next {
                 Next::Submit { op, offset, len, bufs, tag } => {
+                    self.service.stats.taken.add(1);
                     self.service.channel.submit(Request::new(op, offset, len, bufs, &me, tag));
+                }
+                Next::Refused => {
+                    self.service.stats.taken.add(1);
+                    self.batch.invalid(&self.service.stats, Kind::Other);
+                    self.reply_later();
                 }
                 Next::Answered => self.reply_later(),
                 Next::Input => return self.receive(),
@@ -249,24 +260,23 @@ impl Connection {
         }
     }
 
+    /// Has the answers counted that go out, or never will.
+    fn publish(&self) {
+        self.batch.publish(&self.service.stats, false);
+    }
+
+    /// The requests under way, for those that look for one that takes long.
+    pub(super) fn in_flight(&self) -> Vec<InFlight> {
+        self.state.borrow_mut().in_flight()
+    }
+
     fn count(&self, command: &Command, reply: Reply, started_ns: u64) {
         let stats = &self.service.stats;
-        stats.latency_ns.add(self.event_loop.now_ns().saturating_sub(started_ns));
-        if matches!(reply, Reply::Error(_)) {
-            return stats.errors.add(1);
-        }
-        match *command {
-            Command::Read { len, .. } => {
-                stats.reads.add(1);
-                stats.bytes_read.add(len.into());
-            }
-            Command::Write { len, .. } => {
-                stats.writes.add(1);
-                stats.bytes_written.add(len.into());
-            }
-            Command::Flush => stats.flushes.add(1),
-            Command::Trim { .. } | Command::WriteZeroes { .. } => stats.ranges.add(1),
-            Command::Cache { .. } | Command::BlockStatus { .. } | Command::Nothing => {}
+        let now_ns = self.event_loop.now_ns();
+        let (kind, _, bytes) = counted(command);
+        match reply {
+            Reply::Error(_) => self.batch.failed(stats, kind, started_ns, now_ns),
+            _ => self.batch.done(stats, kind, bytes, started_ns, now_ns),
         }
     }
 }
@@ -306,9 +316,11 @@ impl DeferredCall for Connection {
     fn run(&self) {
         if self.deaf.get() {
             self.state.borrow_mut().drop_replies();
+            self.publish();
         } else if !self.sending.get() && self.state.borrow().has_replies() {
             let mut bufs = self.send_bufs.take();
             self.state.borrow_mut().gather(&mut bufs);
+            self.publish();
             self.send(IoOp::SendNow, bufs);
         }
         if self.stalled.get() {

@@ -11,6 +11,7 @@ use std::task::{Poll, Waker};
 
 use block::node::BlockNode;
 use devices::QueueStats;
+use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
 
 use super::handshake::{Failure, negotiate};
@@ -156,6 +157,25 @@ impl NbdExport {
     /// What it has done on each of its threads.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         &self.export.stats
+    }
+
+    /// What it has done on each of its threads, numbered as they were given.
+    pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
+        let threads = self.export.io_threads.iter().zip(&self.export.stats).enumerate();
+        threads.map(|(number, (thread, stats))| (number, thread, stats))
+    }
+
+    /// The requests in flight, with the numbers of their connections, counted on each thread.
+    pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
+        let asked: Vec<_> = self.export.workers.iter().map(WorkerHandle::in_flight).collect();
+        async move {
+            let mut all = Vec::new();
+            for answer in asked {
+                // One whose loop is gone has none.
+                all.extend(answer.await.unwrap_or_default());
+            }
+            all
+        }
     }
 
     /// The threads that serve it.

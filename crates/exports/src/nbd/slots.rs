@@ -1,5 +1,6 @@
 //! A connection's requests under way: preallocated, and as many as a client may have.
 
+use devices::Kind;
 use event_loop::IoBufs;
 
 use super::arena::Extent;
@@ -53,6 +54,21 @@ impl Slot {
     }
 }
 
+/// What a command is counted as, and its range; bytes are 0 where it has none, or moves none.
+pub(super) fn counted(command: &Command) -> (Kind, u64, u64) {
+    match *command {
+        Command::Read { offset, len } => (Kind::Read, offset, len.into()),
+        Command::Write { offset, len, .. } => (Kind::Write, offset, len.into()),
+        Command::Flush => (Kind::Flush, 0, 0),
+        Command::Trim { offset, len, .. } => (Kind::Discard, offset, len),
+        Command::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, offset, len),
+        Command::Cache { offset, .. } | Command::BlockStatus { offset, .. } => {
+            (Kind::Other, offset, 0)
+        }
+        Command::Nothing => (Kind::Other, 0, 0),
+    }
+}
+
 /// All slots, by tag.
 pub(super) struct Slots {
     slots: Vec<Slot>,
@@ -79,6 +95,11 @@ impl Slots {
 
     pub(super) fn get(&mut self, tag: u32) -> Option<&mut Slot> {
         self.slots.get_mut(tag as usize)
+    }
+
+    /// The tags that are not free.
+    pub(super) fn taken(&self) -> impl Iterator<Item = u32> {
+        (0..self.slots.len() as u32).filter(|tag| !self.free.contains(tag))
     }
 
     pub(super) fn are_all_free(&self) -> bool {

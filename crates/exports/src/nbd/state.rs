@@ -6,13 +6,14 @@ use std::fmt;
 
 use block::request::Op;
 use block::status::{self, EXTENT_LEN, State as ExtentState};
+use devices::virtio::InFlight;
 use event_loop::IoBufs;
 use nix::errno::Errno;
 
 use super::arena::{Arena, HEADERS, INPUT};
 use super::session::handshake::ALLOCATION_ID;
 use super::session::transmission::{Agreed, Command, Verdict};
-use super::slots::{SLOTS, Slots};
+use super::slots::{SLOTS, Slots, counted};
 use super::wire::MAX_PAYLOAD;
 use super::wire::reply::{
     Asked, NbdError, Reply, ReplyMode, allocation, encode_extent, extent_len,
@@ -70,6 +71,8 @@ pub(super) enum Next {
     Submit { op: Op, offset: u64, len: u64, bufs: IoBufs, tag: u32 },
     /// It was answered.
     Answered,
+    /// It was answered with an error.
+    Refused,
     /// More bytes have to come.
     Input,
     /// Requests under way have to end first.
@@ -244,7 +247,7 @@ impl State {
             slot.reply = reply;
             self.ready.push_back(tag);
         }
-        Next::Answered
+        Next::Refused
     }
 
     fn submit(&mut self, tag: u32) -> Next {
@@ -302,6 +305,25 @@ impl State {
         }
         self.ready.push_back(tag);
         false
+    }
+
+    /// What the node has been asked for and has not answered.
+    pub(super) fn in_flight(&mut self) -> Vec<InFlight> {
+        let payload = match self.incoming {
+            Incoming::Payload { tag, .. } => Some(tag),
+            _ => None,
+        };
+        let State { slots, ready, sending, .. } = self;
+        let waits =
+            |tag: &u32| ready.contains(tag) || sending.contains(tag) || payload == Some(*tag);
+        let tags: Vec<u32> = slots.taken().filter(|tag| !waits(tag)).collect();
+        let of = |tag| {
+            let slot = slots.get(tag)?;
+            let (kind, offset, len) = counted(&slot.command);
+            let (id, started_ns) = (slot.asked.cookie, slot.started_ns);
+            Some(InFlight { id, kind, lun: None, offset, len, started_ns })
+        };
+        tags.into_iter().filter_map(of).collect()
     }
 
     /// Whether there is something to be sent.

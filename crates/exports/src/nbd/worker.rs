@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
 use devices::QueueStats;
+use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
 
@@ -101,6 +102,18 @@ impl WorkerHandle {
             worker.idle.set(Some(Box::new(move || flushed.flush(answer))));
             worker.stop_connections();
             worker.check_idle();
+        })
+    }
+
+    /// The requests in flight, with the numbers of their connections.
+    pub(super) fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
+        self.ask(|worker, answer| {
+            let connections = worker.connections.borrow();
+            let of = |(id, connection): (&u64, &Rc<Connection>)| {
+                let id = *id;
+                connection.in_flight().into_iter().map(move |request| (id, request))
+            };
+            answer.send(connections.iter().flat_map(of).collect());
         })
     }
 

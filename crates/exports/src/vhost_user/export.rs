@@ -2,9 +2,11 @@
 
 #![forbid(unsafe_code)]
 
+use std::future::Future;
 use std::sync::Arc;
 
 use devices::QueueStats;
+use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle};
 
 use super::device::Device;
@@ -17,6 +19,8 @@ pub struct VhostUserExport {
     id: String,
     server: Server,
     io_threads: Vec<LoopHandle>,
+    /// The number of the first request queue among all of the device's.
+    first_queue: usize,
     stats: Arc<[Arc<QueueStats>]>,
 }
 
@@ -31,10 +35,11 @@ impl VhostUserExport {
         stats: Arc<[Arc<QueueStats>]>,
         pin_memory: bool,
     ) -> Result<Self, ExportError> {
+        let first_queue = usize::from(device.num_queues()).saturating_sub(stats.len());
         let server =
             Server::start(control_loop, id.clone(), listen, device, &io_threads, pin_memory)
                 .await?;
-        Ok(VhostUserExport { id, server, io_threads, stats })
+        Ok(VhostUserExport { id, server, io_threads, first_queue, stats })
     }
 
     /// `id`.
@@ -52,9 +57,22 @@ impl VhostUserExport {
         &self.stats
     }
 
+    /// The request queues: the number of each among all of the device's, the thread that serves it, and
+    /// what it has done.
+    pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
+        let threads = self.io_threads.iter().cycle().skip(self.first_queue % self.io_threads.len());
+        let numbered = (self.first_queue..).zip(threads).zip(self.stats.iter());
+        numbered.map(|((number, thread), stats)| (number, thread, stats))
+    }
+
     /// The threads that serve it: their statistics have the poll windows.
     pub fn io_threads(&self) -> &[LoopHandle] {
         &self.io_threads
+    }
+
+    /// The requests in flight, with the queues that they came by, as numbers of the device.
+    pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
+        self.server.in_flight()
     }
 
     /// Takes no more requests, finishes those in flight, flushes the nodes, removes the socket.

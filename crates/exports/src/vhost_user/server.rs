@@ -9,11 +9,12 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
+use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
 
 use super::backend::Backend;
@@ -25,7 +26,7 @@ use super::listener::{Listen, Listener};
 use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
-use super::worker::WorkerHandle;
+use super::worker::{Worker, WorkerHandle};
 
 /// Requests that a front end may have refused before it is sent away: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
@@ -38,6 +39,8 @@ pub struct Server {
     stop: oneshot::Sender<()>,
     ended: oneshot::Receiver<Result<(), ExportError>>,
     connected: Arc<AtomicBool>,
+    /// Those of the service, while it serves.
+    workers: Weak<Vec<WorkerHandle>>,
 }
 
 impl Server {
@@ -79,22 +82,42 @@ impl Server {
         let (stop, stop_request) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let connected = Arc::new(AtomicBool::new(false));
+        let workers = Rc::new(workers);
+        let of_service = Rc::downgrade(&workers);
         let service = Service {
             event_loop: control_loop.clone(),
             id,
             device,
-            workers: Rc::new(workers),
+            workers,
             pinning,
             stop: StopRequest(RefCell::new(stop_request)),
             connected: connected.clone(),
         };
         control_loop.spawn(async move { end.send(service.run(listener).await) });
-        Ok(Server { stop, ended, connected })
+        Ok(Server { stop, ended, connected, workers: of_service })
     }
 
     /// Whether a front end is connected.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
+    }
+
+    /// The requests in flight, with the queues that they came by.
+    pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
+        let workers = self.workers.upgrade();
+        let asked: Vec<_> = workers
+            .iter()
+            .flat_map(|workers| workers.iter())
+            .map(|worker| worker.ask(Worker::in_flight))
+            .collect();
+        async move {
+            let mut all = Vec::new();
+            for answer in asked {
+                // One whose loop is gone has none.
+                all.extend(answer.await.unwrap_or_default());
+            }
+            all
+        }
     }
 
     /// Takes no more requests, finishes those in flight, flushes, removes the socket.

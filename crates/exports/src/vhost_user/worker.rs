@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use devices::virtio::Virtqueue;
+use devices::virtio::{InFlight, Virtqueue};
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
@@ -222,6 +222,16 @@ impl Worker {
         if let Some(ring) = self.ring(index) {
             ring.set_enabled(enabled);
         }
+    }
+
+    /// The requests in flight, with the rings that they came by.
+    pub(crate) fn in_flight(&self, answer: oneshot::Sender<Vec<(u64, InFlight)>>) {
+        let rings = self.rings.borrow();
+        let of = |(index, ring): (&u16, &Rc<Ring>)| {
+            let index = u64::from(*index);
+            ring.queue.in_flight().into_iter().map(move |request| (index, request))
+        };
+        answer.send(rings.iter().flat_map(of).collect());
     }
 
     /// Makes what was answered durable.

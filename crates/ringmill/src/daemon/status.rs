@@ -4,7 +4,7 @@
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
-use devices::QueueStats;
+use devices::{QueueNumbers, QueueStats};
 use event_loop::{EventLoop, LoopHandle};
 
 /// Seconds between two lines.
@@ -32,16 +32,13 @@ struct Totals {
 
 impl Sources {
     fn totals(&self) -> Totals {
-        self.queues.iter().fold(Totals::default(), |t, q| Totals {
-            requests: t.requests
-                + q.reads.get()
-                + q.writes.get()
-                + q.flushes.get()
-                + q.ranges.get()
-                + q.errors.get(),
-            bytes: t.bytes + q.bytes_read.get() + q.bytes_written.get(),
-            latency_ns: t.latency_ns + q.latency_ns.get(),
-            errors: t.errors + q.errors.get(),
+        let mut all = QueueNumbers::default();
+        self.queues.iter().for_each(|queue| all.add(&queue.get()));
+        all.kinds.iter().fold(Totals::default(), |t, kind| Totals {
+            requests: t.requests + kind.done + kind.failed + kind.invalid,
+            bytes: t.bytes + kind.bytes,
+            latency_ns: t.latency_ns + kind.total_ns,
+            errors: t.errors + kind.failed + kind.invalid,
         })
     }
 
