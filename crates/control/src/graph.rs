@@ -178,6 +178,8 @@ impl Graph {
                 }
                 Ok(())
             }
+            // They are asked for by nobody here.
+            Action::Metrics(_) => Ok(()),
             Action::NbdServer(_) => match std::mem::replace(&mut self.nbd_server, true) {
                 true => Err(OptionError::new("NBD server already running")),
                 false => Ok(()),

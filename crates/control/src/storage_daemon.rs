@@ -6,12 +6,13 @@ use block::options::BlockdevOptions;
 
 use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::export::ExportOptions;
+use crate::metrics::MetricsOptions;
 use crate::nbd_server::NbdServerOptions;
 use crate::object::ObjectOptions;
 use crate::shape::Shape;
 use crate::table::{self, Field, Kind, Need, Syntax, put};
 use crate::trace::{self, TraceOptions};
-use crate::{blockdev, export, nbd_server, object};
+use crate::{blockdev, export, metrics, nbd_server, object};
 
 /// A QSD command line: steps to carry out in order, and how to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub enum Action {
     Monitor(MonitorOptions),
     /// `--nbd-server`.
     NbdServer(NbdServerOptions),
+    /// `--metrics`.
+    Metrics(MetricsOptions),
 }
 
 /// The command line while it is read.
@@ -104,6 +107,18 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         },
         need: Need::Optional(""),
         help: "offer a block node to another program",
+    },
+    Field {
+        name: "metrics",
+        kind: Kind::Structure {
+            meta: "addr.type=inet|unix|fd[,<option>=<value>...]",
+            syntax: Syntax::KeyvalOrJson,
+            implied: None,
+            shape: || Shape::Object(metrics::members()),
+            read: |draft, given, at| draft.step(Action::Metrics(metrics::read(given, at)?)),
+        },
+        need: Need::Optional(""),
+        help: "tell Prometheus what is done, by HTTP at the path /metrics",
     },
     Field {
         name: "monitor",

@@ -4,8 +4,8 @@ use crate::cli::COMMANDS;
 use crate::shape::{self, Member, Row, Shape, Union, Variant};
 use crate::table::{self, Field, Need};
 use crate::{
-    Action, Command, blockdev, chardev, export, help, nbd_server, object, parse_args, serve,
-    storage_daemon,
+    Action, Command, blockdev, chardev, export, help, metrics, nbd_server, object, parse_args,
+    serve, storage_daemon,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -194,7 +194,8 @@ fn help_inside_an_option_names_every_row() {
         }
     }
     let monitor = ("--monitor", chardev::monitor_members());
-    for (option, members) in [monitor, ("--nbd-server", nbd_server::members())] {
+    let metrics = ("--metrics", metrics::members());
+    for (option, members) in [monitor, metrics, ("--nbd-server", nbd_server::members())] {
         for row in shape::rows(&members) {
             assert!(names_it(&printed(option, "help"), &row.name));
         }

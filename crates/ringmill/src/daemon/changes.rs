@@ -1,23 +1,25 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
+use std::rc::Rc;
+
 use block::Connections;
 use block::options::BlockdevOptions;
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
-    Action, Addr, ExportKind, ExportOptions, MonitorOptions, NbdAddr, NbdOptions, NbdServerOptions,
-    ObjectOptions, Step, VhostUserOptions,
+    Action, Addr, ExportKind, ExportOptions, MetricsOptions, MonitorOptions, NbdAddr, NbdOptions,
+    NbdServerOptions, ObjectOptions, Step, VhostUserOptions,
 };
 use event_loop::oneshot;
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
 use serde_json::json;
 
-use super::chardev::Chardev;
+use super::chardev::{self, Chardev};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
-use super::{Daemon, DaemonError, Message};
+use super::{Daemon, DaemonError, Message, metrics};
 
 /// How long the last requests of a killed daemon may take, nanoseconds,
 const LAST_REQUESTS_NS: u64 = 3_000_000_000;
@@ -54,6 +56,7 @@ impl Daemon {
             }
             Action::Monitor(options) => self.start_monitor(options),
             Action::NbdServer(options) => self.start_nbd_server(options)?,
+            Action::Metrics(options) => self.start_metrics(options)?,
         }
         self.graph = graph;
         Ok(())
@@ -210,6 +213,15 @@ impl Daemon {
         };
         let server = NbdServer::start(&self.control, config);
         self.nbd_server = Some(server.map_err(DaemonError::with_advice)?);
+        Ok(())
+    }
+
+    fn start_metrics(&self, options: &MetricsOptions) -> Result<(), DaemonError> {
+        let listener = chardev::listen(&self.control, &options.addr)?;
+        let mailbox = self.mailbox.clone();
+        let ask = Rc::new(move |answer| mailbox.push(Message::Statistics(answer)));
+        let server = metrics::Server { event_loop: self.control.clone(), ask };
+        self.control.spawn(server.run(listener));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use event_loop::{EventLoop, Readiness};
 use exports::vhost_user::{Listen, Listener};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::{read, write};
 
 use super::DaemonError;
@@ -70,7 +71,7 @@ impl Chardev {
     }
 }
 
-fn listen(event_loop: &EventLoop, addr: &SocketAddr) -> Result<Listener, DaemonError> {
+pub(super) fn listen(event_loop: &EventLoop, addr: &SocketAddr) -> Result<Listener, DaemonError> {
     let at = match addr {
         SocketAddr::Unix(path) => Listen::Path(path.clone()),
         SocketAddr::Fd(fd) => Listen::inherited(*fd).map_err(DaemonError::new)?,
@@ -156,6 +157,12 @@ impl Stream {
                 result => return result,
             }
         }
+    }
+
+    /// Nothing more will be written: the other end is told, where it can be.
+    pub(super) fn finish(&self) {
+        // What is not connected any more needs no end.
+        let _ = shutdown(self.output.as_raw_fd(), Shutdown::Write);
     }
 
     /// Writes some of it, once the client takes any.

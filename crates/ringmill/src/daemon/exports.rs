@@ -8,6 +8,7 @@ use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
 
 use super::running::Running;
+use super::statistics::ExportStatistics;
 
 /// The exports, in the order in which they were made.
 pub(super) struct Exports {
@@ -20,6 +21,8 @@ pub(super) struct Exports {
 struct Export {
     id: String,
     node_name: String,
+    /// All of them: `node_name` and, of several logical units, the others.
+    nodes: Vec<String>,
     kind: &'static str,
     /// `None` once it is being stopped.
     serving: Option<Running>,
@@ -56,6 +59,7 @@ impl Exports {
         self.exports.push(Export {
             id: options.id.clone(),
             node_name: options.node_name.clone(),
+            nodes: options.nodes().map(String::from).collect(),
             kind: options.type_name(),
             serving: Some(export),
             stopping: None,
@@ -111,6 +115,27 @@ impl Exports {
             ended(&export.id);
         }
         clean
+    }
+
+    /// What each has done, as long as it is not being stopped.
+    pub(super) fn statistics(&self) -> Vec<ExportStatistics> {
+        let of = |export: &Export| {
+            let serving = export.serving.as_ref()?;
+            Some(ExportStatistics {
+                id: export.id.clone(),
+                kind: export.kind,
+                nodes: export.nodes.clone(),
+                connected: serving.is_connected(),
+                queues: serving.queues(),
+            })
+        };
+        self.exports.iter().filter_map(of).collect()
+    }
+
+    /// What each queue of an export has done; `None`: there is no such export.
+    pub(super) fn queues_of(&self, id: &str) -> Option<&[Arc<QueueStats>]> {
+        let export = self.exports.iter().find(|export| export.id == id)?;
+        Some(export.serving.as_ref()?.queue_stats())
     }
 
     /// What each queue of each export has done.

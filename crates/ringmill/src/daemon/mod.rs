@@ -7,6 +7,7 @@ mod changes;
 mod chardev;
 mod error;
 mod exports;
+mod metrics;
 mod monitor;
 mod nodes;
 mod open_files;
@@ -14,6 +15,7 @@ mod qmp;
 mod running;
 mod signal;
 mod signals;
+mod statistics;
 mod status;
 mod threads;
 
@@ -23,7 +25,7 @@ use ::exports::nbd::NbdServer;
 use block::NodeRegistry;
 use control::qmp::Command;
 use control::{Graph, Step};
-use event_loop::{EventLoop, LoopConfig};
+use event_loop::{EventLoop, LoopConfig, oneshot};
 use serde_json::json;
 
 use chardev::Chardev;
@@ -32,6 +34,7 @@ use exports::Exports;
 use monitor::{Clients, LINGER_NS, Request};
 use signal::{Mailbox, until};
 use signals::StopSignals;
+use statistics::{ProcessStatistics, Statistics};
 pub(crate) use status::Status;
 use threads::IoThreads;
 
@@ -56,6 +59,8 @@ enum Message {
     Request(Request),
     /// An I/O thread has failed.
     Failed(DaemonError),
+    /// Somebody wants the numbers.
+    Statistics(oneshot::Sender<Statistics>),
     /// An export that was stopped has ended.
     ExportEnded(String),
 }
@@ -190,6 +195,7 @@ impl Daemon {
                 Err(signal) => return End::Signal(signal),
                 Ok(Message::Failed(error)) => return End::Failed(error),
                 Ok(Message::ExportEnded(id)) => self.export_ended(&id),
+                Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
                 Ok(Message::Request(Request { command: Command::Quit, answer })) => {
                     answer.send(Ok(json!({})));
                     return End::Quit;
@@ -200,6 +206,16 @@ impl Daemon {
                     }
                 }
             }
+        }
+    }
+
+    /// What has been done so far.
+    fn statistics(&self) -> Statistics {
+        Statistics {
+            process: ProcessStatistics::now(),
+            exports: self.exports.statistics(),
+            threads: self.threads.statistics(),
+            now_ns: self.control.now_ns(),
         }
     }
 

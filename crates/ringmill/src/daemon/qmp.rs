@@ -8,7 +8,7 @@ use super::exports::ExportInfo;
 use super::monitor::{Outcome, Request};
 use super::signal::until;
 use super::threads::Thread;
-use super::{Daemon, DaemonError, nodes};
+use super::{Daemon, DaemonError, nodes, statistics};
 
 impl From<DaemonError> for QmpError {
     fn from(error: DaemonError) -> Self {
@@ -63,6 +63,26 @@ impl Daemon {
                 return Ok(self.nodes.all().map(|node| nodes::info(&node)).collect());
             }
             Command::QueryBlockExports => return Ok(self.exports.all().map(export_info).collect()),
+            Command::QueryBlockstats { nodes: false } => {
+                return Ok(statistics::qmp::of_exports(&self.statistics()));
+            }
+            Command::QueryBlockstats { nodes: true } => {
+                let names = self.nodes.names();
+                return Ok(statistics::qmp::of_nodes(&self.statistics(), names));
+            }
+            Command::BlockLatencyHistogramSet { id, boundaries } => {
+                let queues = self.exports.queues_of(&id);
+                let queues = queues.ok_or_else(|| QmpError::device_not_found(&id))?;
+                for (kind, boundaries) in statistics::qmp::boundaries(&id, boundaries)? {
+                    queues.iter().for_each(|queue| queue.count_in_bins(kind, boundaries.clone()));
+                }
+            }
+            Command::XQueryExportStats => {
+                return Ok(self.exports.statistics().iter().map(statistics::qmp::export).collect());
+            }
+            Command::XQueryIothreadStats => {
+                return Ok(self.threads.statistics().iter().map(statistics::qmp::thread).collect());
+            }
             // Those are answered where it is known when.
             Command::BlockExportDel { .. } | Command::Quit => {}
         }

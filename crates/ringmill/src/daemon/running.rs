@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use devices::QueueStats;
+use event_loop::LoopHandle;
 use exports::nbd::NbdExport;
 use exports::vhost_user::{ExportError, VhostUserExport};
+
+use super::statistics::QueueStatistics;
 
 /// An export that runs.
 pub(super) enum Running {
@@ -28,6 +31,18 @@ impl Running {
         match self {
             Running::VhostUser(export) => export.queue_stats(),
             Running::Nbd(export) => export.queue_stats(),
+        }
+    }
+
+    /// What it has done, by queue or, over NBD, by thread.
+    pub(super) fn queues(&self) -> Vec<QueueStatistics> {
+        let of = |(number, thread, stats): (usize, &LoopHandle, &Arc<QueueStats>)| {
+            let (iothread, numbers) = (thread.name().to_owned(), stats.get());
+            QueueStatistics { number, iothread, numbers }
+        };
+        match self {
+            Running::VhostUser(export) => export.queues().map(of).collect(),
+            Running::Nbd(export) => export.queues().map(of).collect(),
         }
     }
 

@@ -11,6 +11,7 @@ use event_loop::{
 use nix::unistd::{Pid, gettid};
 
 use super::DaemonError;
+use super::statistics::{ThreadStatistics, cpu_ns};
 
 /// The thread of exports that name none. Not an id that an option can have.
 const DEFAULT: &str = "io";
@@ -102,6 +103,18 @@ impl IoThreads {
     /// All loops.
     pub(super) fn all(&self) -> Vec<LoopHandle> {
         self.iter().map(|thread| thread.thread.handle().clone()).collect()
+    }
+
+    /// What each has done.
+    pub(super) fn statistics(&self) -> Vec<ThreadStatistics> {
+        let of = |thread: &Thread| ThreadStatistics {
+            id: thread.options.id.clone(),
+            tid: thread.tid,
+            poll_max_ns: thread.options.poll_max_ns,
+            handle: thread.thread.handle().clone(),
+            cpu_ns: cpu_ns(thread.tid),
+        };
+        self.iter().map(of).collect()
     }
 
     /// What each runs on.

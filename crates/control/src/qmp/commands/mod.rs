@@ -7,10 +7,12 @@ mod block;
 mod export;
 mod monitor;
 mod object;
+mod stats;
 
 use serde_json::{Map, Value as Json};
 
 pub(super) use self::monitor::{NEGOTIATION, version};
+pub use self::stats::LatencyBoundaries;
 use super::reply::{Member, Reply, Returns};
 use super::session::Capabilities;
 use crate::error::OptionError;
@@ -21,7 +23,7 @@ use crate::value::{Dialect, Object, Value};
 
 /// All commands.
 static FAMILIES: &[&[CommandRow]] =
-    &[monitor::COMMANDS, object::COMMANDS, block::COMMANDS, export::COMMANDS];
+    &[monitor::COMMANDS, object::COMMANDS, block::COMMANDS, export::COMMANDS, stats::COMMANDS];
 
 /// A command: a row of the table.
 pub(crate) struct CommandRow {
@@ -111,6 +113,22 @@ pub enum Command {
     QueryNamedBlockNodes,
     /// `query-block-exports`.
     QueryBlockExports,
+    /// `query-blockstats`.
+    QueryBlockstats {
+        /// Of nodes, not of exports.
+        nodes: bool,
+    },
+    /// `block-latency-histogram-set`.
+    BlockLatencyHistogramSet {
+        /// The export's name.
+        id: String,
+        /// What it is to be counted by; `None`: not at all any more.
+        boundaries: Option<LatencyBoundaries>,
+    },
+    /// `x-query-export-stats`.
+    XQueryExportStats,
+    /// `x-query-iothread-stats`.
+    XQueryIothreadStats,
     /// `quit`.
     Quit,
 }

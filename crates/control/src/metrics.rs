@@ -1,0 +1,132 @@
+//! `--metrics`: where Prometheus asks for the daemon's numbers.
+
+use crate::chardev::SocketAddr;
+use crate::error::OptionError;
+use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
+use crate::shape::{Member, Shape, Union, Variant};
+use crate::table::{self, Context, Field, Kind, Need};
+use crate::value::{Object, Value};
+
+/// One `--metrics`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricsOptions {
+    /// `addr`: where to listen for HTTP.
+    pub addr: SocketAddr,
+}
+
+#[derive(Default)]
+struct Draft {
+    addr: Option<SocketAddr>,
+}
+
+static FIELDS: &[Field<Draft>] = &[Field {
+    name: "addr",
+    kind: Kind::Nested { shape: addr_shape, read: addr },
+    need: Need::Required,
+    help: "where the numbers are asked for",
+}];
+
+/// `addr.*` of type `inet` while it is read.
+#[derive(Default)]
+struct InetDraft {
+    host: String,
+    port: u16,
+}
+
+static INET: &[Field<InetDraft>] = &[
+    Field {
+        name: "host",
+        kind: Kind::Text {
+            meta: "<host>",
+            set: |addr, host| {
+                addr.host = host;
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "name or address to listen on; empty: all addresses of this machine",
+    },
+    Field {
+        name: "port",
+        kind: Kind::Text {
+            meta: "<port>",
+            set: |addr, port| {
+                let number = port.parse::<u16>().ok().filter(|port| *port > 0);
+                addr.port = number.ok_or_else(|| {
+                    OptionError::new(format!("Parameter 'addr.port' cannot be '{port}'"))
+                        .hint("A port is a number from 1 to 65535.")
+                })?;
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "TCP port",
+    },
+];
+
+const TYPES: [&str; 3] = ["inet", "unix", "fd"];
+
+fn addr_shape() -> Shape {
+    let variant = |name, help, members| Variant { name, help, example: "", members };
+    Shape::Union(Union {
+        tag: "type",
+        help: "kind of address",
+        common: Vec::new(),
+        variants: vec![
+            variant("inet", "TCP", table::members(INET)),
+            variant("unix", "a unix socket", table::members(UNIX_ADDR)),
+            variant("fd", "a socket that was inherited", table::members(FD_ADDR)),
+        ],
+    })
+}
+
+fn addr(metrics: &mut Draft, value: Value, at: &Context) -> table::Set {
+    let Value::Object(mut object) = value else {
+        return Err(table::wrong_type(at.whole(), "object"));
+    };
+    let kind = match table::take(&mut object, "type") {
+        Some(kind) => table::text(kind, &at.full("type"), at)?,
+        None => {
+            let hint = format!("Known values: {}", TYPES.join(", "));
+            return Err(table::missing(&at.full("type")).hint(hint));
+        }
+    };
+    metrics.addr = Some(match kind.as_str() {
+        "inet" => {
+            let InetDraft { host, port } = read_all(INET, object, at, &kind)?;
+            SocketAddr::Inet { host, port }
+        }
+        "unix" => SocketAddr::Unix(read_all::<SocketDraft>(UNIX_ADDR, object, at, &kind)?.path),
+        "fd" => SocketAddr::Fd(read_all::<SocketDraft>(FD_ADDR, object, at, &kind)?.fd),
+        _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
+    });
+    Ok(())
+}
+
+fn read_all<T: Default>(
+    fields: &[Field<T>],
+    mut object: Object,
+    at: &Context,
+    kind: &str,
+) -> Result<T, OptionError> {
+    let mut draft = T::default();
+    table::read(fields, &mut draft, &mut object, at)?;
+    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
+    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
+    Ok(draft)
+}
+
+/// What the option may have.
+pub(crate) fn members() -> Vec<Member> {
+    table::members(FIELDS)
+}
+
+/// Reads one `--metrics`.
+pub(crate) fn read(mut object: Object, at: &Context) -> Result<MetricsOptions, OptionError> {
+    let mut draft = Draft::default();
+    table::read(FIELDS, &mut draft, &mut object, at)?;
+    let known = FIELDS.iter().map(|field| field.name);
+    table::refuse_rest(&object, at, "--metrics", known)?;
+    let addr = draft.addr.ok_or_else(|| table::missing("addr"))?;
+    Ok(MetricsOptions { addr })
+}
