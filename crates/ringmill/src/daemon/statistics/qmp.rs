@@ -143,6 +143,9 @@ pub(in crate::daemon) fn thread(thread: &ThreadStatistics) -> Json {
     told
 }
 
+/// Boundaries that latencies are counted by, nanoseconds and rising; `None`: they are not.
+pub(in crate::daemon) type Boundaries = Option<Vec<u64>>;
+
 /// The boundaries that `block-latency-histogram-set` asks for on the device `id`, by kind; of kinds
 /// that are left out nothing changes.
 ///
@@ -152,7 +155,7 @@ pub(in crate::daemon) fn thread(thread: &ThreadStatistics) -> Json {
 pub(in crate::daemon) fn boundaries(
     id: &str,
     asked: Option<LatencyBoundaries>,
-) -> Result<Vec<(Kind, Option<Vec<u64>>)>, QmpError> {
+) -> Result<Vec<(Kind, Boundaries)>, QmpError> {
     let kinds = [Kind::Read, Kind::Write, Kind::Flush];
     let Some(LatencyBoundaries { read, write, flush }) = asked else {
         return Ok(kinds.map(|kind| (kind, None)).to_vec());
