@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use event_loop::oneshot;
@@ -20,7 +19,7 @@ use super::worker::WorkerHandle;
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
 pub(crate) struct Backend {
-    workers: Rc<Vec<WorkerHandle>>,
+    workers: Arc<Vec<WorkerHandle>>,
     /// Memory is to be pinned.
     pinning: Option<Arc<Pinning>>,
     memory: Arc<GuestMemory>,
@@ -33,7 +32,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(workers: Rc<Vec<WorkerHandle>>, pinning: Option<Arc<Pinning>>) -> Self {
+    pub(crate) fn new(workers: Arc<Vec<WorkerHandle>>, pinning: Option<Arc<Pinning>>) -> Self {
         Backend {
             workers,
             pinning,

@@ -9,9 +9,8 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use devices::virtio::InFlight;
@@ -82,8 +81,8 @@ impl Server {
         let (stop, stop_request) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let connected = Arc::new(AtomicBool::new(false));
-        let workers = Rc::new(workers);
-        let of_service = Rc::downgrade(&workers);
+        let workers = Arc::new(workers);
+        let of_service = Arc::downgrade(&workers);
         let service = Service {
             event_loop: control_loop.clone(),
             id,
@@ -102,7 +101,7 @@ impl Server {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// The requests in flight, with the queues that they came by.
+    /// The requests in flight, with the queues that they came by. Asked for on the control loop.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let workers = self.workers.upgrade();
         let asked: Vec<_> = workers
@@ -162,7 +161,7 @@ struct Service {
     event_loop: EventLoop,
     id: String,
     device: Arc<dyn Device>,
-    workers: Rc<Vec<WorkerHandle>>,
+    workers: Arc<Vec<WorkerHandle>>,
     pinning: Option<Arc<Pinning>>,
     stop: StopRequest,
     connected: Arc<AtomicBool>,
@@ -195,7 +194,7 @@ impl Service {
         }
         let flushed = self.flush().await;
         // Nobody else has the workers once no front end is served.
-        for worker in Rc::try_unwrap(self.workers).unwrap_or_default() {
+        for worker in Arc::try_unwrap(self.workers).unwrap_or_default() {
             worker.end().await;
         }
         flushed
