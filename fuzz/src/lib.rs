@@ -6,6 +6,7 @@
 pub mod ahci;
 pub mod input;
 pub mod nbd;
+pub mod options;
 pub mod qmp;
 pub mod queue;
 pub mod scsi;
@@ -39,6 +40,11 @@ mod tests {
     #[test]
     fn nbd() {
         replay("nbd", super::nbd::run);
+    }
+
+    #[test]
+    fn options() {
+        replay("options", super::options::run);
     }
 
     #[test]

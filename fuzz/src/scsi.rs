@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
-use devices::virtio::Virtqueue;
 use devices::QueueStats;
+use devices::virtio::Virtqueue;
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::{EventLoop, LoopConfig, PollParams};
 use guest_memory::MemoryView;
