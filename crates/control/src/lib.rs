@@ -34,6 +34,7 @@ mod object;
 mod probe;
 pub mod qmp;
 mod reference;
+mod rows;
 mod scalar;
 mod serve;
 mod shape;

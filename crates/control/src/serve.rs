@@ -9,10 +9,12 @@ use block::options::{
 
 use crate::error::OptionError;
 use crate::export::{
-    Addr, ExportKind, ExportOptions, MAX_QUEUES, PIN_MEMORY_HELP, VhostUserOptions,
-    check_socket_path,
+    Addr, ExportKind, ExportOptions, MAX_QUEUES, VhostUserOptions, check_socket_path,
 };
 use crate::object::{IothreadOptions, ObjectOptions};
+use crate::rows::{
+    BLOCK_SIZE_HELP, ImageDraft, NodeDraft, PIN_MEMORY_HELP, ThreadDraft, block_size,
+};
 use crate::storage_daemon::{Action, Step};
 use crate::table::{Choice, Field, Kind, Need, put};
 use crate::trace::{self, TraceOptions};
@@ -157,6 +159,28 @@ impl ServeOptions {
     }
 }
 
+impl ImageDraft for ServeOptions {
+    fn aio(&mut self) -> &mut Option<Aio> {
+        &mut self.aio
+    }
+
+    fn locking(&mut self) -> &mut Locking {
+        &mut self.locking
+    }
+}
+
+impl NodeDraft for ServeOptions {
+    fn set_discard(&mut self, discard: Discard) {
+        self.discard = discard;
+    }
+}
+
+impl ThreadDraft for ServeOptions {
+    fn poll_max_ns(&mut self) -> &mut u64 {
+        &mut self.poll_max_ns
+    }
+}
+
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     Field {
@@ -242,79 +266,21 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         need: Need::Default("none"),
         help: "cache mode, by QEMU's names",
     },
+    ServeOptions::AIO,
+    // A guest that gives space back means it.
     Field {
-        name: "aio",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "io_uring",
-                help: "the event loop's ring",
-                set: |serve| put(&mut serve.aio, Some(Aio::IoUring)),
-            },
-            Choice {
-                name: "threads",
-                help: "a pool of threads with blocking system calls",
-                set: |serve| put(&mut serve.aio, Some(Aio::Threads)),
-            },
-            Choice {
-                name: "native",
-                help: "Linux AIO; needs --cache none or directsync",
-                set: |serve| put(&mut serve.aio, Some(Aio::Native)),
-            },
-        ]),
-        need: Need::Optional("io_uring where the kernel offers it, else threads"),
-        help: "who carries out reads and writes",
-    },
-    Field {
-        name: "discard",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "unmap",
-                help: "give the space back",
-                set: |serve| put(&mut serve.discard, Discard::Unmap),
-            },
-            Choice {
-                name: "ignore",
-                help: "answer discards, do nothing",
-                set: |serve| put(&mut serve.discard, Discard::Ignore),
-            },
-        ]),
         need: Need::Default("unmap"),
         help: "what becomes of the guest's discard requests",
+        ..ServeOptions::DISCARD
     },
-    Field {
-        name: "locking",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "auto",
-                help: "lock where the file system can",
-                set: |serve| put(&mut serve.locking, Locking::Auto),
-            },
-            Choice {
-                name: "on",
-                help: "lock, or fail",
-                set: |serve| put(&mut serve.locking, Locking::On),
-            },
-            Choice {
-                name: "off",
-                help: "do not lock",
-                set: |serve| put(&mut serve.locking, Locking::Off),
-            },
-        ]),
-        need: Need::Default("auto"),
-        help: "lock the image against other programs, as QEMU does",
-    },
+    ServeOptions::LOCKING,
     Field {
         name: "block-size",
-        kind: Kind::Bytes(|serve, bytes| match u32::try_from(bytes) {
-            Ok(size @ 512..=2_097_152) if size.is_power_of_two() => {
-                put(&mut serve.block_size, size)
-            }
-            _ => Err(OptionError::new(
-                "parameter block-size must be a power of 2 between 512 and 2097152",
-            )),
+        kind: Kind::Bytes(|serve, bytes| {
+            put(&mut serve.block_size, block_size("block-size", bytes)?)
         }),
         need: Need::Default("512"),
-        help: "unit in which the guest addresses the disk, a power of 2 from 512 to 2M",
+        help: BLOCK_SIZE_HELP,
     },
     Field {
         name: "pin-memory",
@@ -322,15 +288,7 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         need: Need::Optional("off"),
         help: PIN_MEMORY_HELP,
     },
-    Field {
-        name: "poll-max-ns",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |serve, ns| put(&mut serve.poll_max_ns, ns.unsigned_abs()),
-        },
-        need: Need::Default("32768"),
-        help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
-    },
+    ServeOptions::POLL_MAX_NS,
     Field {
         name: "trace",
         kind: Kind::Text {

@@ -6,7 +6,8 @@ use block::options::{Aio, Driver, FileOptions, Locking};
 
 use super::{DriverRow, Inherited, OwnTable};
 use crate::error::OptionError;
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::rows::ImageDraft;
+use crate::table::{Field, Kind, Need, put};
 
 pub(super) static FILE: DriverRow = DriverRow {
     name: "file",
@@ -36,6 +37,16 @@ struct Draft {
     filename: PathBuf,
     aio: Option<Aio>,
     locking: Locking,
+}
+
+impl ImageDraft for Draft {
+    fn aio(&mut self) -> &mut Option<Aio> {
+        &mut self.aio
+    }
+
+    fn locking(&mut self) -> &mut Locking {
+        &mut self.locking
+    }
 }
 
 impl Draft {
@@ -76,50 +87,8 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Optional("none"),
         help: "helper for persistent reservations; not supported so far",
     },
-    Field {
-        name: "locking",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "auto",
-                help: "lock where the file system can",
-                set: |node| put(&mut node.locking, Locking::Auto),
-            },
-            Choice {
-                name: "on",
-                help: "lock, or fail",
-                set: |node| put(&mut node.locking, Locking::On),
-            },
-            Choice {
-                name: "off",
-                help: "do not lock",
-                set: |node| put(&mut node.locking, Locking::Off),
-            },
-        ]),
-        need: Need::Default("auto"),
-        help: "lock the image against other programs, as QEMU does",
-    },
-    Field {
-        name: "aio",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "threads",
-                help: "a pool of threads with blocking system calls",
-                set: |node| put(&mut node.aio, Some(Aio::Threads)),
-            },
-            Choice {
-                name: "io_uring",
-                help: "the event loop's ring",
-                set: |node| put(&mut node.aio, Some(Aio::IoUring)),
-            },
-            Choice {
-                name: "native",
-                help: "Linux AIO; needs cache.direct=on",
-                set: |node| put(&mut node.aio, Some(Aio::Native)),
-            },
-        ]),
-        need: Need::Optional("io_uring where the kernel offers it, else threads"),
-        help: "who carries out reads and writes",
-    },
+    Draft::LOCKING,
+    Draft::AIO,
     Field {
         name: "aio-max-batch",
         // A tuning hint: the loop submits what is queued once per iteration, so nothing waits for

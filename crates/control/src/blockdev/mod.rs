@@ -11,6 +11,7 @@ mod raw;
 use block::options::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver};
 
 use crate::error::OptionError;
+use crate::rows::NodeDraft;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Shape, Union, Variant};
 use crate::table::{self, Choice, Context, Field, Kind, Need, put};
@@ -110,6 +111,12 @@ struct Common {
     no_flush: Option<bool>,
 }
 
+impl NodeDraft for Common {
+    fn set_discard(&mut self, discard: Discard) {
+        self.discard = Some(discard);
+    }
+}
+
 impl Common {
     fn read_only(&self) -> bool {
         self.read_only.unwrap_or(self.inherited.read_only)
@@ -155,23 +162,7 @@ static COMMON: &[Field<Common>] = &[
         need: Need::Optional("none, which only nested nodes may have"),
         help: "name of the node, for exports and other nodes to refer to",
     },
-    Field {
-        name: "discard",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "ignore",
-                help: "answer discards, do nothing",
-                set: |node| put(&mut node.discard, Some(Discard::Ignore)),
-            },
-            Choice {
-                name: "unmap",
-                help: "give the space back",
-                set: |node| put(&mut node.discard, Some(Discard::Unmap)),
-            },
-        ]),
-        need: Need::Default("ignore"),
-        help: "what becomes of discard requests; nested nodes pass them on by default",
-    },
+    Common::DISCARD,
     Field {
         name: "cache",
         kind: Kind::Group(&[

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Draft, ExportKind, NODE_NAME};
 use crate::error::OptionError;
+use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, block_size};
 use crate::shape::{Shape, Union, Variant};
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::Value;
 
 /// What all exports over vhost-user have.
@@ -117,18 +118,10 @@ const LOGICAL_BLOCK_SIZE: Field<Draft> = Field {
     kind: Kind::Bytes(|export, bytes| {
         // 0 stands for the default, as in QSD.
         let bytes = if bytes == 0 { 512 } else { bytes };
-        match u32::try_from(bytes) {
-            Ok(size @ 512..=2_097_152) if size.is_power_of_two() => {
-                export.vhost_user.logical_block_size = size;
-                Ok(())
-            }
-            _ => Err(OptionError::new(
-                "parameter logical-block-size must be a power of 2 between 512 and 2097152",
-            )),
-        }
+        put(&mut export.vhost_user.logical_block_size, block_size("logical-block-size", bytes)?)
     }),
     need: Need::Default("512"),
-    help: "unit in which the guest addresses the disk, a power of 2 from 512 to 2M",
+    help: BLOCK_SIZE_HELP,
 };
 
 const NUM_QUEUES: Field<Draft> = Field {
@@ -159,12 +152,6 @@ const PIN_MEMORY: Field<Draft> = Field {
     need: Need::Default("off"),
     help: PIN_MEMORY_HELP,
 };
-
-/// What is to be known of it, wherever it is an option.
-pub(crate) const PIN_MEMORY_HELP: &str = "register the guest's memory with io_uring: less CPU time \
-    per request on images with aio=io_uring. All of it becomes resident and must fit into \
-    RLIMIT_MEMLOCK, once per I/O thread; the guest must have no balloon, free page reporting or \
-    virtio-mem, which would lose its data";
 
 /// Whether a socket can be bound to `path`.
 pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {

@@ -4,6 +4,7 @@ use event_loop::PollPolicy;
 
 use super::{ObjectOptions, Property, TypeRow, check_id};
 use crate::error::OptionError;
+use crate::rows::ThreadDraft;
 use crate::shape::Shape;
 use crate::table::{self, Choice, Context, Field, Kind, Need, Table, put};
 use crate::value::{Dialect, Value};
@@ -49,6 +50,12 @@ impl Default for IothreadOptions {
             thread_pool_max: 64,
             cpu_affinity: Vec::new(),
         }
+    }
+}
+
+impl ThreadDraft for IothreadOptions {
+    fn poll_max_ns(&mut self) -> &mut u64 {
+        &mut self.poll_max_ns
     }
 }
 
@@ -149,12 +156,7 @@ static FIELDS: &[Field<IothreadOptions>] = &[
         help: "how the time to busy-poll is chosen (ringmill's own option); poll-grow and \
                poll-shrink are for weighted and stepped",
     },
-    Field {
-        name: "poll-max-ns",
-        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_max_ns) },
-        need: Need::Default("32768"),
-        help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
-    },
+    IothreadOptions::POLL_MAX_NS,
     Field {
         name: "poll-grow",
         kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_grow) },

@@ -1,0 +1,129 @@
+//! Rows that more than one table has.
+
+use block::options::{Aio, Discard, Locking};
+
+use crate::error::OptionError;
+use crate::table::{Choice, Field, Kind, Need, put};
+
+/// What the options of an image are read into.
+pub(crate) trait ImageDraft: Sized + 'static {
+    /// Where `aio` goes.
+    fn aio(&mut self) -> &mut Option<Aio>;
+    /// Where `locking` goes.
+    fn locking(&mut self) -> &mut Locking;
+
+    const AIO: Field<Self> = Field {
+        name: "aio",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "io_uring",
+                help: "the event loop's ring",
+                set: |image| put(image.aio(), Some(Aio::IoUring)),
+            },
+            Choice {
+                name: "threads",
+                help: "a pool of threads with blocking system calls",
+                set: |image| put(image.aio(), Some(Aio::Threads)),
+            },
+            Choice {
+                name: "native",
+                help: "Linux AIO; not through the host's page cache",
+                set: |image| put(image.aio(), Some(Aio::Native)),
+            },
+        ]),
+        need: Need::Optional("io_uring where the kernel offers it, else threads"),
+        help: "who carries out reads and writes",
+    };
+
+    const LOCKING: Field<Self> = Field {
+        name: "locking",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "auto",
+                help: "lock where the file system can",
+                set: |image| put(image.locking(), Locking::Auto),
+            },
+            Choice {
+                name: "on",
+                help: "lock, or fail",
+                set: |image| put(image.locking(), Locking::On),
+            },
+            Choice {
+                name: "off",
+                help: "do not lock",
+                set: |image| put(image.locking(), Locking::Off),
+            },
+        ]),
+        need: Need::Default("auto"),
+        help: "lock the image against other programs, as QEMU does",
+    };
+}
+
+/// What the options of a node are read into.
+pub(crate) trait NodeDraft: Sized + 'static {
+    fn set_discard(&mut self, discard: Discard);
+
+    const DISCARD: Field<Self> = Field {
+        name: "discard",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "ignore",
+                help: "answer discards, do nothing",
+                set: |node| {
+                    node.set_discard(Discard::Ignore);
+                    Ok(())
+                },
+            },
+            Choice {
+                name: "unmap",
+                help: "give the space back",
+                set: |node| {
+                    node.set_discard(Discard::Unmap);
+                    Ok(())
+                },
+            },
+        ]),
+        need: Need::Default("ignore"),
+        help: "what becomes of discard requests; nested nodes pass them on by default",
+    };
+}
+
+/// What the options of a thread are read into.
+pub(crate) trait ThreadDraft: Sized + 'static {
+    /// Where `poll-max-ns` goes.
+    fn poll_max_ns(&mut self) -> &mut u64;
+
+    const POLL_MAX_NS: Field<Self> = Field {
+        name: "poll-max-ns",
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |thread, ns| put(thread.poll_max_ns(), ns.unsigned_abs()),
+        },
+        need: Need::Default("32768"),
+        help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
+    };
+}
+
+/// The size of a disk's blocks, as a parameter of that name.
+///
+/// # Errors
+///
+/// It is no size that virtio-blk takes.
+pub(crate) fn block_size(name: &str, bytes: u64) -> Result<u32, OptionError> {
+    match u32::try_from(bytes) {
+        Ok(size @ 512..=2_097_152) if size.is_power_of_two() => Ok(size),
+        _ => Err(OptionError::new(format!(
+            "parameter {name} must be a power of 2 between 512 and 2097152"
+        ))),
+    }
+}
+
+/// What such a parameter is for.
+pub(crate) const BLOCK_SIZE_HELP: &str =
+    "unit in which the guest addresses the disk, a power of 2 from 512 to 2M";
+
+/// What `pin-memory` is for.
+pub(crate) const PIN_MEMORY_HELP: &str = "register the guest's memory with io_uring: less CPU time \
+    per request on images with aio=io_uring. All of it becomes resident and must fit into \
+    RLIMIT_MEMLOCK, once per I/O thread; the guest must have no balloon, free page reporting or \
+    virtio-mem, which would lose its data";
