@@ -8,6 +8,7 @@ mod connections;
 mod drivers;
 mod error;
 pub mod graph;
+pub mod job;
 pub mod node;
 pub mod options;
 mod registry;
@@ -16,6 +17,7 @@ pub mod status;
 mod submit;
 
 pub use connections::Connections;
+pub use drivers::file::CreationLock;
 pub use drivers::qcow2::{CreateQcow2, create_qcow2};
 pub use error::OpenError;
 pub use registry::{Child, NodeInfo, NodeRegistry};

@@ -41,6 +41,8 @@ struct Entry {
     node: Held,
     options: BlockdevOptions,
     children: Vec<Child>,
+    /// What a job has put between the node and its users.
+    filter: Option<Arc<dyn BlockNode>>,
 }
 
 enum Held {
@@ -90,7 +92,7 @@ struct Opened {
 
 impl Opened {
     fn entry(self, node: Held) -> (String, Entry) {
-        (self.name, Entry { node, options: self.options, children: self.children })
+        (self.name, Entry { node, options: self.options, children: self.children, filter: None })
     }
 }
 
@@ -151,7 +153,43 @@ impl NodeRegistry {
     ///
     /// There is none; the hint lists those that there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
+        Ok(self.get_edge(name)?)
+    }
+
+    fn get_edge(&self, name: &str) -> Result<Arc<Edge>, OpenError> {
+        let filter = self.nodes.get(name).and_then(|entry| entry.filter.clone());
+        Ok(match filter {
+            Some(filter) => self.edge_to(filter),
+            None => self.edge_below_filter(name)?,
+        })
+    }
+
+    /// The node of that name, below the filter that a job may have put over it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`get`](Self::get).
+    pub fn edge_below_filter(&self, name: &str) -> Result<Arc<Edge>, OpenError> {
         Ok(self.edge_to(self.node(name)?))
+    }
+
+    /// Has those who get the node of that name from now on get `filter`, or the node itself again.
+    pub fn set_filter(&mut self, name: &str, filter: Option<Arc<dyn BlockNode>>) {
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.filter = filter;
+        }
+    }
+
+    /// A name for a filter: that one, if it can be had, or one that is made up.
+    ///
+    /// # Errors
+    ///
+    /// It is no name, or a node has it.
+    pub fn filter_name(&mut self, wanted: Option<&str>) -> Result<String, OpenError> {
+        match wanted {
+            Some(name) => self.new_name(name),
+            None => Ok(self.generate_name()),
+        }
     }
 
     /// The node of that name itself, for an edge to be pointed to it.
@@ -280,7 +318,7 @@ impl NodeRegistry {
         nested: &mut Vec<Opened>,
     ) -> Result<Arc<Edge>, OpenError> {
         let options = match child {
-            BlockdevRef::Name(name) => return Ok(self.edge_to(self.node(name)?)),
+            BlockdevRef::Name(name) => return self.get_edge(name),
             BlockdevRef::Inline(options) => options.as_ref(),
         };
         let name = match &options.node_name {
@@ -312,9 +350,11 @@ impl NodeRegistry {
 
     fn new_name(&self, name: &str) -> Result<String, OpenError> {
         check_name(name)?;
+        let filters = self.nodes.values().filter_map(|entry| entry.filter.as_ref());
+        let is_filter = filters.map(|filter| filter.name()).any(|filter| filter == name);
         match self.nodes.get(name).and_then(Entry::node) {
-            Some(_) => Err(duplicate(name)),
-            None => Ok(name.to_owned()),
+            None if !is_filter => Ok(name.to_owned()),
+            _ => Err(duplicate(name)),
         }
     }
 

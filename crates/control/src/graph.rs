@@ -22,6 +22,7 @@ pub struct Graph {
     objects: BTreeMap<String, &'static str>,
     exports: BTreeMap<String, Export>,
     chardevs: BTreeMap<String, Chardev>,
+    jobs: BTreeMap<String, Job>,
     /// There is one.
     nbd_server: bool,
 }
@@ -57,6 +58,14 @@ enum Address {
     Fd(i32),
     /// A name on the NBD server.
     Nbd(String),
+}
+
+/// A job that copies one node to another.
+#[derive(Debug, Clone)]
+struct Job {
+    kind: &'static str,
+    source: String,
+    target: String,
 }
 
 #[derive(Debug, Clone)]
@@ -124,6 +133,7 @@ impl Graph {
         let mut graph = self.clone();
         let mut going = vec![name.to_owned()];
         while let Some(next) = going.pop() {
+            graph.free_of_jobs(&next)?;
             if graph.exports.values().any(|export| export.nodes.contains(&next)) {
                 return Err(OptionError::new(format!("Node {next} is in use")));
             }
@@ -142,6 +152,74 @@ impl Graph {
     pub fn without_export(&self, id: &str) -> Graph {
         let mut graph = self.clone();
         graph.exports.remove(id);
+        graph
+    }
+
+    /// With a job of that kind that copies `source` to `target`.
+    ///
+    /// # Errors
+    ///
+    /// The name is no name or another job has it, there is no such node, or a job has it already.
+    pub fn with_job(
+        &self,
+        id: &str,
+        kind: &'static str,
+        source: &str,
+        target: &str,
+    ) -> Result<Graph, OptionError> {
+        for name in [source, target] {
+            self.find(name, name)?;
+            self.free_of_jobs(name)?;
+        }
+        let mut graph = self.clone();
+        let job = Job { kind, source: source.to_owned(), target: target.to_owned() };
+        graph.jobs.insert(id.to_owned(), job);
+        Ok(graph)
+    }
+
+    /// Without a job, if there is one of that name.
+    #[must_use]
+    pub fn without_job(&self, id: &str) -> Graph {
+        let mut graph = self.clone();
+        graph.jobs.remove(id);
+        graph
+    }
+
+    fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
+        match self.jobs.values().find(|job| job.source == node || job.target == node) {
+            Some(job) => Err(OptionError::new(format!(
+                "Node '{node}' is busy: block device is in use by block job: {}",
+                job.kind
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// With all that used node `old` using `new` instead. A node that was defined inside another one is
+    /// gone then.
+    #[must_use]
+    pub fn with_replaced(&self, old: &str, new: &str) -> Graph {
+        let mut graph = self.clone();
+        let rename = |name: &mut String| {
+            if name == old {
+                new.clone_into(name);
+            }
+        };
+        graph.exports.values_mut().flat_map(|export| &mut export.nodes).for_each(rename);
+        for (name, node) in &mut graph.nodes {
+            if name == new {
+                continue;
+            }
+            node.uses.iter_mut().for_each(rename);
+            let before = node.owns.len();
+            node.owns.retain(|owned| owned != old);
+            if node.owns.len() < before {
+                node.uses.push(new.to_owned());
+            }
+        }
+        if graph.nodes.get(old).is_some_and(|node| node.nested) {
+            graph.nodes.remove(old);
+        }
         graph
     }
 

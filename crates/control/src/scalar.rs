@@ -81,7 +81,7 @@ fn unsigned(digits: &str, radix: u32) -> Option<u64> {
 }
 
 /// Whether `id` is an identifier: a letter, then letters, digits, `-`, `.`, `_`.
-pub(crate) fn is_identifier(id: &str) -> bool {
+pub fn is_identifier(id: &str) -> bool {
     id.starts_with(|c: char| c.is_ascii_alphabetic())
         && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'))
 }

@@ -13,6 +13,8 @@ pub enum ErrorClass {
     CommandNotFound,
     /// There is no such object at that path.
     DeviceNotFound,
+    /// There is no such block job.
+    DeviceNotActive,
 }
 
 impl ErrorClass {
@@ -21,6 +23,7 @@ impl ErrorClass {
             ErrorClass::GenericError => "GenericError",
             ErrorClass::CommandNotFound => "CommandNotFound",
             ErrorClass::DeviceNotFound => "DeviceNotFound",
+            ErrorClass::DeviceNotActive => "DeviceNotActive",
         }
     }
 }
@@ -48,6 +51,14 @@ impl QmpError {
     pub fn device_not_found(path: &str) -> Self {
         let desc = format!("Device '{path}' not found");
         QmpError { class: ErrorClass::DeviceNotFound, desc }
+    }
+}
+
+impl QmpError {
+    /// There is no block job of that name.
+    pub fn block_job_not_found(id: &str) -> Self {
+        let desc = format!("Block job '{id}' not found");
+        QmpError { class: ErrorClass::DeviceNotActive, desc }
     }
 }
 

@@ -17,7 +17,15 @@ pub struct EventRow {
 }
 
 /// All events.
-pub(crate) static EVENTS: &[&EventRow] = &[&BLOCK_EXPORT_DELETED];
+pub(crate) static EVENTS: &[&EventRow] = &[
+    &BLOCK_EXPORT_DELETED,
+    &JOB_STATUS_CHANGE,
+    &BLOCK_JOB_READY,
+    &BLOCK_JOB_PENDING,
+    &BLOCK_JOB_ERROR,
+    &BLOCK_JOB_COMPLETED,
+    &BLOCK_JOB_CANCELLED,
+];
 
 /// An export has ended, whatever ended it.
 pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
@@ -25,6 +33,96 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
     help: "an export has ended, and what it used may go",
     data: &[Member::new("id", Reply::Text, "the export's name")],
     example: r#"{"id": "e0"}"#,
+};
+
+/// What a job is at.
+pub(super) const JOB_STATUS: Reply = Reply::Word(&[
+    "undefined",
+    "created",
+    "running",
+    "paused",
+    "ready",
+    "standby",
+    "waiting",
+    "pending",
+    "aborting",
+    "concluded",
+    "null",
+]);
+
+/// What kinds of jobs there are.
+pub(super) const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror"]);
+
+const JOB_DEVICE: Member = Member::new("device", Reply::Text, "the job's name");
+const JOB_KIND: Member = Member::new("type", JOB_TYPE, "what it does");
+const JOB_LEN: Member = Member::new("len", Reply::Int, "how much work there is, in bytes");
+const JOB_OFFSET: Member = Member::new("offset", Reply::Int, "how much of it is done, in bytes");
+const JOB_SPEED: Member = Member::new("speed", Reply::Int, "bytes a second at most; 0: no limit");
+
+/// A job has entered a status.
+pub static JOB_STATUS_CHANGE: EventRow = EventRow {
+    name: "JOB_STATUS_CHANGE",
+    help: "a job has entered a status",
+    data: &[
+        Member::new("id", Reply::Text, "the job's name"),
+        Member::new("status", JOB_STATUS, "what it is at"),
+    ],
+    example: r#"{"id": "j0", "status": "running"}"#,
+};
+
+/// A mirror may complete.
+pub static BLOCK_JOB_READY: EventRow = EventRow {
+    name: "BLOCK_JOB_READY",
+    help: "a mirror's target has become the same as its source, and stays so until it completes",
+    data: &[JOB_DEVICE, JOB_KIND, JOB_LEN, JOB_OFFSET, JOB_SPEED],
+    example: r#"{"device": "j0", "type": "mirror", "len": 1048576, "offset": 1048576, "speed": 0}"#,
+};
+
+/// A job waits for `job-finalize`.
+pub static BLOCK_JOB_PENDING: EventRow = EventRow {
+    name: "BLOCK_JOB_PENDING",
+    help: "a job that was started with auto-finalize=false waits for job-finalize",
+    data: &[Member::new("id", Reply::Text, "the job's name"), JOB_KIND],
+    example: r#"{"id": "j0", "type": "mirror"}"#,
+};
+
+/// A request of a job has failed.
+pub static BLOCK_JOB_ERROR: EventRow = EventRow {
+    name: "BLOCK_JOB_ERROR",
+    help: "a request of a job has failed",
+    data: &[
+        JOB_DEVICE,
+        Member::new(
+            "operation",
+            Reply::Word(&["read", "write"]),
+            "of the source, or of the target",
+        ),
+        Member::new("action", Reply::Word(&["ignore", "report", "stop"]), "what the job does then"),
+    ],
+    example: r#"{"device": "j0", "operation": "write", "action": "stop"}"#,
+};
+
+/// A job that copies has ended, well or not.
+pub static BLOCK_JOB_COMPLETED: EventRow = EventRow {
+    name: "BLOCK_JOB_COMPLETED",
+    help: "a job that copies has ended: well, or with an error",
+    data: &[
+        JOB_DEVICE,
+        JOB_KIND,
+        JOB_LEN,
+        JOB_OFFSET,
+        JOB_SPEED,
+        Member::optional("error", Reply::Text, "why it failed"),
+    ],
+    example: r#"{"device": "j0", "type": "mirror", "len": 1048576, "offset": 1048576, "speed": 0}"#,
+};
+
+/// A job that copies was cancelled.
+pub static BLOCK_JOB_CANCELLED: EventRow = EventRow {
+    name: "BLOCK_JOB_CANCELLED",
+    help: "a job that copies has ended because it was cancelled",
+    data: &[JOB_DEVICE, JOB_KIND, JOB_LEN, JOB_OFFSET, JOB_SPEED],
+    example: r#"{"device": "j0", "type": "backup", "len": 1048576, "offset": 65536, "speed": 0}"#,
 };
 
 impl EventRow {

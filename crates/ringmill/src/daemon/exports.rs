@@ -76,6 +76,13 @@ impl Exports {
         })
     }
 
+    /// Those that offered node `old` offer `new` now.
+    pub(super) fn node_replaced(&mut self, old: &str, new: &str) {
+        for export in self.exports.iter_mut().filter(|export| export.node_name == old) {
+            new.clone_into(&mut export.node_name);
+        }
+    }
+
     /// What it is at. `None`: there is no such export.
     pub(super) fn state(&self, id: &str) -> Option<State> {
         let export = self.exports.iter().find(|export| export.id == id)?;

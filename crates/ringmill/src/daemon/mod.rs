@@ -7,6 +7,7 @@ mod changes;
 mod chardev;
 mod error;
 mod exports;
+mod jobs;
 mod metrics;
 mod monitor;
 mod nodes;
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 
 use ::exports::nbd::NbdServer;
 use block::NodeRegistry;
+use block::job::Report;
 use control::qmp::Command;
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
@@ -31,6 +33,7 @@ use serde_json::json;
 use chardev::Chardev;
 pub(crate) use error::DaemonError;
 use exports::Exports;
+use jobs::Jobs;
 use monitor::{Clients, LINGER_NS, Request};
 use signal::{Mailbox, until};
 use signals::StopSignals;
@@ -48,6 +51,7 @@ pub(crate) struct Daemon {
     graph: Graph,
     /// Those that no monitor is on.
     chardevs: BTreeMap<String, Chardev>,
+    jobs: Jobs,
     clients: Clients,
     mailbox: Mailbox<Message>,
     control: EventLoop,
@@ -63,6 +67,10 @@ enum Message {
     Statistics(oneshot::Sender<Statistics>),
     /// An export that was stopped has ended.
     ExportEnded(String),
+    /// A job's worker tells how it goes.
+    Job(u64, Report),
+    /// The image that a job was to make is there, or why not.
+    Created(u64, Result<(), String>),
 }
 
 /// How long the exports have to finish once an I/O thread has failed: those that it served never do.
@@ -181,6 +189,7 @@ impl Daemon {
             threads: IoThreads::new(control, move |error| failed.push(Message::Failed(error))),
             graph: Graph::default(),
             chardevs: BTreeMap::new(),
+            jobs: Jobs::default(),
             clients: Clients::default(),
             mailbox,
             control: control.clone(),
@@ -196,6 +205,13 @@ impl Daemon {
                 Ok(Message::Failed(error)) => return End::Failed(error),
                 Ok(Message::ExportEnded(id)) => self.export_ended(&id),
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
+                Ok(Message::Created(job, made)) => self.created(job, made).await,
+                Ok(Message::Job(job, report)) => {
+                    let reported = until(self.job_reports(job, report), stop.next()).await;
+                    if let Err(signal) = reported {
+                        return End::Signal(signal);
+                    }
+                }
                 Ok(Message::Request(Request { command: Command::Quit, answer })) => {
                     answer.send(Ok(json!({})));
                     return End::Quit;
@@ -230,8 +246,9 @@ impl Daemon {
     }
 
     /// Whether everything that guests were told is on stable storage.
-    async fn take_down(self) -> bool {
+    async fn take_down(mut self) -> bool {
         self.mailbox.close();
+        self.cancel_jobs().await;
         let clients = self.clients;
         let clean = self.exports.stop_all(|id| changes::tell_export_deleted(&clients, id)).await;
         if let Some(server) = self.nbd_server {

@@ -83,6 +83,7 @@ impl Daemon {
             Command::XQueryIothreadStats => {
                 return Ok(self.threads.statistics().iter().map(statistics::qmp::thread).collect());
             }
+            Command::Job(command) => return self.job_command(*command).await,
             // Those are answered where it is known when.
             Command::BlockExportDel { .. } | Command::Quit => {}
         }

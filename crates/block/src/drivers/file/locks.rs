@@ -65,9 +65,34 @@ impl Claims {
         }
     }
 
+    /// Of who makes the image anew.
+    fn of_maker() -> Self {
+        use Permission::{Resize, Write};
+        Claims { in_use: &[Write, Resize], not_shared: &[Write, Resize] }
+    }
+
     fn bytes(self) -> impl Iterator<Item = i64> {
         let in_use = self.in_use.iter().map(|&p| IN_USE + p as i64);
         in_use.chain(self.not_shared.iter().map(|&p| NOT_SHARED + p as i64))
+    }
+}
+
+/// The lock of an image that is being made. Nobody uses the image while it is held.
+#[derive(Debug)]
+pub struct CreationLock(#[expect(dead_code, reason = "held for its drop")] Option<ImageLock>);
+
+impl CreationLock {
+    /// Locks a file that is to be emptied and made anew.
+    ///
+    /// # Errors
+    ///
+    /// Somebody uses it; the hint says who.
+    pub fn take(file: &fs::File, path: &Path) -> Result<CreationLock, OpenError> {
+        let fd = file.try_clone().map_err(|_| {
+            OpenError::os(format!("Could not lock '{}'", path.display()), Errno::last())
+        })?;
+        let fd = Arc::new(OwnedFd::from(fd));
+        ImageLock::take(&fd, path, Locking::Auto, Claims::of_maker()).map(CreationLock)
     }
 }
 

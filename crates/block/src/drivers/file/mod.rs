@@ -22,6 +22,7 @@ use event_loop::{Engine, EventLoop, SetupError};
 use nix::errno::Errno;
 
 use self::channel::FileChannel;
+pub use self::locks::CreationLock;
 use self::locks::ImageLock;
 use self::plan::Limits;
 use crate::drivers::serialise::Serialise;

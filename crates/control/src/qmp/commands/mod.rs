@@ -5,6 +5,7 @@
 
 mod block;
 mod export;
+mod job;
 mod monitor;
 mod object;
 mod stats;
@@ -16,14 +17,21 @@ pub use self::stats::LatencyBoundaries;
 use super::reply::{Member, Reply, Returns};
 use super::session::Capabilities;
 use crate::error::OptionError;
+use crate::job::JobCommand;
 use crate::shape::Shape;
 use crate::storage_daemon::Action;
 use crate::table::{self, Context, Reads};
 use crate::value::{Dialect, Object, Value};
 
 /// All commands.
-static FAMILIES: &[&[CommandRow]] =
-    &[monitor::COMMANDS, object::COMMANDS, block::COMMANDS, export::COMMANDS, stats::COMMANDS];
+static FAMILIES: &[&[CommandRow]] = &[
+    monitor::COMMANDS,
+    object::COMMANDS,
+    block::COMMANDS,
+    export::COMMANDS,
+    job::COMMANDS,
+    stats::COMMANDS,
+];
 
 /// A command: a row of the table.
 pub(crate) struct CommandRow {
@@ -129,6 +137,8 @@ pub enum Command {
     XQueryExportStats,
     /// `x-query-iothread-stats`.
     XQueryIothreadStats,
+    /// Those about jobs.
+    Job(Box<JobCommand>),
     /// `quit`.
     Quit,
 }

@@ -1,0 +1,120 @@
+//! A backup: the target becomes what the source was when the backup began.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::bitmap::Bitmap;
+use super::control::Report;
+use super::copy::{Failure, copy, flush};
+use super::copy_before_write::{CopyBeforeWrite, Snapshot};
+use super::mirror::End;
+use super::worker::{CHUNK, Copies, Worker};
+use crate::graph::Edge;
+
+/// What becomes of a guest's write when what it overwrites cannot be copied first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnCbwError {
+    /// The write fails.
+    #[default]
+    BreakGuestWrite,
+    /// The write goes on, and the backup fails.
+    BreakSnapshot,
+}
+
+/// A backup's state, shared by its filter and its worker.
+#[derive(Clone)]
+pub struct Backup {
+    snapshot: Arc<Snapshot>,
+}
+
+impl Backup {
+    /// Of a disk of `size` bytes, copied in clusters of `cluster` bytes, a power of two.
+    pub fn new(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
+        let left = Bitmap::new(size, cluster, true);
+        Backup { snapshot: Arc::new(Snapshot::new(left, on_error)) }
+    }
+
+    /// The filter to put between the source and its users.
+    pub fn filter(&self, name: String, source: Arc<Edge>, target: Arc<Edge>) -> CopyBeforeWrite {
+        CopyBeforeWrite::over(name, source, target, self.snapshot.clone())
+    }
+
+    /// Bytes that are not in the target yet.
+    pub fn left(&self) -> u64 {
+        self.snapshot.left.bytes()
+    }
+
+    /// Copies what is not written to either, until all is done, or the job is cancelled, or a request
+    /// fails and that is not to be ignored; with `only_written`, leaves it to the filter and just waits
+    /// for the cancellation. Reports how it ended.
+    pub async fn run(&self, worker: &mut Worker, only_written: bool) {
+        let end = self.copy_all(worker, only_written).await;
+        worker.report(Report::Ended(end));
+    }
+
+    async fn copy_all(
+        &self,
+        worker: &mut Worker,
+        only_written: bool,
+    ) -> Result<End, Option<Failure>> {
+        let (source, target) = (worker.source.clone(), worker.target.clone());
+        let most = (CHUNK / self.snapshot.left.granularity()).max(1);
+        let mut copies = Copies::default();
+        let mut failed = None;
+        let mut next = 0;
+        loop {
+            let control = worker.control.clone();
+            let ends = failed.is_some() || control.is_cancelled() || self.snapshot.is_broken();
+            let mut done = false;
+            while !ends
+                && !only_written
+                && let Some(mut buffer) = worker.begin()
+            {
+                let (from, snapshot) = (next, &*self.snapshot);
+                let claim = match snapshot.claim(from..u64::MAX, most) {
+                    Ok(None) if from > 0 => snapshot.claim(0..from, most),
+                    other => other,
+                };
+                let Ok(Some(claim)) = claim else {
+                    worker.buffers.push(buffer);
+                    done = matches!(claim, Ok(None));
+                    break;
+                };
+                next = claim.parts.end;
+                let range = snapshot.left.bytes_of(&claim.parts);
+                worker.pace(range.end - range.start);
+                let (source, target) = (Rc::clone(&source), Rc::clone(&target));
+                copies.push(range.clone(), async move {
+                    let result = copy(&source, &target, range.clone(), &mut buffer).await;
+                    if result.is_ok() {
+                        claim.done();
+                    }
+                    (range, buffer, result)
+                });
+            }
+            if !copies.is_empty() {
+                let (range, buffer, result) = copies.next().await;
+                worker.buffers.push(buffer);
+                match result {
+                    Ok(()) => control.add_copied(range.end - range.start),
+                    Err(failure) => failed = failed.or(worker.judge(failure).err()),
+                }
+                continue;
+            }
+            if let Some(failure) = failed {
+                return Err(Some(failure));
+            }
+            if self.snapshot.is_broken() {
+                return Err(None);
+            }
+            if control.is_cancelled() {
+                return Ok(End::Cancelled);
+            }
+            if done && self.left() == 0 {
+                flush(&target).await.map_err(Some)?;
+                return Ok(End::Copied);
+            }
+            worker.wait().await;
+        }
+    }
+}

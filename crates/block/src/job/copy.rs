@@ -1,0 +1,140 @@
+//! Copying a range from one node to another.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use event_loop::{AlignedBuf, IoBufs};
+use nix::errno::Errno;
+
+use crate::node::Channel;
+use crate::request::Op;
+use crate::status::{self, EXTENT_LEN, Extent, State};
+use crate::submit::submit;
+
+/// Which side a request went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It read.
+    Source,
+    /// It wrote.
+    Target,
+}
+
+/// A request of a job has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// On which side.
+    pub side: Side,
+    /// Why.
+    pub errno: Errno,
+}
+
+fn at(side: Side) -> impl Fn(Errno) -> Failure {
+    move |errno| Failure { side, errno }
+}
+
+/// Memory for copying at most `len` bytes at once.
+pub(super) struct Buffer {
+    data: IoBufs,
+    extents: IoBufs,
+    len: u64,
+}
+
+/// Extents asked for at once.
+const EXTENTS: usize = 64;
+
+impl Buffer {
+    /// `None`: there is no memory.
+    pub(super) fn new(len: u64) -> Option<Buffer> {
+        let data = AlignedBuf::io_bufs(usize::try_from(len).ok()?, 4096)?;
+        Some(Buffer { data, extents: AlignedBuf::io_bufs(EXTENTS * EXTENT_LEN, 4096)?, len })
+    }
+
+    fn part(&self, len: u64) -> IoBufs {
+        let mut part = IoBufs::new();
+        part.set_part(&self.data, 0, len as usize, 1);
+        part
+    }
+
+    /// What a range consists of; data where that cannot be told.
+    async fn status(&mut self, channel: &Rc<dyn Channel>, range: &Range<u64>) -> Vec<Extent> {
+        let len = range.end - range.start;
+        let bufs = std::mem::take(&mut self.extents);
+        let (result, bufs) = submit(channel, Op::BlockStatus, range.start, len, bufs).await;
+        let found = match result {
+            Ok(()) => (0..EXTENTS).map_while(|n| status::extent(&bufs, n)).collect(),
+            Err(_) => Vec::new(),
+        };
+        self.extents = bufs;
+        match found.is_empty() {
+            true => vec![Extent { len, state: State::Data }],
+            false => found,
+        }
+    }
+}
+
+/// Copies a range. Where the source has nothing, the target gets zeroes, if it has not got them yet.
+pub(super) async fn copy(
+    source: &Rc<dyn Channel>,
+    target: &Rc<dyn Channel>,
+    range: Range<u64>,
+    buffer: &mut Buffer,
+) -> Result<(), Failure> {
+    let mut at = range.start;
+    while at < range.end {
+        for extent in buffer.status(source, &(at..range.end)).await {
+            let end = at.saturating_add(extent.len).min(range.end);
+            match extent.state {
+                State::Data => copy_data(source, target, at..end, buffer).await?,
+                State::Hole | State::Zeroes => zero(target, at..end, buffer).await?,
+            }
+            at = end;
+        }
+    }
+    Ok(())
+}
+
+async fn copy_data(
+    source: &Rc<dyn Channel>,
+    target: &Rc<dyn Channel>,
+    range: Range<u64>,
+    buffer: &Buffer,
+) -> Result<(), Failure> {
+    let mut offset = range.start;
+    while offset < range.end {
+        let len = (range.end - offset).min(buffer.len);
+        let (read, bufs) = submit(source, Op::Read, offset, len, buffer.part(len)).await;
+        read.map_err(at(Side::Source))?;
+        let write = Op::Write { fua: false };
+        let (written, _) = submit(target, write, offset, len, bufs).await;
+        written.map_err(at(Side::Target))?;
+        offset += len;
+    }
+    Ok(())
+}
+
+async fn zero(
+    target: &Rc<dyn Channel>,
+    range: Range<u64>,
+    buffer: &mut Buffer,
+) -> Result<(), Failure> {
+    let mut offset = range.start;
+    while offset < range.end {
+        for extent in buffer.status(target, &(offset..range.end)).await {
+            let end = offset.saturating_add(extent.len).min(range.end);
+            if extent.state == State::Data {
+                let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
+                let (result, _) = submit(target, op, offset, end - offset, IoBufs::new()).await;
+                result.map_err(at(Side::Target))?;
+            }
+            offset = end;
+        }
+    }
+    Ok(())
+}
+
+/// Flushes the target: what a job has copied lasts when it says so.
+pub(super) async fn flush(target: &Rc<dyn Channel>) -> Result<(), Failure> {
+    let (result, _) = submit(target, Op::Flush, 0, 0, IoBufs::new()).await;
+    result.map_err(at(Side::Target))
+}

@@ -1,0 +1,109 @@
+//! `mirror_top`: the filter above a mirror's source, which notes what is written.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use event_loop::{EventLoop, IoBufs};
+use nix::errno::Errno;
+
+use super::bitmap::Bitmap;
+use crate::graph::Edge;
+use crate::node::{BlockNode, Channel, Geometry};
+use crate::request::{Completion, Reply, Request};
+
+/// The source of a mirror, as its users see it.
+pub struct MirrorTop {
+    name: String,
+    source: Arc<Edge>,
+    dirty: Arc<Bitmap>,
+}
+
+impl MirrorTop {
+    /// A filter of that name above `source`. What is written is in `dirty` before its writer is
+    /// answered.
+    pub fn new(name: String, source: Arc<Edge>, dirty: Arc<Bitmap>) -> MirrorTop {
+        MirrorTop { name, source, dirty }
+    }
+}
+
+impl BlockNode for MirrorTop {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.source.geometry()
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let source = self.source.clone().open_channel(event_loop)?;
+        Ok(Rc::new_cyclic(|me| MirrorTopChannel {
+            me: me.clone(),
+            source,
+            dirty: self.dirty.clone(),
+            writes: RefCell::default(),
+        }))
+    }
+}
+
+struct MirrorTopChannel {
+    me: Weak<MirrorTopChannel>,
+    source: Rc<dyn Channel>,
+    dirty: Arc<Bitmap>,
+    writes: RefCell<Writes>,
+}
+
+/// Writes under way, by tag.
+#[derive(Default)]
+struct Writes {
+    slots: Vec<Option<Write>>,
+    free: Vec<u32>,
+}
+
+struct Write {
+    owed: Reply,
+    offset: u64,
+    len: u64,
+}
+
+impl Channel for MirrorTopChannel {
+    fn submit(&self, mut request: Request) {
+        if !request.op.only_reads()
+            && let Some(me) = self.me.upgrade()
+        {
+            let (offset, len) = (request.offset, request.len);
+            let mut writes = self.writes.borrow_mut();
+            let tag = match writes.free.pop() {
+                Some(tag) => tag,
+                None => {
+                    writes.slots.push(None);
+                    writes.slots.len() as u32 - 1
+                }
+            };
+            let owed = request.redirect(&(me as Rc<dyn Completion>), tag);
+            writes.slots[tag as usize] = Some(Write { owed, offset, len });
+        }
+        self.source.submit(request);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.source.in_flight()
+    }
+}
+
+impl Completion for MirrorTopChannel {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let mut writes = self.writes.borrow_mut();
+        let Some(mut write) = writes.slots.get_mut(tag as usize).and_then(Option::take) else {
+            return;
+        };
+        writes.free.push(tag);
+        drop(writes);
+        // Also after a failure: a part of it may have been written. And not earlier: what is copied
+        // between the mark and the write would be the old data.
+        self.dirty.set(write.offset, write.len);
+        write.owed.send(result, bufs);
+    }
+}

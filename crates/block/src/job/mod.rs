@@ -1,0 +1,23 @@
+//! Jobs: what copies disks while they are in use.
+//!
+//! A job puts a filter between a node and its users ([`MirrorTop`], [`CopyBeforeWrite`]), which shares
+//! state with a [`Worker`]: a task on a loop that copies. Who runs the job gives orders and sees how
+//! far it is by its [`Control`], and is told by [`Report`]s.
+
+mod backup;
+mod bitmap;
+mod control;
+mod copy;
+mod copy_before_write;
+mod mirror;
+mod mirror_top;
+mod worker;
+
+pub use backup::{Backup, OnCbwError};
+pub use bitmap::Bitmap;
+pub use control::{Control, Report};
+pub use copy::{Failure, Side};
+pub use copy_before_write::CopyBeforeWrite;
+pub use mirror::{End, Mirror};
+pub use mirror_top::MirrorTop;
+pub use worker::{OnError, Worker, WorkerConfig};

@@ -1,0 +1,193 @@
+//! What all jobs that copy have in common: orders, pace, errors, several copies at once.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use event_loop::{EventLoop, mailbox};
+use nix::errno::Errno;
+
+use super::control::{Control, Report};
+use super::copy::{Buffer, Failure, Side};
+use crate::graph::Edge;
+use crate::node::{BlockNode, Channel};
+
+/// How long it takes at most until an order is noticed, nanoseconds.
+pub(super) const SLICE_NS: u64 = 20_000_000;
+/// Bytes copied at once.
+pub(super) const CHUNK: u64 = 1 << 20;
+/// Copies at once, at most.
+const COPIES: u64 = 16;
+
+/// What is done when a request of a job's fails.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// The job fails.
+    #[default]
+    Report,
+    /// The job goes on, and comes back to that part later.
+    Ignore,
+    /// The job pauses.
+    Stop,
+    /// The job pauses if there is no space left, else it fails.
+    Enospc,
+}
+
+/// What a worker works with.
+pub struct WorkerConfig {
+    /// Where it reads.
+    pub source: Arc<Edge>,
+    /// Where it writes.
+    pub target: Arc<Edge>,
+    /// Orders.
+    pub control: Arc<Control>,
+    /// Where it tells how it goes.
+    pub reports: mailbox::Sender<Report>,
+    /// When reading fails.
+    pub on_source_error: OnError,
+    /// When writing fails.
+    pub on_target_error: OnError,
+    /// Bytes of memory for what is being copied.
+    pub buf_size: u64,
+}
+
+/// A job's side on a loop.
+pub struct Worker {
+    pub(super) event_loop: EventLoop,
+    pub(super) source: Rc<dyn Channel>,
+    pub(super) target: Rc<dyn Channel>,
+    pub(super) control: Arc<Control>,
+    reports: mailbox::Sender<Report>,
+    on_source_error: OnError,
+    on_target_error: OnError,
+    /// Memory that is not in use.
+    pub(super) buffers: Vec<Buffer>,
+    /// Before this nothing more is to be begun, for the speed's sake.
+    not_before: u64,
+}
+
+/// A range that is copied, its memory, and what came of it.
+pub(super) type Copied = (Range<u64>, Buffer, Result<(), Failure>);
+type Copy<'a> = Pin<Box<dyn Future<Output = Copied> + 'a>>;
+
+/// Copies under way.
+#[derive(Default)]
+pub(super) struct Copies<'a>(Vec<(Range<u64>, Copy<'a>)>);
+
+impl<'a> Copies<'a> {
+    pub(super) fn push(&mut self, range: Range<u64>, copy: impl Future<Output = Copied> + 'a) {
+        self.0.push((range, Box::pin(copy)));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether one touches the range.
+    pub(super) fn touch(&self, range: &Range<u64>) -> bool {
+        self.0.iter().any(|(other, _)| other.start < range.end && range.start < other.end)
+    }
+
+    /// Waits for one of them; there is one.
+    pub(super) async fn next(&mut self) -> Copied {
+        poll_fn(|cx| {
+            for index in 0..self.0.len() {
+                if let Poll::Ready(copied) = self.0[index].1.as_mut().poll(cx) {
+                    drop(self.0.swap_remove(index));
+                    return Poll::Ready(copied);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl Worker {
+    /// Opens both sides on this loop.
+    ///
+    /// # Errors
+    ///
+    /// One cannot be opened here, or there is no memory.
+    pub fn new(config: WorkerConfig, event_loop: &EventLoop) -> io::Result<Worker> {
+        let copies = (config.buf_size / CHUNK).clamp(1, COPIES);
+        let buffers = (0..copies).map(|_| Buffer::new(CHUNK)).collect::<Option<Vec<_>>>();
+        Ok(Worker {
+            source: config.source.open_channel(event_loop)?,
+            target: config.target.open_channel(event_loop)?,
+            event_loop: event_loop.clone(),
+            control: config.control,
+            reports: config.reports,
+            on_source_error: config.on_source_error,
+            on_target_error: config.on_target_error,
+            buffers: buffers.ok_or(io::Error::from(Errno::ENOMEM))?,
+            not_before: 0,
+        })
+    }
+
+    pub(super) fn report(&self, report: Report) {
+        // Nobody listens any more when the daemon ends.
+        let _ = self.reports.send(report);
+    }
+
+    /// Memory for one more copy, if there is to be one now.
+    pub(super) fn begin(&mut self) -> Option<Buffer> {
+        let wait = self.control.is_paused() || self.event_loop.now_ns() < self.not_before;
+        if wait { None } else { self.buffers.pop() }
+    }
+
+    /// Accounts for `bytes` that are about to be copied.
+    pub(super) fn pace(&mut self, bytes: u64) {
+        let speed = self.control.speed();
+        if speed > 0 {
+            let time = u128::from(bytes) * 1_000_000_000 / u128::from(speed);
+            let from = self.not_before.max(self.event_loop.now_ns());
+            self.not_before = from.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
+        } else {
+            self.not_before = 0;
+        }
+    }
+
+    /// Whether nothing more is to be begun now, for the speed's sake.
+    pub(super) fn is_early(&self) -> bool {
+        self.control.speed() > 0 && self.event_loop.now_ns() < self.not_before
+    }
+
+    /// Waits, but not so long that an order would wait.
+    pub(super) async fn wait(&mut self) {
+        if self.control.speed() == 0 {
+            self.not_before = 0;
+        }
+        let now = self.event_loop.now_ns();
+        let until = match self.not_before {
+            later if later > now => later.min(now + SLICE_NS),
+            _ => now + SLICE_NS,
+        };
+        self.event_loop.sleep_until(until).await;
+    }
+
+    /// What comes of a failure: to go on, or to fail.
+    pub(super) fn judge(&self, failure: Failure) -> Result<(), Failure> {
+        let policy = match failure.side {
+            Side::Source => self.on_source_error,
+            Side::Target => self.on_target_error,
+        };
+        let action = match policy {
+            OnError::Enospc if failure.errno == Errno::ENOSPC => OnError::Stop,
+            OnError::Enospc => OnError::Report,
+            other => other,
+        };
+        if action == OnError::Stop {
+            self.control.set_paused(true);
+        }
+        self.report(Report::Error(failure, action));
+        match action {
+            OnError::Report | OnError::Enospc => Err(failure),
+            OnError::Ignore | OnError::Stop => Ok(()),
+        }
+    }
+}

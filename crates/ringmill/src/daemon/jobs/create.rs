@@ -1,0 +1,86 @@
+//! `blockdev-create`: images are made on a thread of their own, since writing one takes its time.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread;
+
+use block::CreationLock;
+use control::job::{CreateOptions, Preallocation};
+use event_loop::oneshot;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+/// Bytes written at once.
+const CHUNK: usize = 1 << 20;
+
+/// Begins to make an image. What is returned gives why it could not be made, if so.
+pub(super) fn begin(options: CreateOptions) -> oneshot::Receiver<Result<(), String>> {
+    let (done, is_done) = oneshot::channel();
+    let make = move || done.send(create(&options));
+    // Without a thread the receiver learns that nobody will answer.
+    if let Err(error) = thread::Builder::new().name("create".into()).spawn(make) {
+        log::error!("blockdev-create: no thread can be started: {error}");
+    }
+    is_done
+}
+
+fn create(options: &CreateOptions) -> Result<(), String> {
+    match options {
+        CreateOptions::File { filename, size, preallocation } => {
+            file(filename, *size, *preallocation)
+        }
+    }
+}
+
+fn file(path: &Path, size: u64, preallocation: Preallocation) -> Result<(), String> {
+    let shown = path.display();
+    let mut options = OpenOptions::new();
+    // What is in it goes only once it is known that nobody uses it.
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
+    let file = file.map_err(|error| format!("Could not create '{shown}': {}", why(&error)))?;
+    let _lock = CreationLock::take(&file, path).map_err(|error| error.to_string())?;
+    let resize = |size| {
+        file.set_len(size).map_err(|error| format!("Could not resize '{shown}': {}", why(&error)))
+    };
+    resize(0)?;
+    let failed = |what: &str, errno: Errno| format!("Could not {what} '{shown}': {}", errno.desc());
+    match preallocation {
+        Preallocation::Off => resize(size),
+        Preallocation::Falloc => {
+            let len =
+                i64::try_from(size).map_err(|_| failed("preallocate data for", Errno::EFBIG))?;
+            match len {
+                0 => Ok(()),
+                len => fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)
+                    .map_err(|errno| failed("preallocate data for", errno)),
+            }
+        }
+        Preallocation::Full => {
+            resize(size)?;
+            let zeroes = vec![0; CHUNK];
+            let mut at = 0;
+            while at < size {
+                let len = (size - at).min(CHUNK as u64) as usize;
+                let part = zeroes.get(..len).unwrap_or(&zeroes);
+                file.write_all_at(part, at).map_err(|error| {
+                    format!("Could not write zeros for preallocation: {}", why(&error))
+                })?;
+                at += len as u64;
+            }
+            (&file)
+                .flush()
+                .and_then(|()| file.sync_data())
+                .map_err(|error| format!("Could not flush file to disk: {}", why(&error)))
+        }
+    }
+}
+
+fn why(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
+        None => error.to_string(),
+    }
+}

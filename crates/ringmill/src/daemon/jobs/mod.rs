@@ -1,0 +1,332 @@
+//! Jobs: started by commands, carried out by workers, and what they change in the graph.
+
+mod create;
+mod job;
+mod start;
+mod worker;
+
+use block::graph::drain;
+use block::job::{End, Failure, OnError, Report, Side};
+use control::job::{JobCommand, JobVerb};
+use control::qmp::QmpError;
+use control::qmp::events::{
+    BLOCK_JOB_CANCELLED, BLOCK_JOB_COMPLETED, BLOCK_JOB_ERROR, BLOCK_JOB_PENDING, BLOCK_JOB_READY,
+    EventRow,
+};
+use event_loop::oneshot;
+use nix::errno::Errno;
+use serde_json::{Value as Json, json};
+
+use self::job::{Copying, How, Job, Open, Status};
+use self::worker::Order;
+use super::{Daemon, DaemonError};
+
+/// The jobs, in the order in which they were started.
+#[derive(Default)]
+pub(super) struct Jobs {
+    jobs: Vec<Job>,
+    next: u64,
+}
+
+impl Jobs {
+    fn find(&mut self, id: &str) -> Option<&mut Job> {
+        self.jobs.iter_mut().find(|job| job.options.id == id)
+    }
+
+    fn take(&mut self, serial: u64) -> Option<Job> {
+        let place = self.jobs.iter().position(|job| job.serial == serial)?;
+        Some(self.jobs.remove(place))
+    }
+
+    /// Puts a job back where it was.
+    fn put(&mut self, job: Job) {
+        let place = self.jobs.partition_point(|other| other.serial < job.serial);
+        self.jobs.insert(place, job);
+    }
+}
+
+impl Daemon {
+    /// Carries out a command about jobs.
+    pub(super) async fn job_command(&mut self, command: JobCommand) -> Result<Json, QmpError> {
+        match command {
+            JobCommand::Create(job, options) => self.start_create(job, options)?,
+            JobCommand::Backup(options) => self.start_backup(options).await?,
+            JobCommand::Mirror(options) => self.start_mirror(options).await?,
+            // As QEMU lists them: the newest first.
+            JobCommand::Query => return Ok(self.jobs.jobs.iter().rev().map(Job::info).collect()),
+            JobCommand::QueryBlock => {
+                return Ok(self.jobs.jobs.iter().rev().filter_map(Job::block_info).collect());
+            }
+            JobCommand::Tell(id, verb) => {
+                let Some(job) = self.jobs.find(&id) else {
+                    return Err(QmpError::generic("Job not found"));
+                };
+                let serial = job.serial;
+                self.tell_job(serial, verb).await?;
+            }
+            JobCommand::TellBlock(id, verb) => {
+                let found = self.jobs.find(&id).filter(|job| job.copying().is_some());
+                let Some(job) = found else { return Err(QmpError::block_job_not_found(&id)) };
+                let serial = job.serial;
+                if let Some(copying) = job.copying()
+                    && copying.user_paused
+                    && verb == (JobVerb::Cancel { force: false })
+                {
+                    let desc = format!("The block job for device '{id}' is currently paused");
+                    return Err(QmpError::generic(desc));
+                }
+                self.tell_job(serial, verb).await?;
+            }
+        }
+        Ok(json!({}))
+    }
+
+    async fn tell_job(&mut self, serial: u64, verb: JobVerb) -> Result<(), QmpError> {
+        let Some(mut job) = self.jobs.take(serial) else { return Ok(()) };
+        let told = self.tell_to(&mut job, verb).await;
+        if job.status != Status::Null {
+            self.jobs.put(job);
+        }
+        told
+    }
+
+    async fn tell_to(&mut self, job: &mut Job, verb: JobVerb) -> Result<(), QmpError> {
+        if verb == JobVerb::Resume && !job.copying().is_some_and(|copying| copying.user_paused) {
+            return Err(QmpError::generic("Can't resume a job that was not paused"));
+        }
+        job.check(verb)?;
+        match verb {
+            JobVerb::Cancel { force } => {
+                let at = job.status;
+                if at == Status::Pending || at == Status::Waiting {
+                    self.abort(job, None).await;
+                    return Ok(());
+                }
+                if job.copying().is_some_and(|copying| copying.user_paused) {
+                    self.set_paused(job, false);
+                }
+                if let Some(copying) = job.copying_mut() {
+                    match &mut copying.how {
+                        How::Mirror { replaces, .. } if at == Status::Ready && !force => {
+                            *replaces = None;
+                            copying.control.complete();
+                        }
+                        _ => copying.control.cancel(),
+                    }
+                }
+            }
+            JobVerb::Pause => {
+                if job.copying().is_some_and(|copying| copying.user_paused) {
+                    return Err(QmpError::generic("Job is already paused"));
+                }
+                self.set_paused(job, true);
+            }
+            JobVerb::Resume => self.set_paused(job, false),
+            JobVerb::SetSpeed(speed) => {
+                let Ok(bytes) = u64::try_from(speed) else {
+                    return Err(start::negative_speed());
+                };
+                if let Some(copying) = job.copying_mut() {
+                    copying.speed = speed;
+                    copying.control.set_speed(bytes);
+                }
+            }
+            JobVerb::Complete => {
+                if let Some(copying) = job.copying() {
+                    copying.control.complete();
+                }
+            }
+            JobVerb::Finalize => self.finalize(job).await,
+            JobVerb::Dismiss => job.enter(Status::Null, &self.clients),
+        }
+        Ok(())
+    }
+
+    fn set_paused(&self, job: &mut Job, paused: bool) {
+        let status = match (job.status, paused) {
+            (Status::Running, true) => Status::Paused,
+            (Status::Ready, true) => Status::Standby,
+            (Status::Paused, false) => Status::Running,
+            (Status::Standby, false) => Status::Ready,
+            (other, _) => other,
+        };
+        let Some(copying) = job.copying_mut() else { return };
+        copying.user_paused = paused;
+        copying.control.set_paused(paused);
+        if !paused {
+            copying.io_status = "ok";
+        }
+        if status != job.status {
+            job.enter(status, &self.clients);
+        }
+    }
+
+    /// A job's worker has something to say.
+    pub(super) async fn job_reports(&mut self, serial: u64, report: Report) {
+        // Of one that was forgotten meanwhile nothing is wanted.
+        let Some(mut job) = self.jobs.take(serial) else { return };
+        match report {
+            Report::Ready => {
+                let paused = job.copying().is_some_and(|copying| copying.user_paused);
+                let status = if paused { Status::Standby } else { Status::Ready };
+                job.enter(status, &self.clients);
+                job.tell(&BLOCK_JOB_READY, &self.clients);
+            }
+            Report::Error(failure, action) => self.tell_of_error(&mut job, failure, action),
+            Report::Ended(_) if matches!(job.status, Status::Aborting | Status::Concluded) => {}
+            Report::Ended(Ok(End::Copied)) => {
+                job.enter(Status::Waiting, &self.clients);
+                job.enter(Status::Pending, &self.clients);
+                if job.options.auto_finalize {
+                    self.finalize(&mut job).await;
+                } else {
+                    let data = json!({"type": job.kind(), "id": job.options.id});
+                    self.clients.tell(&BLOCK_JOB_PENDING, data);
+                }
+            }
+            Report::Ended(Ok(End::Cancelled)) => self.abort(&mut job, None).await,
+            Report::Ended(Err(failure)) => {
+                let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
+                self.abort(&mut job, Some(errno.desc().to_owned())).await;
+            }
+        }
+        if job.status != Status::Null {
+            self.jobs.put(job);
+        }
+    }
+
+    fn tell_of_error(&self, job: &mut Job, failure: Failure, action: OnError) {
+        let operation = match failure.side {
+            Side::Source => "read",
+            Side::Target => "write",
+        };
+        let action_name = match action {
+            OnError::Report | OnError::Enospc => "report",
+            OnError::Ignore => "ignore",
+            OnError::Stop => "stop",
+        };
+        let data = json!({
+            "device": job.options.id,
+            "operation": operation,
+            "action": action_name,
+        });
+        self.clients.tell(&BLOCK_JOB_ERROR, data);
+        if action == OnError::Stop {
+            self.set_paused(job, true);
+            if let Some(copying) = job.copying_mut() {
+                copying.io_status =
+                    if failure.errno == Errno::ENOSPC { "nospace" } else { "failed" };
+            }
+        }
+    }
+
+    /// Makes the job's changes, which ends it.
+    async fn finalize(&mut self, job: &mut Job) {
+        let Some(copying) = job.copying() else { return self.conclude(job, None).await };
+        let changed = match &copying.how {
+            How::Backup(..) => self.take_filter_out(copying).await,
+            How::Mirror { replaces, .. } => self.end_mirror(copying, replaces.as_deref()).await,
+        };
+        match changed {
+            Ok(()) => self.conclude(job, Some(&BLOCK_JOB_COMPLETED)).await,
+            Err(error) => self.abort(job, Some(error.message)).await,
+        }
+    }
+
+    /// Stops the source's users, has the rest copied, and lets them go on: at the target, if it is to
+    /// take the place of a node.
+    async fn end_mirror(
+        &mut self,
+        copying: &Copying,
+        replaces: Option<&str>,
+    ) -> Result<(), DaemonError> {
+        let Some(open) = &copying.open else { return Ok(()) };
+        let source = self.nodes.node(&copying.source)?;
+        let target = self.nodes.node(&copying.target)?;
+        let busy = DaemonError::new;
+        // That lies above the source, so it is drained first.
+        let elsewhere = match replaces.filter(|&name| name != copying.source) {
+            Some(name) => Some(drain(self.nodes.edges(name)).await.map_err(busy)?),
+            None => None,
+        };
+        let users = drain(self.nodes.edges(open.filter.name())).await.map_err(busy)?;
+        let (done, is_done) = oneshot::channel();
+        open.orders.send(Order::Finish(done)).map_err(DaemonError::new)?;
+        let finished = is_done.await.map_err(DaemonError::new)?;
+        finished.map_err(|failure| DaemonError::new(failure.errno.desc()))?;
+        let failed = |error| DaemonError::new(error).of(&copying.target);
+        match (&elsewhere, replaces) {
+            (Some(elsewhere), _) => {
+                elsewhere.point_to(&target).await.map_err(failed)?;
+                users.point_to(&source).await.map_err(failed)?;
+            }
+            (None, Some(_)) => users.point_to(&target).await.map_err(failed)?,
+            (None, None) => users.point_to(&source).await.map_err(failed)?,
+        }
+        self.nodes.set_filter(&copying.source, None);
+        if let Some(replaced) = replaces {
+            self.graph = self.graph.with_replaced(replaced, &copying.target);
+            self.exports.node_replaced(replaced, &copying.target);
+        }
+        Ok(())
+    }
+
+    /// Has the source's users use the source itself again.
+    async fn take_filter_out(&mut self, copying: &Copying) -> Result<(), DaemonError> {
+        let Some(open) = &copying.open else { return Ok(()) };
+        let source = self.nodes.node(&copying.source)?;
+        let users = drain(self.nodes.edges(open.filter.name())).await.map_err(DaemonError::new)?;
+        users.point_to(&source).await.map_err(DaemonError::new)?;
+        self.nodes.set_filter(&copying.source, None);
+        Ok(())
+    }
+
+    /// Ends a job that failed (`error`) or was cancelled.
+    async fn abort(&mut self, job: &mut Job, error: Option<String>) {
+        job.enter(Status::Aborting, &self.clients);
+        let event = match error {
+            Some(_) => &BLOCK_JOB_COMPLETED,
+            None => &BLOCK_JOB_CANCELLED,
+        };
+        job.error = error;
+        if let Some(copying) = job.copying() {
+            copying.control.cancel();
+            if let Err(error) = self.take_filter_out(copying).await {
+                // Nothing is lost: requests go on through it.
+                log::error!("job {}: its filter stays: {error}", job.options.id);
+            }
+        }
+        self.conclude(job, Some(event)).await;
+    }
+
+    /// The end of every job. Its nodes are free from now on.
+    async fn conclude(&mut self, job: &mut Job, event: Option<&'static EventRow>) {
+        if let Some(copying) = job.copying_mut()
+            && let Some(Open { filter, orders, closed }) = copying.open.take()
+        {
+            drop((filter, orders));
+            // Its loop may have gone.
+            let _ = closed.await;
+        }
+        self.graph = self.graph.without_job(&job.options.id);
+        if let Some(event) = event {
+            job.tell(event, &self.clients);
+        }
+        job.enter(Status::Concluded, &self.clients);
+        if job.options.auto_dismiss {
+            job.enter(Status::Null, &self.clients);
+        }
+    }
+
+    /// Ends all jobs, for the end of the daemon.
+    pub(super) async fn cancel_jobs(&mut self) {
+        while let Some(mut job) = self.jobs.jobs.pop() {
+            if job.status != Status::Concluded {
+                self.abort(&mut job, None).await;
+            }
+            if job.status != Status::Null {
+                job.enter(Status::Null, &self.clients);
+            }
+        }
+    }
+}

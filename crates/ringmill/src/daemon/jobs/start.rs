@@ -1,0 +1,240 @@
+//! Starting jobs: what is checked, and how a filter comes above the source.
+
+use std::sync::Arc;
+
+use block::graph::{Edge, drain};
+use block::job::{Backup, Bitmap, Control, MirrorTop, WorkerConfig};
+use block::node::BlockNode;
+use control::job::{BackupOptions, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync};
+use control::qmp::QmpError;
+use event_loop::mailbox;
+
+use super::super::{Daemon, DaemonError, Message};
+use super::job::{Copying, How, Job, Open, Status, Work};
+use super::{create, worker};
+
+/// Bytes that a backup copies before one of them is overwritten.
+const CLUSTER: u64 = 64 << 10;
+/// Bytes of memory for what a backup is copying.
+const BACKUP_BUF_SIZE: u64 = 16 << 20;
+
+pub(super) fn negative_speed() -> QmpError {
+    QmpError::generic("Parameter 'speed' expects a non-negative value")
+}
+
+/// Where a copy comes from and goes to.
+struct Ends {
+    source: Arc<Edge>,
+    target: Arc<Edge>,
+    /// All that use the source, but for the job.
+    users: Vec<Arc<Edge>>,
+    size: u64,
+}
+
+impl Daemon {
+    /// `blockdev-create`.
+    pub(super) fn start_create(
+        &mut self,
+        job: JobOptions,
+        options: CreateOptions,
+    ) -> Result<(), QmpError> {
+        self.check_id(&job.id)?;
+        let serial = self.begin(job, Work::Create { done: false });
+        let made = create::begin(options);
+        let mailbox = self.mailbox.clone();
+        self.control.spawn(async move {
+            let made = made.await.unwrap_or_else(|_| Err("no thread could be started".to_owned()));
+            mailbox.push(Message::Created(serial, made));
+        });
+        Ok(())
+    }
+
+    /// An image has been made, or not.
+    pub(in super::super) async fn created(&mut self, serial: u64, made: Result<(), String>) {
+        let Some(mut job) = self.jobs.take(serial) else { return };
+        if let Work::Create { done } = &mut job.work {
+            *done = true;
+        }
+        match made {
+            Ok(()) => {
+                job.enter(Status::Waiting, &self.clients);
+                job.enter(Status::Pending, &self.clients);
+                self.conclude(&mut job, None).await;
+            }
+            Err(error) => self.abort(&mut job, Some(error)).await,
+        }
+        self.jobs.put(job);
+    }
+
+    /// `blockdev-backup`.
+    pub(super) async fn start_backup(&mut self, options: BackupOptions) -> Result<(), QmpError> {
+        let BackupOptions { copy, on_cbw_error } = options;
+        let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
+        if ends.size != ends.target.geometry().size {
+            return Err(QmpError::generic("Source and target image have different sizes"));
+        }
+        let backup = Backup::new(ends.size, CLUSTER, on_cbw_error);
+        let name = self.filter_name(&copy)?;
+        let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
+        let filter = backup.filter(name, below, ends.target.clone());
+        let task = worker::Task::Backup(backup.clone(), copy.sync == Sync::None);
+        let how = How::Backup(backup, ends.size);
+        self.start_copy(copy, ends, Arc::new(filter), how, task, BACKUP_BUF_SIZE).await
+    }
+
+    /// `blockdev-mirror`.
+    pub(super) async fn start_mirror(&mut self, options: MirrorOptions) -> Result<(), QmpError> {
+        let MirrorOptions { copy, replaces, granularity, buf_size } = options;
+        let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
+        if ends.size != ends.target.geometry().size {
+            self.fail_mirror(copy).await;
+            return Ok(());
+        }
+        let replaces = replaces.unwrap_or_else(|| copy.device.clone());
+        if self.nodes.node(&replaces).is_err() {
+            let desc = format!("Failed to find node with node-name='{replaces}'");
+            return Err(QmpError::generic(desc));
+        }
+        let dirty = Arc::new(Bitmap::new(ends.size, granularity, copy.sync != Sync::None));
+        let name = self.filter_name(&copy)?;
+        let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
+        let filter = Arc::new(MirrorTop::new(name, below, dirty.clone()));
+        let task = worker::Task::Mirror(dirty.clone());
+        let how = How::Mirror { dirty, replaces: Some(replaces) };
+        self.start_copy(copy, ends, filter, how, task, buf_size).await
+    }
+
+    /// QSD finds out in the job that sizes differ, not before.
+    async fn fail_mirror(&mut self, copy: CopyOptions) {
+        let dirty = Arc::new(Bitmap::new(0, CLUSTER, false));
+        let how = How::Mirror { dirty, replaces: None };
+        let serial = self.begin(copy.job.clone(), Work::Copy(Copying::new(copy, how)));
+        let Some(mut job) = self.jobs.take(serial) else { return };
+        let error = "Source and target image have different sizes".to_owned();
+        self.abort(&mut job, Some(error)).await;
+        if job.status != Status::Null {
+            self.jobs.put(job);
+        }
+    }
+
+    fn check_id(&mut self, id: &str) -> Result<(), QmpError> {
+        if !control::is_identifier(id) {
+            return Err(QmpError::generic(format!("Invalid job ID '{id}'")));
+        }
+        match self.jobs.find(id) {
+            Some(_) => Err(QmpError::generic(format!("Job ID '{id}' already in use"))),
+            None => Ok(()),
+        }
+    }
+
+    fn filter_name(&mut self, copy: &CopyOptions) -> Result<String, QmpError> {
+        let name = self.nodes.filter_name(copy.filter_node_name.as_deref());
+        Ok(name.map_err(DaemonError::from)?)
+    }
+
+    /// Checks what both kinds of copies want, and opens both ends.
+    fn ends(
+        &mut self,
+        copy: &CopyOptions,
+        kind: &'static str,
+        same: &str,
+    ) -> Result<Ends, QmpError> {
+        for name in [&copy.device, &copy.target] {
+            self.nodes.node(name).map_err(DaemonError::from)?;
+        }
+        if copy.device == copy.target {
+            return Err(QmpError::generic(same));
+        }
+        self.check_id(&copy.job.id)?;
+        if copy.speed < 0 {
+            return Err(negative_speed());
+        }
+        self.graph
+            .with_job(&copy.job.id, kind, &copy.device, &copy.target)
+            .map_err(DaemonError::from)?;
+        if !self.nodes.edges(&copy.target).is_empty() {
+            return Err(QmpError::generic(format!(
+                "Node '{}' is busy: it is used by an export or by another node",
+                copy.target
+            )));
+        }
+        let users = self.nodes.edges(&copy.device);
+        let target = self.nodes.edge_below_filter(&copy.target).map_err(DaemonError::from)?;
+        if target.geometry().read_only {
+            return Err(QmpError::generic(format!("Block node '{}' is read-only", copy.target)));
+        }
+        let source = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
+        let size = source.geometry().size;
+        Ok(Ends { source, target, users, size })
+    }
+
+    /// Adds a job to the others.
+    fn begin(&mut self, options: JobOptions, work: Work) -> u64 {
+        let serial = self.jobs.next;
+        self.jobs.next += 1;
+        let status = Status::Created;
+        let mut job = Job { serial, options, status, error: None, work };
+        job.enter(Status::Created, &self.clients);
+        job.enter(Status::Running, &self.clients);
+        self.jobs.put(job);
+        serial
+    }
+
+    async fn start_copy(
+        &mut self,
+        copy: CopyOptions,
+        ends: Ends,
+        filter: Arc<dyn BlockNode>,
+        how: How,
+        task: worker::Task,
+        buf_size: u64,
+    ) -> Result<(), QmpError> {
+        let kind = if matches!(how, How::Backup(..)) { "backup" } else { "mirror" };
+        let graph = self
+            .graph
+            .with_job(&copy.job.id, kind, &copy.device, &copy.target)
+            .map_err(DaemonError::from)?;
+        let control = Arc::new(Control::new(copy.speed.unsigned_abs()));
+        let drained = drain(ends.users).await.map_err(DaemonError::new)?;
+        drained.point_to(&filter).await.map_err(DaemonError::new)?;
+        self.nodes.set_filter(&copy.device, Some(filter.clone()));
+        drop(drained);
+        self.graph = graph;
+        let (reports, from_worker) = mailbox::channel();
+        let config = WorkerConfig {
+            source: ends.source,
+            target: ends.target,
+            control: control.clone(),
+            reports,
+            on_source_error: copy.on_source_error,
+            on_target_error: copy.on_target_error,
+            buf_size,
+        };
+        let serial = self.jobs.next;
+        let closed = worker::listen(&self.control, serial, from_worker, self.mailbox.clone());
+        let started = match self.threads.handles(&[]) {
+            Ok(threads) => match threads.first() {
+                Some(thread) => worker::start(thread, config, task).await,
+                None => Err(DaemonError::new("there is no I/O thread")),
+            },
+            Err(error) => Err(error),
+        };
+        let id = copy.job.id.clone();
+        let job = copy.job.clone();
+        let mut copying = Copying { control, ..Copying::new(copy, how) };
+        match started {
+            Ok(orders) => {
+                copying.open = Some(Open { filter, orders, closed });
+                self.begin(job, Work::Copy(copying));
+                Ok(())
+            }
+            Err(error) => {
+                let (orders, _) = mailbox::channel();
+                copying.open = Some(Open { filter, orders, closed });
+                self.take_filter_out(&copying).await?;
+                self.graph = self.graph.without_job(&id);
+                Err(error.into())
+            }
+        }
+    }
+}
