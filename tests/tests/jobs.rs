@@ -1,0 +1,354 @@
+//! Jobs: a disk moves to other storage, and is backed up, while it is in use.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use integration::{
+    BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
+};
+use serde_json::{Value, json};
+
+/// Size of the disks.
+const MIB: u64 = 16;
+const BLOCKS: u64 = (MIB << 20) / pattern::BLOCK as u64;
+
+fn daemon(scratch: &Scratch, image: &Image, options: &str) -> Server {
+    ServerCommand::new(scratch)
+        .monitor("qmp")
+        .iothread("io0")
+        .iothread("io1")
+        .file("disk", image, options)
+        .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
+        .start()
+}
+
+fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
+    qmp.execute(
+        "blockdev-add",
+        json!({"driver": "file", "node-name": node, "filename": path, "discard": "unmap"}),
+    );
+}
+
+/// Makes a file by a job, and a node of it.
+fn create(qmp: &mut Qmp, node: &str, path: &Path, size: u64) {
+    let options = json!({"driver": "file", "filename": path, "size": size});
+    qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
+    wait_for_status(qmp, "create", "concluded");
+    assert_eq!(qmp.execute("query-jobs", json!({}))[0].get("error"), None);
+    qmp.execute("job-dismiss", json!({"id": "create"}));
+    add_file(qmp, node, path);
+}
+
+fn wait_for_status(qmp: &mut Qmp, id: &str, status: &str) {
+    while qmp.wait_for("JOB_STATUS_CHANGE") != json!({"id": id, "status": status}) {}
+}
+
+/// Ended without an error.
+fn wait_for_end(qmp: &mut Qmp, id: &str) {
+    let data = qmp.wait_for("BLOCK_JOB_COMPLETED");
+    assert_eq!((&data["device"], data.get("error")), (&json!(id), None), "{data}");
+}
+
+/// A client that writes and checks what it reads, until it is told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    /// How many blocks have been written.
+    written: Arc<AtomicU64>,
+    /// Gives the blocks written, in order; the generation of each is its place in the list, plus one.
+    thread: JoinHandle<Vec<u64>>,
+}
+
+impl Load {
+    fn start(mut blk: BlkClient, seed: u64) -> Load {
+        let (stop, written) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (stopped, count) = (stop.clone(), written.clone());
+        let thread = thread::spawn(move || {
+            let (mut state, mut log, mut model) = (seed, Vec::new(), BTreeMap::new());
+            while !stopped.load(Ordering::Relaxed) {
+                let index = pattern::splitmix64(&mut state) % BLOCKS;
+                let generation = log.len() as u64 + 1;
+                blk.write(index * 8, &pattern::block(index, generation));
+                log.push(index);
+                model.insert(index, generation);
+                count.store(generation, Ordering::Relaxed);
+                let index = pattern::splitmix64(&mut state) % BLOCKS;
+                let expected = model.get(&index).copied().unwrap_or(0);
+                let found = pattern::generation(index, &blk.read(index * 8, pattern::BLOCK));
+                assert_eq!(found, Ok(expected), "block {index}");
+            }
+            log
+        });
+        Load { stop, written, thread }
+    }
+
+    /// Waits until some more has been written.
+    fn go_on(&self) {
+        let before = self.written.load(Ordering::Relaxed);
+        eventually("writes", || {
+            (self.written.load(Ordering::Relaxed) >= before + 50).then_some(())
+        });
+    }
+
+    fn finish(self) -> Vec<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("what was read is what was written")
+    }
+}
+
+/// Checks that an image is what it was after the first `count` writes of `log`.
+fn check(image: &Image, log: &[u64], count: usize) {
+    let mut model = BTreeMap::new();
+    model.extend(log.iter().take(count).zip(1..));
+    for index in 0..BLOCKS {
+        let found =
+            pattern::generation(index, &image.read(index * pattern::BLOCK as u64, pattern::BLOCK));
+        let expected: u64 = model.get(&index).copied().unwrap_or(0);
+        assert_eq!(found, Ok(expected), "block {index} of {}", image.path().display());
+    }
+}
+
+#[test]
+fn a_disk_moves_while_it_is_in_use() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "cache.direct=on");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, 1);
+    let mut from = ("disk".to_owned(), image.path().to_owned());
+    for round in 1..=4 {
+        let node = format!("disk{round}");
+        let path = scratch.path(&format!("disk{round}.img"));
+        create(&mut qmp, &node, &path, MIB << 20);
+        // Small parts and a limit, so that the load meets each stage.
+        let mirror = json!({
+            "job-id": "move", "device": from.0, "target": node, "sync": "full",
+            "granularity": 512 << (4 * (round % 3)), "speed": (64 << 20) * (round % 2),
+        });
+        qmp.execute("blockdev-mirror", mirror);
+        for name in [&from.0, &node] {
+            let why = qmp.refused("blockdev-del", json!({"node-name": name}));
+            assert!(why.contains("in use"), "{why}");
+        }
+        assert_eq!(qmp.wait_for("BLOCK_JOB_READY")["device"], "move");
+        load.go_on();
+        qmp.execute("job-complete", json!({"id": "move"}));
+        wait_for_end(&mut qmp, "move");
+        let exports = qmp.execute("query-block-exports", json!({}));
+        assert_eq!(exports[0]["node-name"], node.as_str());
+        // Nothing holds the old one any more.
+        qmp.execute("blockdev-del", json!({"node-name": from.0}));
+        fs::write(&from.1, []).expect("the old image can be emptied");
+        load.go_on();
+        from = (node, path);
+    }
+    assert_eq!(qmp.execute("query-jobs", json!({})), json!([]));
+    let log = load.finish();
+    server.stop();
+    check(&Image::existing(&from.1), &log, log.len());
+}
+
+#[test]
+fn a_mirror_that_is_cancelled_leaves_the_disk_where_it_is() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, 2);
+    create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
+    let mirror = |speed: u64| json!({"job-id": "m", "device": "disk", "target": "copy", "sync": "full", "speed": speed});
+    // While it copies.
+    qmp.execute("blockdev-mirror", mirror(1 << 20));
+    load.go_on();
+    qmp.execute("job-cancel", json!({"id": "m"}));
+    assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["device"], "m");
+    // While it is paused, and then ready: then the copy is a whole one.
+    qmp.execute("blockdev-mirror", mirror(0));
+    qmp.wait_for("BLOCK_JOB_READY");
+    qmp.execute("job-pause", json!({"id": "m"}));
+    load.go_on();
+    assert_eq!(qmp.execute("query-block-jobs", json!({}))[0]["status"], "standby");
+    qmp.execute("job-resume", json!({"id": "m"}));
+    let before = load.written.load(Ordering::Relaxed);
+    qmp.execute("block-job-cancel", json!({"device": "m"}));
+    wait_for_end(&mut qmp, "m");
+    let after = load.written.load(Ordering::Relaxed) + 1;
+    qmp.execute("blockdev-del", json!({"node-name": "copy"}));
+    load.go_on();
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+    check_moment(&Image::existing(&scratch.path("copy.img")), &log, before..=after);
+}
+
+/// Checks that an image is the disk as it was at one moment, after so many writes.
+fn check_moment(image: &Image, log: &[u64], moment: std::ops::RangeInclusive<u64>) {
+    let newest = (0..BLOCKS).map(|index| {
+        let data = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
+        pattern::generation(index, &data).expect("a whole block")
+    });
+    let newest = newest.max().unwrap_or(0);
+    assert!(moment.contains(&newest), "as of write {newest}, not one of {moment:?}");
+    check(image, log, newest as usize);
+}
+
+#[test]
+fn a_backup_is_the_disk_at_one_moment() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, 3);
+    let mut backups = Vec::new();
+    for round in 0..3 {
+        let path = scratch.path(&format!("backup{round}.img"));
+        create(&mut qmp, "backup", &path, MIB << 20);
+        load.go_on();
+        let before = load.written.load(Ordering::Relaxed);
+        let speed = if round == 0 { 0 } else { 64 << 20 };
+        let backup = json!({
+            "job-id": "b", "device": "disk", "target": "backup", "sync": "full", "speed": speed,
+            "auto-finalize": round != 2, "auto-dismiss": round != 2,
+        });
+        qmp.execute("blockdev-backup", backup);
+        let after = load.written.load(Ordering::Relaxed) + 1;
+        if round == 2 {
+            qmp.wait_for("BLOCK_JOB_PENDING");
+            load.go_on();
+            qmp.execute("job-finalize", json!({"id": "b"}));
+        }
+        wait_for_end(&mut qmp, "b");
+        if round == 2 {
+            assert_eq!(qmp.execute("query-jobs", json!({}))[0]["status"], "concluded");
+            qmp.execute("job-dismiss", json!({"id": "b"}));
+        }
+        qmp.execute("blockdev-del", json!({"node-name": "backup"}));
+        backups.push((path, before..=after));
+    }
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+    for (path, moment) in backups {
+        check_moment(&Image::existing(&path), &log, moment);
+    }
+}
+
+/// A guest's file system checks itself; fio checks what it has written, before and after the move.
+#[test]
+fn a_guests_disk_moves() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 64);
+    let moved = scratch.path("disk1.img");
+    let server = daemon(&scratch, &image, "aio=io_uring,cache.direct=on");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().boot(
+        "everywhere() {
+            verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs=2 $1
+        }
+        echo begin
+        read go
+        everywhere --do_verify=1
+        everywhere --do_verify=1
+        echo written
+        read go
+        everywhere --verify_only=1
+        md5sum </dev/vda",
+    );
+    guest.expect("begin");
+    create(&mut qmp, "disk1", &moved, 64 << 20);
+    let mirror = json!({
+        "job-id": "move", "device": "disk", "target": "disk1", "sync": "full", "speed": 16 << 20,
+    });
+    qmp.execute("blockdev-mirror", mirror);
+    guest.send("go");
+    qmp.wait_for("BLOCK_JOB_READY");
+    qmp.execute("block-job-complete", json!({"device": "move"}));
+    wait_for_end(&mut qmp, "move");
+    qmp.execute("blockdev-del", json!({"node-name": "disk"}));
+    fs::write(image.path(), []).expect("the old image can be emptied");
+    guest.expect("written");
+    guest.send("go");
+    let lines = guest.finish();
+    server.stop();
+    let sum = format!("{}  -", Image::existing(&moved).md5());
+    assert_eq!(lines.last(), Some(&sum), "the guest's view against the image");
+}
+
+#[test]
+fn what_jobs_refuse() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    create(&mut qmp, "small", &scratch.path("small.img"), 1 << 20);
+    create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
+    let arguments = |more: Value| {
+        let mut arguments =
+            json!({"job-id": "j", "device": "disk", "target": "copy", "sync": "full"});
+        for (name, value) in more.as_object().expect("an object") {
+            arguments[name] = value.clone();
+        }
+        arguments
+    };
+    for (command, more, words) in [
+        ("blockdev-backup", json!({"target": "disk"}), "Source and target cannot be the same"),
+        ("blockdev-mirror", json!({"target": "disk"}), "Can't mirror node into itself"),
+        (
+            "blockdev-backup",
+            json!({"target": "small"}),
+            "Source and target image have different sizes",
+        ),
+        (
+            "blockdev-backup",
+            json!({"device": "none"}),
+            "Cannot find device='none' nor node-name='none'",
+        ),
+        ("blockdev-mirror", json!({"job-id": "1j"}), "Invalid job ID '1j'"),
+        ("blockdev-mirror", json!({"speed": -1}), "Parameter 'speed' expects a non-negative value"),
+        (
+            "blockdev-mirror",
+            json!({"replaces": "none"}),
+            "Failed to find node with node-name='none'",
+        ),
+    ] {
+        assert_eq!(qmp.refused(command, arguments(more)), words, "{command}");
+    }
+    qmp.execute("blockdev-mirror", arguments(json!({"target": "small"})));
+    let error = qmp.wait_for("BLOCK_JOB_COMPLETED");
+    assert_eq!(error["error"], "Source and target image have different sizes");
+    wait_for_status(&mut qmp, "j", "null");
+
+    // One at a time.
+    qmp.execute("blockdev-mirror", arguments(json!({"filter-node-name": "top"})));
+    qmp.wait_for("BLOCK_JOB_READY");
+    create(&mut qmp, "other", &scratch.path("other.img"), MIB << 20);
+    let second = arguments(json!({"job-id": "k", "target": "other"}));
+    assert!(qmp.refused("blockdev-backup", second).contains("in use by block job: mirror"));
+    let other = arguments(json!({"device": "other", "target": "small"}));
+    assert_eq!(qmp.refused("blockdev-backup", other), "Job ID 'j' already in use");
+    for (command, words) in [
+        ("job-finalize", "Job 'j' in state 'ready' cannot accept command verb 'finalize'"),
+        ("job-dismiss", "Job 'j' in state 'ready' cannot accept command verb 'dismiss'"),
+        ("job-resume", "Can't resume a job that was not paused"),
+    ] {
+        assert_eq!(qmp.refused(command, json!({"id": "j"})), words);
+    }
+    assert_eq!(qmp.refused("job-cancel", json!({"id": "none"})), "Job not found");
+    let answer = qmp.ask("block-job-cancel", json!({"device": "none"}));
+    assert_eq!(answer["error"]["class"], "DeviceNotActive");
+    let in_place = json!({"driver": "file", "filename": image.path(), "size": 0});
+    qmp.execute("blockdev-create", json!({"job-id": "c", "options": in_place}));
+    wait_for_status(&mut qmp, "c", "concluded");
+    let jobs = qmp.execute("query-jobs", json!({}));
+    let error = jobs[0]["error"].as_str().expect("an image in use is not emptied");
+    assert!(error.contains("lock"), "{error}");
+    // The end of the daemon is the end of its jobs.
+    server.stop();
+    assert_eq!(fs::metadata(image.path()).expect("the image").len(), MIB << 20);
+}
