@@ -17,6 +17,7 @@ mod program;
 mod qmp;
 mod scratch;
 mod server;
+pub mod tls;
 mod wait;
 pub mod wire;
 

@@ -31,6 +31,13 @@ pub fn nbd_uri(scratch: &Scratch, name: &str) -> String {
     format!("nbd+unix:///{name}?socket={}", scratch.path("nbd.sock").display())
 }
 
+/// The same with TLS, by the credentials in a folder.
+pub fn nbds_uri(scratch: &Scratch, name: &str, credentials: &Path) -> String {
+    let (socket, credentials) = (scratch.path("nbd.sock"), credentials.display());
+    let socket = socket.display();
+    format!("nbds+unix://localhost/{name}?socket={socket}&tls-certificates={credentials}")
+}
+
 /// Runs a client to its end, in the scratch folder.
 pub fn client(scratch: &Scratch, program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(tool(program));
@@ -112,6 +119,15 @@ impl RawNbd {
     pub fn reply(&mut self) -> (u32, u64) {
         assert_eq!(self.take(), 0x6744_6698u32.to_be_bytes());
         (u32::from_be_bytes(self.take()), u64::from_be_bytes(self.take()))
+    }
+
+    /// Takes the reply to an option, whose data are of no interest: the option and the reply's type.
+    pub fn option_reply(&mut self) -> (u32, u32) {
+        assert_eq!(self.take(), 0x0003_e889_0455_65a9u64.to_be_bytes());
+        let (option, kind) = (u32::from_be_bytes(self.take()), u32::from_be_bytes(self.take()));
+        let mut data = vec![0; u32::from_be_bytes(self.take()) as usize];
+        self.0.read_exact(&mut data).expect("the reply's data");
+        (option, kind)
     }
 
     /// Waits until the server has closed the connection; what it sent before is of no interest.

@@ -9,6 +9,7 @@ use block::options::{BlockdevOptions, BlockdevRef};
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
 use crate::export::{Addr, ExportKind, ExportOptions};
+use crate::nbd_server::NbdServerOptions;
 use crate::storage_daemon::{Action, Step};
 
 /// Everything there is, by name.
@@ -23,8 +24,8 @@ pub struct Graph {
     exports: BTreeMap<String, Export>,
     chardevs: BTreeMap<String, Chardev>,
     jobs: BTreeMap<String, Job>,
-    /// There is one.
-    nbd_server: bool,
+    /// If there is one, the objects that it refers to.
+    nbd_server: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -147,6 +148,19 @@ impl Graph {
         Ok(graph)
     }
 
+    /// Without the NBD server. Its exports are to go with it.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn without_nbd_server(&self) -> Result<Graph, OptionError> {
+        let mut graph = self.clone();
+        match graph.nbd_server.take() {
+            Some(_) => Ok(graph),
+            None => Err(OptionError::new("NBD server not running")),
+        }
+    }
+
     /// Without an export, if there is one of that name.
     #[must_use]
     pub fn without_export(&self, id: &str) -> Graph {
@@ -258,16 +272,59 @@ impl Graph {
             }
             // They are asked for by nobody here.
             Action::Metrics(_) => Ok(()),
-            Action::NbdServer(_) => match std::mem::replace(&mut self.nbd_server, true) {
-                true => Err(OptionError::new("NBD server already running")),
-                false => Ok(()),
-            },
+            Action::NbdServer(server) => self.nbd_server(server),
         }
     }
 
     /// Whether something refers to that object.
     fn uses_object(&self, id: &str) -> bool {
-        self.exports.values().any(|export| export.objects.iter().any(|object| object == id))
+        let of_exports = self.exports.values().flat_map(|export| &export.objects);
+        let of_server = self.nbd_server.iter().flatten();
+        of_exports.chain(of_server).any(|object| object == id)
+    }
+
+    fn nbd_server(&mut self, server: &NbdServerOptions) -> Result<(), OptionError> {
+        if self.nbd_server.is_some() {
+            return Err(OptionError::new("NBD server already running"));
+        }
+        let mut objects = Vec::new();
+        let of = |kind: &str| {
+            let all = self.objects.iter().filter(|(_, own)| own.starts_with(kind));
+            known("Objects of that kind", all.map(|(id, _)| id))
+        };
+        if let Some(id) = &server.tls_creds {
+            match self.objects.get(id) {
+                None => {
+                    return Err(OptionError::new(format!("No TLS credentials with id '{id}'"))
+                        .hint(of("tls-creds")));
+                }
+                Some(kind) if !kind.starts_with("tls-creds") => {
+                    let message = format!("Object with id '{id}' is not TLS credentials");
+                    return Err(OptionError::new(message).hint(of("tls-creds")));
+                }
+                Some(_) => objects.push(id.clone()),
+            }
+        }
+        if let Some(id) = &server.tls_authz {
+            if server.tls_creds.is_none() {
+                return Err(OptionError::new("Parameter 'tls-authz' needs 'tls-creds'"));
+            }
+            match self.objects.get(id) {
+                Some(kind) if kind.starts_with("authz") => objects.push(id.clone()),
+                Some(_) => {
+                    let message = format!("Object with id '{id}' is not an authorization object");
+                    return Err(OptionError::new(message).hint(of("authz")));
+                }
+                None => {
+                    return Err(OptionError::new(format!(
+                        "No authorization object with id '{id}'"
+                    ))
+                    .hint(of("authz")));
+                }
+            }
+        }
+        self.nbd_server = Some(objects);
+        Ok(())
     }
 
     /// Adds a node to the nodes, and its name to those that `above` has below it.
@@ -339,7 +396,7 @@ impl Graph {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
         let address = match &export.kind {
-            ExportKind::Nbd(_) if !self.nbd_server => {
+            ExportKind::Nbd(_) if self.nbd_server.is_none() => {
                 return Err(OptionError::new("NBD server not running")
                     .hint("--nbd-server comes before it."));
             }

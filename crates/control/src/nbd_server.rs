@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::error::OptionError;
 use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
 use crate::shape::{Member, Shape, Union, Variant};
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
 
 /// One `--nbd-server`.
@@ -18,6 +18,10 @@ pub struct NbdServerOptions {
     pub max_connections: u32,
     /// `handshake-max-seconds`: time for the negotiation; 0: any time.
     pub handshake_max_seconds: u32,
+    /// `tls-creds`: clients are served with TLS only, by these credentials.
+    pub tls_creds: Option<String>,
+    /// `tls-authz`: of those with a good certificate, this object lets in.
+    pub tls_authz: Option<String>,
 }
 
 /// `addr`: where to listen.
@@ -51,7 +55,13 @@ pub enum NbdAddr {
 impl Default for NbdServerOptions {
     fn default() -> Self {
         let addr = NbdAddr::Unix { path: PathBuf::new() };
-        NbdServerOptions { addr, max_connections: 100, handshake_max_seconds: 10 }
+        NbdServerOptions {
+            addr,
+            max_connections: 100,
+            handshake_max_seconds: 10,
+            tls_creds: None,
+            tls_authz: None,
+        }
     }
 }
 
@@ -88,21 +98,15 @@ static FIELDS: &[Field<NbdServerOptions>] = &[
     },
     Field {
         name: "tls-creds",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |_, _| Err(OptionError::not_yet("Parameter 'tls-creds'")),
-        },
+        kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_creds, Some(id)) },
         need: Need::Optional("no TLS"),
-        help: "not supported so far",
+        help: "serve clients with TLS only, by these credentials",
     },
     Field {
         name: "tls-authz",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |_, _| Err(OptionError::not_yet("Parameter 'tls-authz'")),
-        },
-        need: Need::Optional("none"),
-        help: "not supported so far",
+        kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_authz, Some(id)) },
+        need: Need::Optional("all with a certificate of the CA"),
+        help: "object that says which clients are let in",
     },
 ];
 

@@ -58,8 +58,9 @@ fn left_out_options_count_as_their_defaults() {
         }
         for variant in &union.variants {
             let minimal = minimal(option, variant.name);
-            let rows = rows_of(&union, variant).into_iter().filter(|row| !is_inet(row));
-            let rows: Vec<Row> = rows.collect();
+            // Those have a tag of their own, or a place in a list.
+            let fits = |row: &Row| !is_inet(row) && !row.name.contains('<');
+            let rows: Vec<Row> = rows_of(&union, variant).into_iter().filter(fits).collect();
             assert!(defaults_count(option, &minimal, &rows) >= least, "{option} {minimal}");
         }
     }
@@ -131,6 +132,8 @@ fn minimal(option: &str, variant: &str) -> String {
         ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
         ("--blockdev", "nbd") => "node-name=n,server.type=unix,server.path=s",
         ("--blockdev", _) => "node-name=n",
+        ("--object", "authz-simple") => "id=o,identity=CN=a",
+        ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
         _ => "id=e,node-name=other,addr.type=unix,addr.path=s",

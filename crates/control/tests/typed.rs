@@ -568,6 +568,8 @@ fn an_nbd_server_and_its_exports() {
             },
             max_connections: 0,
             handshake_max_seconds: 3,
+            tls_creds: None,
+            tls_authz: None,
         }
     );
     let nbd = |name: &str, description: &str| {

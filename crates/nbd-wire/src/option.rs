@@ -70,6 +70,8 @@ pub enum ClientOption<'a> {
     Abort,
     /// Name the exports.
     List,
+    /// Go on with TLS.
+    StartTls,
     /// Tell of an export.
     Info(InfoRequest<'a>),
     /// Use an export.
@@ -130,6 +132,7 @@ impl<'a> ClientOption<'a> {
             code::EXPORT_NAME => string(data).map(ClientOption::ExportName),
             code::ABORT => Ok(ClientOption::Abort),
             code::LIST => empty(ClientOption::List),
+            code::STARTTLS => empty(ClientOption::StartTls),
             code::INFO => InfoRequest::parse(data).map(ClientOption::Info),
             code::GO => InfoRequest::parse(data).map(ClientOption::Go),
             code::STRUCTURED_REPLY => empty(ClientOption::StructuredReply),
@@ -261,6 +264,8 @@ pub enum OptionError {
     Policy = 0x8000_0002,
     /// `NBD_REP_ERR_INVALID`: makes no sense.
     Invalid = 0x8000_0003,
+    /// `NBD_REP_ERR_TLS_REQD`: not before TLS.
+    TlsRequired = 0x8000_0005,
     /// `NBD_REP_ERR_UNKNOWN`: there is no such export.
     Unknown = 0x8000_0006,
     /// `NBD_REP_ERR_EXT_HEADER_REQD`: extended headers take precedence.

@@ -3,9 +3,15 @@
 //! A type of object is a [`TypeRow`] in a file of its own, a line in [`TYPES`] and a variant of
 //! [`ObjectOptions`].
 
+mod authz;
 mod iothread;
+mod tls_creds;
 
+pub use authz::AuthzOptions;
 pub use iothread::IothreadOptions;
+pub use tls_creds::TlsCredsOptions;
+
+use tls::Authorization;
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
@@ -14,13 +20,32 @@ use crate::table::{self, Context, Reads};
 use crate::value::{Object, Value};
 
 /// The types there are.
-pub(crate) static TYPES: &[&TypeRow] = &[&iothread::IOTHREAD];
+pub(crate) static TYPES: &[&TypeRow] =
+    &[&authz::AUTHZ_LIST, &authz::AUTHZ_SIMPLE, &iothread::IOTHREAD, &tls_creds::TLS_CREDS_X509];
+
+/// Types that QSD has and ringmill never will, with what to do instead.
+static ABSENT: [(&str, &str); 2] = [
+    (
+        "tls-creds-anon",
+        "TLS without certificates protects from nobody who can come between the two sides. Use \
+         tls-creds-x509, with verify-peer=off where clients need no certificate.",
+    ),
+    (
+        "tls-creds-psk",
+        "The TLS library that is used, rustls, has no pre-shared keys. Use tls-creds-x509: a \
+         certificate that is signed by itself will do.",
+    ),
+];
 
 /// One `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ObjectOptions {
     /// `iothread`.
     Iothread(IothreadOptions),
+    /// `tls-creds-x509`.
+    TlsCreds(TlsCredsOptions),
+    /// `authz-simple`, `authz-list`.
+    Authz(AuthzOptions),
 }
 
 impl ObjectOptions {
@@ -28,6 +53,8 @@ impl ObjectOptions {
     pub fn id(&self) -> &str {
         match self {
             ObjectOptions::Iothread(iothread) => &iothread.id,
+            ObjectOptions::TlsCreds(creds) => &creds.id,
+            ObjectOptions::Authz(authz) => &authz.id,
         }
     }
 
@@ -35,6 +62,11 @@ impl ObjectOptions {
     pub fn type_name(&self) -> &'static str {
         match self {
             ObjectOptions::Iothread(_) => "iothread",
+            ObjectOptions::TlsCreds(_) => "tls-creds-x509",
+            ObjectOptions::Authz(authz) => match authz.authorization {
+                Authorization::Simple { .. } => "authz-simple",
+                Authorization::List { .. } => "authz-list",
+            },
         }
     }
 }
@@ -89,6 +121,10 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ObjectOptions, Op
             return Err(table::missing("qom-type").hint(hint));
         }
     };
+    if let Some((name, instead)) = ABSENT.iter().find(|(name, _)| *name == qom_type) {
+        return Err(OptionError::new(format!("Object type '{name}' is not supported by ringmill"))
+            .hint(*instead));
+    }
     let Some(row) = TYPES.iter().find(|row| row.name == qom_type) else {
         return Err(table::not_accepted("qom-type", at, &qom_type, names()));
     };

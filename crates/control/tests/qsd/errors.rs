@@ -23,6 +23,13 @@ pub(crate) const ERRORS: &[(&[&str], &str)] = &[
     (&["--foo", "--help"], "unrecognized option '--foo'"),
     (&["--pid=x.pid", "foo"], "foo: Unexpected argument"),
     (&["--object=iothread,id=a,x=3"], "--object=iothread,id=a,x=3: Parameter 'x' is unexpected"),
+    // TLS.
+    (&["--object", "tls-creds-x509,id=t,dir=d,endpoint=x"], "--object tls-creds-x509,id=t,dir=d,endpoint=x: Parameter 'endpoint' does not accept value 'x'"),
+    (&["--object", "authz-simple,id=t"], "--object authz-simple,id=t: Parameter 'identity' is missing"),
+    (&["--object", "authz-list,id=t,policy=x"], "--object authz-list,id=t,policy=x: Parameter 'policy' does not accept value 'x'"),
+    (&["--object", "authz-list,id=t,rules.0.match=x"], "--object authz-list,id=t,rules.0.match=x: Parameter 'rules.0.policy' is missing"),
+    (&["--nbd-server", "addr.type=unix,addr.path=s,tls-creds=t"], "--nbd-server addr.type=unix,addr.path=s,tls-creds=t: No TLS credentials with id 't'"),
+    (&["--object", "iothread,id=t", "--nbd-server", "addr.type=unix,addr.path=s,tls-creds=t"], "--nbd-server addr.type=unix,addr.path=s,tls-creds=t: Object with id 't' is not TLS credentials"),
     // key=value.
     (&["--blockdev", ""], "--blockdev : Parameter 'driver' is missing"),
     (&["--blockdev", ",driver=null-co"], "--blockdev ,driver=null-co: Invalid parameter ''"),

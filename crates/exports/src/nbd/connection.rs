@@ -18,7 +18,10 @@ use devices::{Batch, Kind, QueueStats};
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
+use tls::Progress;
 
+use super::handshake::Secured;
+use super::secure::Secure;
 use super::session::transmission::{Agreed, Command};
 use super::slots::counted;
 use super::state::{End, Next, State};
@@ -38,6 +41,8 @@ const LAST_REPLIES_NS: u64 = 1_000_000_000;
 pub(super) struct Service {
     pub(super) channel: Rc<dyn Channel>,
     pub(super) agreed: Agreed,
+    /// TLS, if it was begun. It moves to where it is used.
+    pub(super) secured: Option<Box<Secured>>,
     /// Each write is on stable storage before the reply.
     pub(super) writethrough: bool,
     pub(super) stats: Arc<QueueStats>,
@@ -53,6 +58,8 @@ pub(super) struct Connection {
     socket: LoopFile,
     service: Service,
     state: RefCell<State>,
+    /// Between the socket and the state, with TLS.
+    secure: Option<RefCell<Secure>>,
     /// The lists of the two operations, while they are not under way.
     receive_bufs: RefCell<IoBufs>,
     send_bufs: RefCell<IoBufs>,
@@ -71,21 +78,26 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Serves a client. `None`: there is no memory for it.
-    pub(super) fn start(
+    /// A client that is served once it is [started](Self::start). `None`: there is no memory for it.
+    pub(super) fn new(
         event_loop: &EventLoop,
         fd: Arc<OwnedFd>,
-        service: Service,
+        mut service: Service,
         ended: Ended,
     ) -> Option<Rc<Self>> {
-        let state = State::new(service.agreed, service.writethrough)?;
-        let connection = Rc::new_cyclic(|me| Connection {
+        let mut state = State::new(service.agreed, service.writethrough)?;
+        let secure = match service.secured.take() {
+            Some(secured) => Some(RefCell::new(Secure::new(*secured, &mut state)?)),
+            None => None,
+        };
+        Some(Rc::new_cyclic(|me| Connection {
             me: me.clone(),
             event_loop: event_loop.clone(),
             socket: event_loop.register_file(fd.clone()),
             fd,
             service,
             state: RefCell::new(state),
+            secure,
             receive_bufs: RefCell::default(),
             send_bufs: RefCell::default(),
             receiving: Cell::new(false),
@@ -96,9 +108,16 @@ impl Connection {
             ended: Cell::new(Some(ended)),
             queued: Cell::new(false),
             batch: Batch::default(),
-        });
-        connection.receive();
-        Some(connection)
+        }))
+    }
+
+    /// Begins to take requests.
+    pub(super) fn start(&self) {
+        match &self.secure {
+            None => self.receive(),
+            // Some may have come already.
+            Some(_) => self.take_requests(),
+        }
     }
 
     /// Takes no more requests, finishes those under way, sends their replies, and ends.
@@ -120,7 +139,10 @@ impl Connection {
     fn receive(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let mut bufs = self.receive_bufs.take();
-        self.state.borrow_mut().input_memory(&mut bufs);
+        match &self.secure {
+            None => self.state.borrow_mut().input_memory(&mut bufs),
+            Some(secure) => secure.borrow_mut().input_memory(&mut bufs),
+        }
         self.receiving.set(true);
         let target: Rc<dyn IoTarget> = me;
         let op = IoOp::Read { offset: 0 };
@@ -135,11 +157,15 @@ impl Connection {
         }
         match usize::try_from(result) {
             Ok(0) => {
-                let within = self.state.borrow().is_within_message();
-                self.end_input(if within { End::CutShort } else { End::Left });
+                let record =
+                    self.secure.as_ref().is_some_and(|tls| tls.borrow().is_within_record());
+                self.end_of_input(record);
             }
             Ok(bytes) => {
-                self.state.borrow_mut().received(bytes);
+                match &self.secure {
+                    None => self.state.borrow_mut().received(bytes),
+                    Some(secure) => secure.borrow_mut().received(bytes),
+                }
                 self.take_requests();
             }
             Err(_) => match Errno::from_raw(result.wrapping_neg()) {
@@ -169,11 +195,37 @@ impl Connection {
                     self.reply_later();
                 }
                 Next::Answered => self.reply_later(),
+                Next::Input if self.decrypt() => {}
                 Next::Input => return self.receive(),
                 Next::Wait => return self.stalled.set(true),
                 Next::End(end) => self.end_input(end),
             }
         }
+    }
+
+    /// With TLS, gives the state what more has come. `false`: there is nothing more.
+    fn decrypt(&self) -> bool {
+        let Some(secure) = &self.secure else { return false };
+        let mut secure = secure.borrow_mut();
+        let decrypted = secure.decrypt(&mut self.state.borrow_mut());
+        let has_words = secure.has_words();
+        drop(secure);
+        if has_words {
+            self.reply_later();
+        }
+        match decrypted {
+            Ok(Progress::Input) => return false,
+            Ok(Progress::Data) => {}
+            Ok(Progress::Closed) => self.end_of_input(false),
+            Err(why) => self.end_input(End::Tls(why)),
+        }
+        true
+    }
+
+    /// The client sends no more.
+    fn end_of_input(&self, within_record: bool) {
+        let within = within_record || self.state.borrow().is_within_message();
+        self.end_input(if within { End::CutShort } else { End::Left });
     }
 
     fn end_input(&self, end: End) {
@@ -227,9 +279,49 @@ impl Connection {
                 });
             }
         }
+        if let Some(op) = self.encrypt(&mut bufs) {
+            return self.send(op, bufs);
+        }
         self.send_bufs.replace(bufs);
         self.state.borrow_mut().sent();
         self.reply_later();
+    }
+
+    /// Sends what is ready, the protocol's own messages, and in the end that it is the end.
+    fn send_encrypted(&self, secure: &RefCell<Secure>) {
+        let mut state = self.state.borrow_mut();
+        if state.has_replies() {
+            state.gather(secure.borrow_mut().plain());
+            self.publish();
+        } else if self.end.get().is_some() && state.slots.are_all_free() {
+            secure.borrow_mut().close();
+        }
+        drop(state);
+        let mut bufs = self.send_bufs.take();
+        if let Some(op) = self.encrypt(&mut bufs) {
+            return self.send(op, bufs);
+        }
+        self.send_bufs.replace(bufs);
+        // There may be replies that were not sent after all.
+        self.state.borrow_mut().sent();
+    }
+
+    /// With TLS, puts as much as goes out at once of what is to be sent into `bufs`, and says how. `None`:
+    /// there is nothing.
+    fn encrypt(&self, bufs: &mut IoBufs) -> Option<IoOp> {
+        let mut secure = self.secure.as_ref().filter(|_| !self.deaf.get())?.borrow_mut();
+        let encrypted = secure.encrypt(bufs);
+        // The loop has to wake up for what comes after it.
+        let op = if secure.has_plain() { WHEN_READY } else { IoOp::SendNow };
+        drop(secure);
+        match encrypted {
+            Ok(any) => any.then_some(op),
+            Err(why) => {
+                self.deaf.set(true);
+                self.end_input(End::Tls(why));
+                None
+            }
+        }
     }
 
     fn hang_up(&self, how: Shutdown) {
@@ -317,11 +409,17 @@ impl DeferredCall for Connection {
         if self.deaf.get() {
             self.state.borrow_mut().drop_replies();
             self.publish();
-        } else if !self.sending.get() && self.state.borrow().has_replies() {
-            let mut bufs = self.send_bufs.take();
-            self.state.borrow_mut().gather(&mut bufs);
-            self.publish();
-            self.send(IoOp::SendNow, bufs);
+        } else if !self.sending.get() {
+            match &self.secure {
+                None if self.state.borrow().has_replies() => {
+                    let mut bufs = self.send_bufs.take();
+                    self.state.borrow_mut().gather(&mut bufs);
+                    self.publish();
+                    self.send(IoOp::SendNow, bufs);
+                }
+                None => {}
+                Some(secure) => self.send_encrypted(secure),
+            }
         }
         if self.stalled.get() {
             self.take_requests();

@@ -6,24 +6,33 @@ use std::sync::Arc;
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
+use tls::{Acceptor, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
 
-use super::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next};
+use super::server::first;
+use super::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next, Tls};
 use super::session::transmission::Agreed;
 use super::wire::option::{HEADER_LEN, MAX_DATA, OptionHeader};
 
-/// Options taken in a row before other tasks of the loop get their turn.
+/// Options, or receives, in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
+
+/// How long a client may take to read why it is sent away, nanoseconds.
+const LAST_WORDS_NS: u64 = 2_000_000_000;
 
 /// Why there is no transmission phase.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The client left.
     Left,
+    /// It left while it began TLS, as those do that refuse the server's certificate.
+    LeftTls,
     /// It broke the rules.
     Rules(HandshakeError),
     /// Its socket failed.
     Socket(Errno),
+    /// TLS failed; the client was told why.
+    Tls(SessionError),
 }
 
 impl From<HandshakeError> for Failure {
@@ -32,29 +41,62 @@ impl From<HandshakeError> for Failure {
     }
 }
 
+/// TLS of a client in the transmission phase.
+pub(super) struct Secured {
+    pub(super) session: Session,
+    /// Plaintext that came with the last of the handshake, and belongs to what follows it.
+    pub(super) plain: Vec<u8>,
+}
+
+/// What was negotiated.
+pub(super) struct Negotiated {
+    pub(super) export: Arc<ExportInfo>,
+    pub(super) agreed: Agreed,
+    pub(super) secured: Option<Box<Secured>>,
+}
+
 /// A client's socket during the handshake.
 struct Client {
     socket: Arc<OwnedFd>,
     ready: Readiness,
+    pace: Pace,
+    tls: Option<Box<Secured>>,
 }
 
-/// Negotiates with a client until it has chosen an export. Nothing beyond the handshake has been taken
-/// from the socket then.
+/// Lets others have the loop now and then, whatever a client sends.
+struct Pace {
+    event_loop: EventLoop,
+    left: u32,
+}
+
+impl Pace {
+    async fn step(&mut self) {
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = TURN;
+            self.event_loop.sleep_until(self.event_loop.now_ns()).await;
+        }
+    }
+}
+
+/// Negotiates with a client until it has chosen an export, with TLS if there is an acceptor. Nothing
+/// beyond the handshake has been taken from the socket then, but for what is in `secured`.
 pub(super) async fn negotiate(
     event_loop: &EventLoop,
     socket: &Arc<OwnedFd>,
+    acceptor: Option<&Acceptor>,
     exports: impl Fn() -> Vec<Arc<ExportInfo>>,
-) -> Result<(Arc<ExportInfo>, Agreed), Failure> {
+) -> Result<Negotiated, Failure> {
     let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
     let ready = Readiness::new(event_loop, socket.clone(), events);
-    let client = Client { socket: socket.clone(), ready };
-    let mut negotiation = Negotiation::default();
+    let pace = Pace { event_loop: event_loop.clone(), left: TURN };
+    let mut client = Client { socket: socket.clone(), ready, pace, tls: None };
+    let mut negotiation = Negotiation::new(acceptor.map_or(Tls::Off, |_| Tls::Required));
     client.send(&Negotiation::greeting()).await?;
     let mut flags = [0; 4];
     client.fill(&mut flags).await?;
     negotiation.client_flags(u32::from_be_bytes(flags))?;
     let (mut data, mut out) = (Vec::new(), Vec::new());
-    let mut turn = TURN;
     loop {
         let mut header = [0; HEADER_LEN];
         client.fill(&mut header).await?;
@@ -69,48 +111,142 @@ pub(super) async fn negotiate(
         let exports = exports();
         let next = negotiation.option(option, &data, &exports, &mut out)?;
         client.send(&out).await?;
-        match next {
-            Next::Option => {}
-            Next::Leave => return Err(Failure::Left),
-            Next::Transmission(index, agreed) => match exports.get(index) {
-                Some(export) => return Ok((export.clone(), agreed)),
+        match (next, acceptor) {
+            (Next::Option, _) => {}
+            (Next::StartTls, Some(acceptor)) => client.start_tls(acceptor).await?,
+            (Next::Leave | Next::StartTls, _) => return Err(Failure::Left),
+            (Next::Transmission(index, agreed), _) => match exports.get(index) {
+                Some(export) => {
+                    let (export, secured) = (export.clone(), client.tls);
+                    return Ok(Negotiated { export, agreed, secured });
+                }
                 None => return Err(Failure::Left),
             },
         }
-        turn -= 1;
-        if turn == 0 {
-            turn = TURN;
-            event_loop.sleep_until(event_loop.now_ns()).await;
-        }
+        client.pace.step().await;
     }
 }
 
 impl Client {
-    async fn fill(&self, buf: &mut [u8]) -> Result<(), Failure> {
+    /// Takes exactly that many bytes.
+    async fn fill(&mut self, buf: &mut [u8]) -> Result<(), Failure> {
         let mut filled = 0;
         while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match recv(self.socket.as_raw_fd(), rest, MsgFlags::MSG_DONTWAIT) {
-                Ok(0) | Err(Errno::ECONNRESET) => return Err(Failure::Left),
-                Ok(bytes) => filled += bytes,
-                Err(Errno::EAGAIN) => self.ready.wait().await,
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(Failure::Socket(errno)),
+            let Client { socket, ready, pace, tls } = self;
+            let Some(tls) = tls else {
+                filled += take(socket, ready, rest).await?;
+                continue;
+            };
+            if tls.plain.is_empty() {
+                let Secured { session, plain } = &mut **tls;
+                let mut out = Vec::new();
+                let progress = session.process(&mut out, &mut |data| plain.extend(data));
+                put(socket, ready, &out).await?;
+                match progress.map_err(Failure::Tls)? {
+                    Progress::Data => {}
+                    Progress::Input => {
+                        let bytes = take(socket, ready, session.input()).await?;
+                        session.received(bytes);
+                        pace.step().await;
+                    }
+                    Progress::Closed => return Err(Failure::Left),
+                }
             }
+            let part = rest.len().min(tls.plain.len());
+            rest[..part].copy_from_slice(&tls.plain[..part]);
+            tls.plain.drain(..part);
+            filled += part;
         }
         Ok(())
     }
 
-    async fn send(&self, mut bytes: &[u8]) -> Result<(), Failure> {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        while !bytes.is_empty() {
-            match send(self.socket.as_raw_fd(), bytes, flags) {
-                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-                Err(Errno::EAGAIN) => self.ready.wait().await,
-                Err(Errno::EINTR) => {}
-                Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(Failure::Left),
-                Err(errno) => return Err(Failure::Socket(errno)),
-            }
+    async fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let Some(tls) = &mut self.tls else {
+            return put(&self.socket, &self.ready, bytes).await;
+        };
+        let mut out = vec![0; bytes.len().min(MAX_PLAIN) + MAX_EXPANSION];
+        for part in bytes.chunks(MAX_PLAIN) {
+            let len = tls.session.encrypt(part, &mut out).map_err(Failure::Tls)?;
+            put(&self.socket, &self.ready, &out[..len]).await?;
         }
         Ok(())
     }
+
+    /// Goes through TLS's own handshake.
+    async fn start_tls(&mut self, acceptor: &Acceptor) -> Result<(), Failure> {
+        let Client { socket, ready, pace, .. } = self;
+        let mut session = acceptor.session().map_err(Failure::Tls)?;
+        let (mut out, mut plain) = (Vec::new(), Vec::new());
+        loop {
+            out.clear();
+            let progress = session.process(&mut out, &mut |data| plain.extend(data));
+            let sent = put(socket, ready, &out).await;
+            match progress {
+                Err(error) => {
+                    self.part().await;
+                    return Err(Failure::Tls(error));
+                }
+                Ok(_) if !session.is_handshaking() => {
+                    sent?;
+                    break;
+                }
+                Ok(Progress::Input) => {
+                    sent?;
+                    let taken = take(socket, ready, session.input()).await;
+                    let left = |failure| match failure {
+                        Failure::Left => Failure::LeftTls,
+                        other => other,
+                    };
+                    session.received(taken.map_err(left)?);
+                    pace.step().await;
+                }
+                Ok(Progress::Data) => {}
+                Ok(Progress::Closed) => return Err(Failure::LeftTls),
+            }
+        }
+        self.tls = Some(Box::new(Secured { session, plain }));
+        Ok(())
+    }
+
+    /// Lets the client read what it was sent last: a socket that is closed with bytes that nobody has
+    /// taken takes what was sent over it along.
+    async fn part(&mut self) {
+        let Client { socket, ready, pace, .. } = self;
+        let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
+        let event_loop = pace.event_loop.clone();
+        let read = async {
+            let mut rest = [0; 4096];
+            while take(socket, ready, &mut rest).await.is_ok() {
+                pace.step().await;
+            }
+        };
+        first(read, event_loop.sleep_until(event_loop.now_ns() + LAST_WORDS_NS)).await;
+    }
+}
+
+/// Takes what there is; at least one byte.
+async fn take(socket: &OwnedFd, ready: &Readiness, buf: &mut [u8]) -> Result<usize, Failure> {
+    loop {
+        match recv(socket.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) | Err(Errno::ECONNRESET) => return Err(Failure::Left),
+            Ok(bytes) => return Ok(bytes),
+            Err(Errno::EAGAIN) => ready.wait().await,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Failure::Socket(errno)),
+        }
+    }
+}
+
+async fn put(socket: &OwnedFd, ready: &Readiness, mut bytes: &[u8]) -> Result<(), Failure> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    while !bytes.is_empty() {
+        match send(socket.as_raw_fd(), bytes, flags) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(Errno::EAGAIN) => ready.wait().await,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(Failure::Left),
+            Err(errno) => return Err(Failure::Socket(errno)),
+        }
+    }
+    Ok(())
 }

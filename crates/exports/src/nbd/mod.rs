@@ -4,7 +4,7 @@
 //! [`session`] knows what was agreed on and says what a request means, both without I/O. `server` and
 //! `handshake` are tasks on the control loop; once a client has chosen an export its socket goes to
 //! one of the export's I/O threads, where `connection` carries requests from the socket's receives
-//! down the node's channel and the replies back. `state`, `slots` and `arena` are what it keeps for
+//! down the node's channel and the replies back; `secure` decrypts and encrypts them where TLS was begun. `state`, `slots` and `arena` are what it keeps for
 //! that: all of a connection's memory, which is bounded.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ mod arena;
 mod connection;
 mod handshake;
 mod listener;
+mod secure;
 mod server;
 pub mod session;
 mod slots;

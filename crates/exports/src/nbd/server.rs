@@ -2,6 +2,7 @@
 //! I/O thread of the export they have chosen.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
@@ -13,8 +14,9 @@ use block::node::BlockNode;
 use devices::QueueStats;
 use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
+use tls::Acceptor;
 
-use super::handshake::{Failure, negotiate};
+use super::handshake::{Failure, Negotiated, Secured, negotiate};
 use super::listener::{Listener, NbdListen};
 use super::session::handshake::ExportInfo;
 use super::session::transmission::Agreed;
@@ -33,6 +35,8 @@ pub struct NbdServerConfig {
     /// `handshake-max-seconds`: a client that has not chosen an export by then is sent away; 0: it
     /// may take any time.
     pub handshake_max_seconds: u32,
+    /// `tls-creds` and `tls-authz`: clients are served with TLS only. `None`: without.
+    pub tls: Option<Acceptor>,
 }
 
 /// What `--export type=nbd` says.
@@ -69,6 +73,8 @@ struct Shared {
     event_loop: EventLoop,
     max_connections: u32,
     handshake_max_seconds: u32,
+    tls: Option<Acceptor>,
+    refusals: Sparingly,
     exports: RefCell<Vec<Rc<Export>>>,
     connections: Cell<u32>,
     stopping: Cell<bool>,
@@ -94,12 +100,14 @@ impl NbdServer {
     ///
     /// The socket cannot be listened on.
     pub fn start(event_loop: &EventLoop, config: NbdServerConfig) -> Result<Self, ExportError> {
-        let NbdServerConfig { listen, max_connections, handshake_max_seconds } = config;
+        let NbdServerConfig { listen, max_connections, handshake_max_seconds, tls } = config;
         let listener = Listener::new(event_loop, listen)?;
         let shared = Rc::new(Shared {
             event_loop: event_loop.clone(),
             max_connections,
             handshake_max_seconds,
+            tls,
+            refusals: Sparingly::default(),
             exports: RefCell::default(),
             connections: Cell::new(0),
             stopping: Cell::new(false),
@@ -296,7 +304,9 @@ impl Shared {
     /// Serves a client to its end.
     async fn serve(&self, socket: OwnedFd) {
         let socket = Arc::new(socket);
-        let Some((export, agreed)) = self.or_stop(self.shake_hands(&socket)).await.flatten() else {
+        let Some((export, agreed, secured)) =
+            self.or_stop(self.shake_hands(&socket)).await.flatten()
+        else {
             return;
         };
         let workers = &export.workers;
@@ -304,9 +314,14 @@ impl Shared {
         export.next.set(turn + 1);
         let Some(worker) = workers.get(turn) else { return };
         let id = &export.id;
-        log::info!("export {id}: client connected");
+        match &secured {
+            None => log::info!("export {id}: client connected"),
+            Some(tls) => {
+                log::info!("export {id}: client connected, {}", tls.session.description());
+            }
+        }
         export.clients.set(export.clients.get() + 1);
-        let served = worker.serve(socket, agreed).await;
+        let served = worker.serve(socket, agreed, secured).await;
         export.clients.set(export.clients.get() - 1);
         match served {
             Ok(End::Left) => log::info!("export {id}: client disconnected"),
@@ -317,9 +332,12 @@ impl Shared {
     }
 
     /// The export that a client chooses; `None`: it does not, or not in time.
-    async fn shake_hands(&self, socket: &Arc<OwnedFd>) -> Option<(Rc<Export>, Agreed)> {
+    async fn shake_hands(
+        &self,
+        socket: &Arc<OwnedFd>,
+    ) -> Option<(Rc<Export>, Agreed, Option<Box<Secured>>)> {
         let infos = || self.exports.borrow().iter().map(|e| e.info.clone()).collect();
-        let negotiation = negotiate(&self.event_loop, socket, infos);
+        let negotiation = negotiate(&self.event_loop, socket, self.tls.as_ref(), infos);
         let deadline = match self.handshake_max_seconds {
             0 => u64::MAX,
             n => self.event_loop.now_ns().saturating_add(u64::from(n) * 1_000_000_000),
@@ -327,11 +345,11 @@ impl Shared {
         let late = self.event_loop.sleep_until(deadline);
         // What strangers do before they have an export is no news: anybody could fill the log.
         match first(negotiation, late).await {
-            Some(Ok((info, agreed))) => {
+            Some(Ok(Negotiated { export: info, agreed, secured })) => {
                 // It may have been stopped meanwhile.
                 let exports = self.exports.borrow();
                 let export = exports.iter().find(|export| Arc::ptr_eq(&export.info, &info));
-                return export.cloned().map(|export| (export, agreed));
+                return export.cloned().map(|export| (export, agreed, secured));
             }
             Some(Err(Failure::Left)) => log::debug!("NBD server: client left"),
             Some(Err(Failure::Rules(error))) => {
@@ -340,9 +358,22 @@ impl Shared {
             Some(Err(Failure::Socket(errno))) => {
                 log::debug!("NBD server: client lost: {}", errno.desc());
             }
+            // Certificates are somebody's mistake, as a rule, who wants to know.
+            Some(Err(Failure::Tls(error))) => self.refuse(&format_args!("TLS failed: {error}")),
+            Some(Err(Failure::LeftTls)) => self.refuse(
+                &"it left in the middle of TLS's handshake; it may not trust the server's certificate",
+            ),
             None => log::debug!("NBD server: client sent away: its handshake took too long"),
         }
         None
+    }
+
+    fn refuse(&self, why: &dyn fmt::Display) {
+        match self.refusals.may_log(self.event_loop.now_ns()) {
+            Some(0) => log::warn!("NBD server: client sent away: {why}"),
+            Some(n) => log::warn!("NBD server: client sent away: {why} ({n} before it not logged)"),
+            None => log::debug!("NBD server: client sent away: {why}"),
+        }
     }
 
     /// What the future gives, or `None` when the server is stopped first.
@@ -352,7 +383,10 @@ impl Shared {
 }
 
 /// What the future gives, or `None` when `end` comes first.
-async fn first<T>(future: impl Future<Output = T>, end: impl Future<Output = ()>) -> Option<T> {
+pub(super) async fn first<T>(
+    future: impl Future<Output = T>,
+    end: impl Future<Output = ()>,
+) -> Option<T> {
     let (mut future, mut end) = (pin!(future), pin!(end));
     poll_fn(|cx| {
         if let Poll::Ready(value) = future.as_mut().poll(cx) {
@@ -361,6 +395,34 @@ async fn first<T>(future: impl Future<Output = T>, end: impl Future<Output = ()>
         end.as_mut().poll(cx).map(|()| None)
     })
     .await
+}
+
+/// Bounds what strangers can fill the log with.
+#[derive(Default)]
+struct Sparingly {
+    since_ns: Cell<u64>,
+    logged: Cell<u32>,
+    left_out: Cell<u32>,
+}
+
+impl Sparingly {
+    /// Lines per [`PERIOD_NS`](Self::PERIOD_NS).
+    const LINES: u32 = 20;
+    const PERIOD_NS: u64 = 60_000_000_000;
+
+    /// Whether one more line is fine, and if so, how many before it were not.
+    fn may_log(&self, now_ns: u64) -> Option<u32> {
+        if now_ns.saturating_sub(self.since_ns.get()) >= Self::PERIOD_NS {
+            self.since_ns.set(now_ns);
+            self.logged.set(0);
+        }
+        if self.logged.get() >= Self::LINES {
+            self.left_out.set(self.left_out.get().saturating_add(1));
+            return None;
+        }
+        self.logged.set(self.logged.get() + 1);
+        Some(self.left_out.take())
+    }
 }
 
 /// Tells tasks of one loop that something has changed.

@@ -32,6 +32,8 @@ pub(super) enum End {
     CutShort,
     /// Its socket failed.
     Socket(Errno),
+    /// TLS failed.
+    Tls(&'static str),
     /// What it sent is no request.
     BadMagic(u32),
     /// It announced a payload longer than any may be.
@@ -46,6 +48,7 @@ impl fmt::Display for End {
             End::Left => f.write_str("the client left"),
             End::CutShort => f.write_str("the client left in the middle of a message"),
             End::Socket(errno) => write!(f, "its socket failed: {}", errno.desc()),
+            End::Tls(why) => write!(f, "TLS failed: {why}"),
             End::BadMagic(magic) => write!(f, "{magic:#x} is not the beginning of a request"),
             End::TooLong(len) => {
                 write!(f, "a payload of {len} bytes is announced; {MAX_PAYLOAD} are the most")

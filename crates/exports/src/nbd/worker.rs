@@ -16,6 +16,7 @@ use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
 
 use super::connection::{Connection, Service};
+use super::handshake::Secured;
 use super::session::transmission::Agreed;
 use super::state::End;
 use crate::vhost_user::flush::flush;
@@ -91,8 +92,13 @@ impl WorkerHandle {
     }
 
     /// Serves a client there. The answer comes at the end of it.
-    pub(super) fn serve(&self, fd: Arc<OwnedFd>, agreed: Agreed) -> oneshot::Receiver<End> {
-        self.ask(move |worker, answer| worker.serve(fd, agreed, answer))
+    pub(super) fn serve(
+        &self,
+        fd: Arc<OwnedFd>,
+        agreed: Agreed,
+        secured: Option<Box<Secured>>,
+    ) -> oneshot::Receiver<End> {
+        self.ask(move |worker, answer| worker.serve(fd, agreed, secured, answer))
     }
 
     /// Ends all connections, once their requests are done, and makes durable what was written.
@@ -129,12 +135,19 @@ impl WorkerHandle {
 }
 
 impl Worker {
-    fn serve(self: &Rc<Self>, fd: Arc<OwnedFd>, agreed: Agreed, answer: oneshot::Sender<End>) {
+    fn serve(
+        self: &Rc<Self>,
+        fd: Arc<OwnedFd>,
+        agreed: Agreed,
+        secured: Option<Box<Secured>>,
+        answer: oneshot::Sender<End>,
+    ) {
         let id = self.next_connection.get();
         self.next_connection.set(id + 1);
         let service = Service {
             channel: self.channel.clone(),
             agreed,
+            secured,
             writethrough: self.writethrough,
             stats: self.stats.clone(),
         };
@@ -148,8 +161,9 @@ impl Worker {
             }
         });
         // Without memory for it `ended` is dropped, which the control plane sees.
-        if let Some(connection) = Connection::start(&self.event_loop, fd, service, ended) {
-            self.connections.borrow_mut().insert(id, connection);
+        if let Some(connection) = Connection::new(&self.event_loop, fd, service, ended) {
+            self.connections.borrow_mut().insert(id, connection.clone());
+            connection.start();
         }
     }
 

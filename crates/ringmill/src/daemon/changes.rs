@@ -45,6 +45,7 @@ impl Daemon {
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
+            Action::Object(object) => self.objects.add(object)?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
                 let export = self.start_export(options).await?;
@@ -83,6 +84,7 @@ impl Daemon {
     pub(super) fn delete_object(&mut self, id: &str) -> Result<(), DaemonError> {
         let graph = self.graph.without_object(id)?;
         self.threads.remove(id);
+        self.objects.remove(id);
         self.graph = graph;
         Ok(())
     }
@@ -210,6 +212,7 @@ impl Daemon {
             listen,
             max_connections: options.max_connections,
             handshake_max_seconds: options.handshake_max_seconds,
+            tls: self.objects.acceptor(options)?,
         };
         let server = NbdServer::start(&self.control, config);
         self.nbd_server = Some(server.map_err(DaemonError::with_advice)?);

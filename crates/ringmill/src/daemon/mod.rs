@@ -11,6 +11,7 @@ mod jobs;
 mod metrics;
 mod monitor;
 mod nodes;
+mod objects;
 mod open_files;
 mod qmp;
 mod running;
@@ -35,6 +36,7 @@ pub(crate) use error::DaemonError;
 use exports::Exports;
 use jobs::Jobs;
 use monitor::{Clients, LINGER_NS, Request};
+use objects::Objects;
 use signal::{Mailbox, until};
 use signals::StopSignals;
 use statistics::{ProcessStatistics, Statistics};
@@ -47,6 +49,7 @@ pub(crate) struct Daemon {
     nbd_server: Option<NbdServer>,
     nodes: NodeRegistry,
     threads: IoThreads,
+    objects: Objects,
     /// What there is and who uses it, by name: says whether a change fits.
     graph: Graph,
     /// Those that no monitor is on.
@@ -187,6 +190,7 @@ impl Daemon {
             nbd_server: None,
             nodes: NodeRegistry::new(),
             threads: IoThreads::new(control, move |error| failed.push(Message::Failed(error))),
+            objects: Objects::default(),
             graph: Graph::default(),
             chardevs: BTreeMap::new(),
             jobs: Jobs::default(),

@@ -25,6 +25,8 @@ enum Place<'a> {
     Root,
     Objects,
     Thread(&'a Thread),
+    /// One of another type, of which no more can be seen.
+    Object(&'static str),
 }
 
 impl Daemon {
@@ -99,7 +101,10 @@ impl Daemon {
                 return Err(QmpError::generic(format!("Path '{path}' is ambiguous")));
             }
             (_, ["objects"]) => Some(Place::Objects),
-            (_, ["objects", id]) | (false, [id]) => self.threads.get(id).map(Place::Thread),
+            (_, ["objects", id]) | (false, [id]) => {
+                let other = || self.objects.kind(id).map(Place::Object);
+                self.threads.get(id).map(Place::Thread).or_else(other)
+            }
             _ => None,
         };
         place.ok_or_else(|| QmpError::device_not_found(path))
@@ -113,11 +118,14 @@ impl Daemon {
             Place::Objects => {
                 let ids = self.threads.named().iter().map(|thread| &thread.options.id);
                 list.extend(ids.map(|id| property(id, "child<iothread>")));
+                let others = self.objects.all();
+                list.extend(others.map(|(id, kind)| property(id, &format!("child<{kind}>"))));
             }
             Place::Thread(thread) => {
                 let own = thread.options.properties();
                 list.extend(own.iter().map(|own| property(own.name, own.kind)));
             }
+            Place::Object(_) => {}
         }
         list.into()
     }
@@ -127,7 +135,11 @@ impl Daemon {
             (_, "type") => Some(place.kind().into()),
             (Place::Root, "objects") => Some("/objects".into()),
             (Place::Root, _) => None,
-            (Place::Objects, id) => self.threads.get(id).map(|_| format!("/objects/{id}").into()),
+            (Place::Objects, id) => {
+                let is_there = self.threads.get(id).is_some() || self.objects.kind(id).is_some();
+                is_there.then(|| format!("/objects/{id}").into())
+            }
+            (Place::Object(..), _) => None,
             (Place::Thread(thread), name) => {
                 let mut own = thread.options.properties().into_iter();
                 own.find(|own| own.name == name).map(|own| own.value.into())
@@ -161,6 +173,7 @@ impl Place<'_> {
         match self {
             Place::Root | Place::Objects => "container",
             Place::Thread(_) => "iothread",
+            Place::Object(kind) => kind,
         }
     }
 }

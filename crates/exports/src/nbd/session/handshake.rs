@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::transmission::Agreed;
 use crate::nbd::wire::option::{
-    ClientOption, Contexts, InfoRequest, Invalid, OptionError, OptionReply,
+    ClientOption, Contexts, InfoRequest, Invalid, OptionError, OptionReply, code,
 };
 use crate::nbd::wire::reply::ReplyMode;
 use crate::nbd::wire::{INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, flag, handshake_flag};
@@ -89,11 +89,25 @@ impl fmt::Display for HandshakeError {
 
 impl std::error::Error for HandshakeError {}
 
+/// What a server has to say of TLS.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Tls {
+    /// It has none.
+    #[default]
+    Off,
+    /// It has, and the client has not begun it yet: there is nothing else for it.
+    Required,
+    /// It goes on.
+    On,
+}
+
 /// What comes after an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
     /// The next option.
     Option,
+    /// TLS, and then, in it, the next option.
+    StartTls,
     /// The end of the connection.
     Leave,
     /// The transmission phase with this export, the index among those there were.
@@ -103,6 +117,7 @@ pub enum Next {
 /// A handshake under way.
 #[derive(Debug, Clone, Default)]
 pub struct Negotiation {
+    tls: Tls,
     fixed: bool,
     no_zeroes: bool,
     mode: ReplyMode,
@@ -111,6 +126,11 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
+    /// One with a client that has not begun TLS.
+    pub fn new(tls: Tls) -> Self {
+        Negotiation { tls, ..Negotiation::default() }
+    }
+
     /// What the server sends first.
     pub fn greeting() -> [u8; 18] {
         let mut bytes = [0; 18];
@@ -147,6 +167,13 @@ impl Negotiation {
         out: &mut Vec<u8>,
     ) -> Result<Next, HandshakeError> {
         let parsed = ClientOption::parse(option, data);
+        let leaves_plain = matches!(parsed, Ok(ClientOption::StartTls | ClientOption::Abort));
+        if self.tls == Tls::Required && self.fixed && !leaves_plain && option != code::EXPORT_NAME {
+            // Whatever it is, and whatever is wrong with it.
+            let why = "this server takes options only with TLS";
+            Answer { option, out }.refuse(OptionError::TlsRequired, why);
+            return Ok(Next::Option);
+        }
         if let Ok(ClientOption::ExportName(name)) = parsed {
             return self.export_name(name, exports, out);
         }
@@ -155,7 +182,7 @@ impl Negotiation {
         }
         let mut answer = Answer { option, out };
         match parsed {
-            Err(Invalid(why)) if option == crate::nbd::wire::option::code::EXPORT_NAME => {
+            Err(Invalid(why)) if option == code::EXPORT_NAME => {
                 return Err(HandshakeError::Refused(why.into()));
             }
             Err(Invalid(why)) => answer.refuse(OptionError::Invalid, why),
@@ -164,6 +191,16 @@ impl Negotiation {
                 answer.put(OptionReply::Ack);
                 return Ok(Next::Leave);
             }
+            Ok(ClientOption::StartTls) => match self.tls {
+                Tls::Off => answer.refuse(OptionError::Policy, "this server has no TLS"),
+                Tls::On => answer.refuse(OptionError::Invalid, "TLS is under way already"),
+                Tls::Required => {
+                    answer.put(OptionReply::Ack);
+                    // Nothing was agreed on before that could have been forged.
+                    self.tls = Tls::On;
+                    return Ok(Next::StartTls);
+                }
+            },
             Ok(ClientOption::List) => {
                 for export in exports {
                     let ExportInfo { name, description, .. } = &**export;
@@ -224,6 +261,9 @@ impl Negotiation {
         exports: &[Arc<ExportInfo>],
         out: &mut Vec<u8>,
     ) -> Result<Next, HandshakeError> {
+        if self.tls == Tls::Required {
+            return Err(HandshakeError::Refused("it does not begin TLS, which is required".into()));
+        }
         if self.mode == ReplyMode::Extended {
             let why = "NBD_OPT_EXPORT_NAME after extended headers were negotiated";
             return Err(HandshakeError::Refused(why.into()));

@@ -1,0 +1,176 @@
+//! `authz-simple` and `authz-list`: who is let in.
+
+use tls::{Authorization, Format, Policy, Rule};
+
+use super::{ObjectOptions, TypeRow, check_id};
+use crate::shape::Shape;
+use crate::table::{self, Choice, Context, Field, Kind, Need, Table, put};
+use crate::value::{Dialect, Value};
+
+/// `authz-simple`, `authz-list`: who is let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthzOptions {
+    /// `id`: its name.
+    pub id: String,
+    /// The rest.
+    pub authorization: Authorization,
+}
+
+pub(super) static AUTHZ_SIMPLE: TypeRow = TypeRow {
+    name: "authz-simple",
+    help: "lets in one client, by the name in its certificate",
+    example: "authz-simple,id=auth0,identity=CN=host1",
+    table: &Table {
+        fields: SIMPLE,
+        build: |Simple { id, identity }| {
+            let authorization = Authorization::Simple { identity };
+            Ok(ObjectOptions::Authz(AuthzOptions { id, authorization }))
+        },
+    },
+};
+
+pub(super) static AUTHZ_LIST: TypeRow = TypeRow {
+    name: "authz-list",
+    help: "lets in clients, by the names in their certificates",
+    example: "authz-list,id=auth1,rules.0.match=CN=host*,rules.0.format=glob,rules.0.policy=allow",
+    table: &Table {
+        fields: LIST,
+        build: |List { id, policy, rules }| {
+            let authorization = Authorization::List { rules, policy };
+            Ok(ObjectOptions::Authz(AuthzOptions { id, authorization }))
+        },
+    },
+};
+
+#[derive(Default)]
+struct Simple {
+    id: String,
+    identity: String,
+}
+
+static SIMPLE: &[Field<Simple>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |authz, id| put(&mut authz.id, check_id(id)?) },
+        need: Need::Required,
+        help: "name of the object, for tls-authz to refer to",
+    },
+    Field {
+        name: "identity",
+        kind: Kind::Text { meta: "<name>", set: |authz, name| put(&mut authz.identity, name) },
+        need: Need::Required,
+        help: "distinguished name, in the certificate's order, such as C=GB,O=Example,CN=host1",
+    },
+];
+
+#[derive(Default)]
+struct List {
+    id: String,
+    policy: Policy,
+    rules: Vec<Rule>,
+}
+
+static LIST: &[Field<List>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |authz, id| put(&mut authz.id, check_id(id)?) },
+        need: Need::Required,
+        help: "name of the object, for tls-authz to refer to",
+    },
+    Field {
+        name: "policy",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "deny",
+                help: "they are not let in",
+                set: |authz| put(&mut authz.policy, Policy::Deny),
+            },
+            Choice {
+                name: "allow",
+                help: "they are let in",
+                set: |authz| put(&mut authz.policy, Policy::Allow),
+            },
+        ]),
+        need: Need::Default("deny"),
+        help: "what becomes of clients that no rule fits",
+    },
+    Field {
+        name: "rules",
+        kind: Kind::Nested {
+            shape: || {
+                let rule = Shape::Object(table::members(RULE));
+                Shape::List(Box::new(rule), "rule number <n>, from 0; the first that fits decides")
+            },
+            read: rules,
+        },
+        need: Need::Optional("none"),
+        help: "",
+    },
+];
+
+static RULE: &[Field<Rule>] = &[
+    Field {
+        name: "match",
+        kind: Kind::Text { meta: "<name>", set: |rule, name| put(&mut rule.pattern, name) },
+        need: Need::Required,
+        help: "distinguished name, in the certificate's order, such as C=GB,O=Example,CN=host1",
+    },
+    Field {
+        name: "policy",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "deny",
+                help: "clients of that name are not let in",
+                set: |rule| put(&mut rule.policy, Policy::Deny),
+            },
+            Choice {
+                name: "allow",
+                help: "clients of that name are let in",
+                set: |rule| put(&mut rule.policy, Policy::Allow),
+            },
+        ]),
+        need: Need::Required,
+        help: "what becomes of clients of that name",
+    },
+    Field {
+        name: "format",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "exact",
+                help: "the name as it is",
+                set: |rule| put(&mut rule.format, Format::Exact),
+            },
+            Choice {
+                name: "glob",
+                help: "* is any text, ? any character",
+                set: |rule| put(&mut rule.format, Format::Glob),
+            },
+        ]),
+        need: Need::Default("exact"),
+        help: "how names are compared",
+    },
+];
+
+/// `rules`: a list of objects.
+fn rules(list: &mut List, value: Value, at: &Context) -> table::Set {
+    let items = match (value, at.dialect) {
+        (Value::List(items), _) => items,
+        (_, Dialect::Keyval) => {
+            let message = format!("Parameter '{}' expects a list", at.whole());
+            return Err(crate::error::OptionError::new(message));
+        }
+        (_, Dialect::Json) => return Err(table::wrong_type(at.whole(), "array")),
+    };
+    for (index, item) in items.into_iter().enumerate() {
+        let at = at.below(&index.to_string());
+        let Value::Object(mut object) = item else {
+            return Err(table::wrong_type(at.whole(), "object"));
+        };
+        let mut rule = Rule { pattern: String::new(), policy: Policy::Deny, format: Format::Exact };
+        table::read(RULE, &mut rule, &mut object, &at)?;
+        let known = RULE.iter().map(|field| field.name);
+        table::refuse_rest(&object, &at, &format!("'{}'", at.whole()), known)?;
+        list.rules.push(rule);
+    }
+    Ok(())
+}

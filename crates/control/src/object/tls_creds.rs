@@ -1,0 +1,114 @@
+//! `tls-creds-x509`: certificates and keys for TLS.
+
+use tls::{Endpoint, X509Files};
+
+use super::{ObjectOptions, TypeRow, check_id};
+use crate::error::OptionError;
+use crate::table::{Choice, Field, Kind, Need, Table, put};
+
+/// `tls-creds-x509`: certificates and keys for TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsCredsOptions {
+    /// `id`: its name.
+    pub id: String,
+    /// `dir`, `endpoint`, `verify-peer`, `sanity-check`.
+    pub files: X509Files,
+}
+
+impl Default for TlsCredsOptions {
+    fn default() -> Self {
+        let files = X509Files {
+            dir: "".into(),
+            endpoint: Endpoint::Client,
+            verify_peer: true,
+            sanity_check: true,
+        };
+        TlsCredsOptions { id: String::new(), files }
+    }
+}
+
+pub(super) static TLS_CREDS_X509: TypeRow = TypeRow {
+    name: "tls-creds-x509",
+    help: "certificates and a key for TLS, from the files of a folder",
+    example: "tls-creds-x509,id=tls0,endpoint=server,dir=/etc/pki/qemu",
+    table: &Table {
+        fields: FIELDS,
+        build: |creds: TlsCredsOptions| {
+            if creds.files.dir.as_os_str().is_empty() {
+                return Err(OptionError::new("Missing 'dir' property value"));
+            }
+            Ok(ObjectOptions::TlsCreds(creds))
+        },
+    },
+};
+
+static FIELDS: &[Field<TlsCredsOptions>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |creds, id| put(&mut creds.id, check_id(id)?) },
+        need: Need::Required,
+        help: "name of the credentials, for tls-creds to refer to",
+    },
+    Field {
+        name: "dir",
+        kind: Kind::Path(|creds, dir| put(&mut creds.files.dir, dir)),
+        need: Need::Required,
+        help: "folder with ca-cert.pem, server-cert.pem and server-key.pem (or client-…), and where \
+               certificates are revoked, ca-crl.pem",
+    },
+    Field {
+        name: "endpoint",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "client",
+                help: "for who connects",
+                set: |creds| put(&mut creds.files.endpoint, Endpoint::Client),
+            },
+            Choice {
+                name: "server",
+                help: "for who is connected to",
+                set: |creds| put(&mut creds.files.endpoint, Endpoint::Server),
+            },
+        ]),
+        need: Need::Default("client"),
+        help: "which side they are for",
+    },
+    Field {
+        name: "verify-peer",
+        kind: Kind::Bool(|creds, on| put(&mut creds.files.verify_peer, on)),
+        need: Need::Default("on"),
+        help: "refuse clients without a certificate of the CA",
+    },
+    Field {
+        name: "sanity-check",
+        kind: Kind::Bool(|creds, on| put(&mut creds.files.sanity_check, on)),
+        need: Need::Default("on"),
+        help: "refuse certificates that nobody would take when they are read",
+    },
+    Field {
+        name: "priority",
+        kind: Kind::Text {
+            meta: "<priority>",
+            set: |_, _| {
+                Err(OptionError::not_yet("Parameter 'priority'").hint(
+                    "It is GnuTLS' own. TLS 1.3 and 1.2 with AES-GCM and ChaCha20-Poly1305 is all \
+                     there is to choose from.",
+                ))
+            },
+        },
+        need: Need::Optional("TLS 1.3 and 1.2"),
+        help: "not supported so far",
+    },
+    Field {
+        name: "passwordid",
+        kind: Kind::Text {
+            meta: "<id>",
+            set: |_, _| {
+                Err(OptionError::not_yet("Parameter 'passwordid'")
+                    .hint("Keys must not be encrypted; openssl pkey decrypts them."))
+            },
+        },
+        need: Need::Optional("the key is not encrypted"),
+        help: "not supported so far",
+    },
+];

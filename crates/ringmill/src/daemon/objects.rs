@@ -1,0 +1,75 @@
+//! The objects that are not I/O threads: what TLS is served with, and whom.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use control::{NbdServerOptions, ObjectOptions};
+use tls::{Acceptor, Authorization, X509};
+
+use super::DaemonError;
+
+/// What an object has become.
+enum Made {
+    Credentials(X509),
+    Authorization(Arc<Authorization>),
+}
+
+/// The objects, by id.
+#[derive(Default)]
+pub(super) struct Objects(BTreeMap<String, (&'static str, Made)>);
+
+impl Objects {
+    /// Makes an object.
+    pub(super) fn add(&mut self, options: &ObjectOptions) -> Result<(), DaemonError> {
+        let made = match options {
+            ObjectOptions::TlsCreds(creds) => {
+                Made::Credentials(X509::load(&creds.files, None).map_err(DaemonError::new)?)
+            }
+            ObjectOptions::Authz(authz) => {
+                Made::Authorization(Arc::new(authz.authorization.clone()))
+            }
+            // Those have a place of their own.
+            ObjectOptions::Iothread(_) => return Ok(()),
+        };
+        self.0.insert(options.id().to_owned(), (options.type_name(), made));
+        Ok(())
+    }
+
+    /// Forgets an object, if there is one of that name.
+    pub(super) fn remove(&mut self, id: &str) {
+        self.0.remove(id);
+    }
+
+    /// The type of an object.
+    pub(super) fn kind(&self, id: &str) -> Option<&'static str> {
+        self.0.get(id).map(|(kind, _)| *kind)
+    }
+
+    /// Names and types.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        self.0.iter().map(|(id, (kind, _))| (id.as_str(), *kind))
+    }
+
+    /// What an NBD server takes its clients by TLS with; `None`: without.
+    pub(super) fn acceptor(
+        &self,
+        server: &NbdServerOptions,
+    ) -> Result<Option<Acceptor>, DaemonError> {
+        let find = |id: &String| self.0.get(id).map(|(_, made)| made);
+        let Some(creds) = &server.tls_creds else { return Ok(None) };
+        let Some(Made::Credentials(credentials)) = find(creds) else {
+            return Err(DaemonError::new(format!("No TLS credentials with id '{creds}'")));
+        };
+        let authorization = match server.tls_authz.as_ref() {
+            None => None,
+            Some(id) => match find(id) {
+                Some(Made::Authorization(authorization)) => Some(authorization.clone()),
+                _ => {
+                    let message = format!("No authorization object with id '{id}'");
+                    return Err(DaemonError::new(message));
+                }
+            },
+        };
+        Acceptor::new(credentials, authorization).map(Some).map_err(DaemonError::new)
+    }
+}

@@ -1,0 +1,82 @@
+//! What can go wrong.
+
+use std::fmt;
+
+use rustls::{CertificateError, Error};
+
+/// Credentials that cannot be used: which file, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CredentialsError(pub(crate) String);
+
+impl fmt::Display for CredentialsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for CredentialsError {}
+
+/// Why a session cannot go on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SessionError {
+    /// The client, whose certificate is good, is none of those that are let in.
+    NotAuthorized {
+        /// His name.
+        name: String,
+    },
+    /// A handshake message is longer than any is allowed to be.
+    TooLong,
+    /// The rules of the protocol, or a certificate.
+    Protocol(Error),
+    /// No more may be sent with these keys, and the protocol's version has no others (TLS 1.2).
+    KeysExhausted,
+}
+
+impl fmt::Display for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SessionError::NotAuthorized { name } => write!(f, "client '{name}' is not authorized"),
+            SessionError::TooLong => f.write_str("a handshake message is too long"),
+            SessionError::Protocol(Error::NoCertificatesPresented) => {
+                f.write_str("the client has shown no certificate")
+            }
+            SessionError::Protocol(Error::InvalidCertificate(why)) => match why {
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    f.write_str("the client's certificate has expired")
+                }
+                CertificateError::UnknownIssuer => {
+                    f.write_str("the client's certificate is of no CA that is known")
+                }
+                CertificateError::Revoked => f.write_str("the client's certificate is revoked"),
+                why => write!(f, "the client's certificate is bad: {why}"),
+            },
+            SessionError::Protocol(error) => write!(f, "{error}"),
+            SessionError::KeysExhausted => {
+                f.write_str("as much was sent as may be with one key; TLS 1.3 would take a new one")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SessionError {}
+
+impl SessionError {
+    /// What it comes to, in words that are known beforehand.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            SessionError::NotAuthorized { .. } => "the client is not authorized",
+            SessionError::TooLong => "a handshake message is too long",
+            SessionError::KeysExhausted => "as much was sent as may be with one key in TLS 1.2",
+            SessionError::Protocol(Error::DecryptError) => "a record could not be decrypted",
+            SessionError::Protocol(Error::AlertReceived(_)) => "the client gave it up by an alert",
+            SessionError::Protocol(Error::PeerSentOversizedRecord) => "a record is too long",
+            SessionError::Protocol(_) => "the client broke its rules",
+        }
+    }
+}
+
+impl From<Error> for SessionError {
+    fn from(error: Error) -> Self {
+        SessionError::Protocol(error)
+    }
+}

@@ -1,0 +1,71 @@
+//! Private keys, of all kinds that are about.
+
+use std::fmt::Display;
+
+use pkcs8::der::{Decode, Encode};
+use pkcs8::{EncryptedPrivateKeyInfo, ObjectIdentifier, PrivateKeyInfo, SecretDocument};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use sec1::{EcParameters, EcPrivateKey};
+
+/// RFC 5480's `id-ecPublicKey`.
+const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
+
+/// Elliptic curves, and the bytes that a private key of theirs has.
+const CURVES: [(ObjectIdentifier, usize); 3] = [
+    (ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7"), 32),
+    (ObjectIdentifier::new_unwrap("1.3.132.0.34"), 48),
+    (ObjectIdentifier::new_unwrap("1.3.132.0.35"), 66),
+];
+
+/// Reads a key in PEM, which is decrypted with the password if it is encrypted (PKCS #8).
+pub(crate) fn read(pem: &[u8], password: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, String> {
+    let text = std::str::from_utf8(pem).map_err(|_| "it is no text".to_owned())?;
+    let key = match text.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----") {
+        true => {
+            let password = password.ok_or("it is encrypted, and there is no 'passwordid'")?;
+            let (_, document) = SecretDocument::from_pem(text).map_err(words)?;
+            let encrypted =
+                EncryptedPrivateKeyInfo::try_from(document.as_bytes()).map_err(words)?;
+            let decrypted = encrypted.decrypt(password).map_err(|_| {
+                "it cannot be decrypted: the password is wrong, or the way of encryption unknown"
+            })?;
+            PrivateKeyDer::Pkcs8(decrypted.as_bytes().to_vec().into())
+        }
+        false if text.contains("Proc-Type: 4,ENCRYPTED") => {
+            return Err("it is encrypted in OpenSSL's old way; openssl pkey decrypts it, openssl \
+                        pkcs8 encrypts it in the way of PKCS #8"
+                .into());
+        }
+        false => PrivateKeyDer::from_pem_slice(pem).map_err(words)?,
+    };
+    Ok(of_its_length(&key).unwrap_or(key))
+}
+
+fn words(error: impl Display) -> String {
+    error.to_string()
+}
+
+/// The key with all bytes that its curve has (RFC 5915 section 3), which ring insists on: GnuTLS writes
+/// the number that it is, with a zero more or less. `None`: it is another kind of key.
+fn of_its_length(key: &PrivateKeyDer<'_>) -> Option<PrivateKeyDer<'static>> {
+    let (bytes, outer) = match key {
+        PrivateKeyDer::Sec1(key) => (key.secret_sec1_der(), None),
+        PrivateKeyDer::Pkcs8(key) => {
+            let info = PrivateKeyInfo::try_from(key.secret_pkcs8_der()).ok()?;
+            let curve = info.algorithm.parameters_oid().ok();
+            (info.private_key, Some(curve.filter(|_| info.algorithm.oid == EC)?))
+        }
+        _ => return None,
+    };
+    let key = EcPrivateKey::from_der(bytes).ok()?;
+    let curve = outer.or_else(|| key.parameters.and_then(|curve| curve.named_curve()))?;
+    let (_, len) = CURVES.iter().find(|(known, _)| *known == curve)?;
+    let zeroes = key.private_key.iter().take_while(|byte| **byte == 0).count();
+    let number = &key.private_key[zeroes..];
+    let mut padded = vec![0; len.checked_sub(number.len())?];
+    padded.extend(number);
+    let parameters = Some(EcParameters::NamedCurve(curve));
+    let key = EcPrivateKey { private_key: &padded, parameters, public_key: key.public_key };
+    Some(PrivateKeyDer::Sec1(key.to_der().ok()?.into()))
+}
