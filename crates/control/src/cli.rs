@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::complete;
+use crate::ctl::{self, CtlOptions};
 use crate::error::{OptionError, UsageError};
 use crate::graph::Graph;
 use crate::help;
@@ -26,12 +27,14 @@ const QSD: &str = "qemu-storage-daemon";
 const COMPLETE: &str = "--complete";
 
 /// What a command line asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// `ringmill serve IMAGE`.
     Serve(ServeOptions),
     /// `ringmill storage-daemon`, or the program called `qemu-storage-daemon`.
     StorageDaemon(StorageDaemonOptions),
+    /// `ringmill ctl SOCKET [COMMAND [ARGUMENT…]]`.
+    Ctl(CtlOptions),
     /// `ringmill probe [FILE]`.
     Probe(ProbeOptions),
     /// Help or version: print it on standard output, with a line end, and exit with 0.
@@ -66,7 +69,7 @@ pub(crate) struct CliOption {
 }
 
 /// The commands there are.
-pub(crate) static COMMANDS: &[&Subcommand] = &[&SERVE, &STORAGE_DAEMON, &PROBE];
+pub(crate) static COMMANDS: &[&Subcommand] = &[&SERVE, &STORAGE_DAEMON, &CTL, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -119,6 +122,31 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
         ),
     ],
     read: storage_daemon,
+};
+
+static CTL: Subcommand = Subcommand {
+    name: "ctl",
+    usage: "<socket> [<command> [<argument>...]]",
+    help: "have a running daemon carry out a QMP command",
+    about: "Has the daemon whose QMP monitor listens on <socket>, a path or <host>:<port>, carry out a \
+            command, and shows what it answers. Without a command it lists those there are; \
+            'ringmill ctl <socket> <command> help' shows a command's arguments. They are written \
+            <name>=<value>, with dotted keys (cache.direct=on, iothread.0=io0) and commas doubled, or \
+            as JSON. 'events' follows the daemon's events.",
+    options: || erased(ctl::OPTIONS),
+    examples: &[
+        ("ringmill ctl /run/ringmill.qmp query-block-exports", "a table of the exports"),
+        (
+            "ringmill ctl /run/ringmill.qmp blockdev-add file node-name=disk1 filename=disk1.img",
+            "another image",
+        ),
+        (
+            "ringmill ctl /run/ringmill.qmp qom-set path=io0 property=poll-max-ns value=0",
+            "no polling in a thread, from now on",
+        ),
+        ("ringmill ctl --json /run/ringmill.qmp events", "events, for a program to read"),
+    ],
+    read: |_, parser| ctl(parser),
 };
 
 static PROBE: Subcommand = Subcommand {
@@ -257,6 +285,21 @@ fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
                 return Ok(Command::Print(help::trace()));
             }
             serve::finish(options).map(Command::Serve)
+        }
+    }
+}
+
+fn ctl(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    match scan(ctl::OPTIONS, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(&CTL, RINGMILL))),
+        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+        Scanned::Options(given, arguments) => {
+            let mut draft = ctl::start(arguments);
+            given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
+            Ok(match ctl::finish(draft)? {
+                ctl::Finished::Options(options) => Command::Ctl(options),
+                ctl::Finished::Help(text) => Command::Print(text),
+            })
         }
     }
 }

@@ -9,6 +9,7 @@
 //!               │                                             ├─ object   ─┼─ graph ── Step, Step, …
 //!               │                                             └─ export   ─┘
 //!               ├─ serve ── Step, Step, …
+//!               ├─ ctl
 //!               └─ probe
 //! ```
 //!
@@ -22,6 +23,7 @@ mod blockdev;
 mod chardev;
 mod cli;
 mod complete;
+mod ctl;
 mod error;
 mod export;
 mod graph;
@@ -48,6 +50,7 @@ mod value;
 
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
 pub use cli::{Command, parse_args, program_name};
+pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_help};
 pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
 pub use graph::Graph;

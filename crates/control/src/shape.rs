@@ -148,6 +148,11 @@ impl Shape {
         }
     }
 
+    /// Whether it is an object, whichever.
+    pub(crate) fn is_object(&self) -> bool {
+        matches!(self, Self::Object(_) | Self::Union(_) | Self::Named(..))
+    }
+
     /// How help texts write it; empty for what is written member by member only.
     pub(crate) fn meta(&self) -> String {
         match self {

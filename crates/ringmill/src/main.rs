@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ctl;
 mod daemon;
 mod daemonize;
 mod logger;
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
         }
     };
     // A probe prints what it finds; what the loops it tries log would be noise.
-    if !matches!(command, Command::Probe(_)) {
+    if !matches!(command, Command::Probe(_) | Command::Ctl(_)) {
         logger::start(program);
     }
     run(command).unwrap_or_else(|error| {
@@ -42,6 +43,7 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
     match command {
         Command::Print(text) => Ok(print(&text)),
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
+        Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Serve(options) => serve::run(&options).map(|()| ExitCode::SUCCESS),
         Command::StorageDaemon(options) => storage_daemon::run(&options),
     }

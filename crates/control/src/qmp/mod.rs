@@ -9,7 +9,7 @@
 //! sends what it says. What a client can send is bounded in length and depth, and is answered whatever
 //! it is.
 
-mod commands;
+pub(crate) mod commands;
 mod error;
 pub mod events;
 mod lexer;

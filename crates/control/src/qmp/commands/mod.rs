@@ -63,7 +63,7 @@ enum Arguments {
 }
 
 /// What is to be done with a command.
-pub(super) enum Job {
+pub(crate) enum Job {
     /// Leave the negotiation behind.
     Negotiate(Capabilities),
     /// Answer by this.
@@ -154,8 +154,13 @@ pub enum DeleteMode {
 }
 
 impl CommandRow {
+    /// What it does, in one sentence.
+    pub(crate) fn help(&self) -> &'static str {
+        self.help
+    }
+
     /// Reads the arguments.
-    pub(super) fn read(&self, arguments: Map<String, Json>) -> Result<Job, OptionError> {
+    pub(crate) fn read(&self, arguments: Map<String, Json>) -> Result<Job, OptionError> {
         let at = Context::new(Dialect::Json);
         let given: Object =
             arguments.into_iter().map(|(name, value)| (name, value.into())).collect();
@@ -193,7 +198,7 @@ impl CommandRow {
 }
 
 /// The command of that name.
-pub(super) fn find(name: &str) -> Option<&'static CommandRow> {
+pub(crate) fn find(name: &str) -> Option<&'static CommandRow> {
     all().find(|row| row.name == name)
 }
 

@@ -1,0 +1,268 @@
+//! `ctl`: a client of QMP for people. What its command line says, as QMP's commands.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value as Json};
+
+use crate::error::OptionError;
+use crate::qmp::commands::{self, CommandRow};
+use crate::shape::{Member, Shape, Union};
+use crate::table::{Field, Kind, Need};
+use crate::value::{Object, Value};
+use crate::{help, json, keyval, scalar};
+
+/// Options of `ctl`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CtlOptions {
+    /// Where the monitor is.
+    pub socket: CtlSocket,
+    /// `--json`: what comes is printed as it is.
+    pub json: bool,
+    /// What is to be done.
+    pub request: CtlRequest,
+}
+
+/// A monitor's socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CtlSocket {
+    /// A path.
+    Unix(PathBuf),
+    /// `HOST:PORT`.
+    Inet(String),
+}
+
+impl fmt::Display for CtlSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CtlSocket::Unix(path) => write!(f, "{}", path.display()),
+            CtlSocket::Inet(address) => f.write_str(address),
+        }
+    }
+}
+
+/// What `ctl` is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CtlRequest {
+    /// No command: list those that the monitor has.
+    Commands,
+    /// `events`: show events as they come.
+    Events,
+    /// Any other: have the monitor carry it out.
+    Execute(CtlCommand),
+}
+
+/// A command with its arguments.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CtlCommand {
+    /// Its name.
+    pub name: String,
+    /// Its arguments, as QMP has them.
+    pub arguments: Map<String, Json>,
+}
+
+impl CtlCommand {
+    /// Whether ringmill takes it: asked before it is sent to one, for another daemon may take more.
+    ///
+    /// # Errors
+    ///
+    /// What ringmill would answer, with what is known.
+    pub fn check(&self) -> Result<(), OptionError> {
+        let Some(row) = commands::find(&self.name) else {
+            let message = format!("The command {} has not been found", self.name);
+            return Err(OptionError::new(message).hint("Without a command, all are listed."));
+        };
+        row.read(self.arguments.clone()).map(drop)
+    }
+}
+
+/// What a command of ringmill's does, in one sentence.
+pub fn command_help(name: &str) -> Option<&'static str> {
+    commands::find(name).map(CommandRow::help)
+}
+
+/// What the command line said.
+#[derive(Default)]
+pub(crate) struct Draft {
+    json: bool,
+    arguments: Vec<OsString>,
+}
+
+/// The options of the command line.
+pub(crate) static OPTIONS: &[Field<Draft>] = &[Field {
+    name: "json",
+    kind: Kind::Flag(|draft| draft.json = true),
+    need: Need::Optional("tables"),
+    help: "print what comes as JSON, for programs",
+}];
+
+/// Takes the socket, the command and its arguments.
+pub(crate) fn start(arguments: Vec<OsString>) -> Draft {
+    Draft { json: false, arguments }
+}
+
+/// What came of the command line: options, or a text to print.
+pub(crate) enum Finished {
+    Options(CtlOptions),
+    Help(String),
+}
+
+/// Puts what was said together.
+pub(crate) fn finish(draft: Draft) -> Result<Finished, OptionError> {
+    let mut arguments = draft.arguments.into_iter();
+    let socket = arguments.next().ok_or_else(|| {
+        OptionError::new("ctl: a socket is missing")
+            .hint("Usage: ringmill ctl <socket> [<command> [<name>=<value>…]]")
+    })?;
+    let socket = self::socket(socket);
+    let words = arguments.map(|word| {
+        let text = word.into_string();
+        text.map_err(|_| OptionError::new("ctl: an argument is not valid UTF-8"))
+    });
+    let words: Vec<String> = words.collect::<Result<_, _>>()?;
+    let request = match words.split_first() {
+        None => CtlRequest::Commands,
+        Some((name, [])) if name == "events" => CtlRequest::Events,
+        Some((name, given)) => match command(name, given)? {
+            Said::Help(text) => return Ok(Finished::Help(text)),
+            Said::Command(command) => CtlRequest::Execute(command),
+        },
+    };
+    Ok(Finished::Options(CtlOptions { socket, json: draft.json, request }))
+}
+
+/// A path, or `HOST:PORT`.
+fn socket(word: OsString) -> CtlSocket {
+    let inet = word.to_str().filter(|text| {
+        let port = text.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+        matches!(port, Some(Ok(_))) && !text.contains('/')
+    });
+    match inet {
+        Some(address) => CtlSocket::Inet(address.to_owned()),
+        None => CtlSocket::Unix(word.into()),
+    }
+}
+
+enum Said {
+    Help(String),
+    Command(CtlCommand),
+}
+
+fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
+    let row = commands::find(name);
+    let shape = row.map(CommandRow::arguments).map(|shape| match shape {
+        Shape::Named(_, union) => Shape::Union(union()),
+        shape => shape,
+    });
+    let tag = match &shape {
+        Some(Shape::Union(union)) => Some(union.tag),
+        _ => None,
+    };
+    let is_json = |word: &&String| word.starts_with('{');
+    let text: Vec<&str> = given.iter().filter(|word| !is_json(word)).map(String::as_str).collect();
+    let of = |error: OptionError| error.of(name);
+    let parsed = keyval::parse(&text.join(","), tag).map_err(of)?;
+    if parsed.help {
+        let shape = shape.unwrap_or_else(|| Shape::Object(Vec::new()));
+        let tag = tag.and_then(|tag| crate::table::look(&parsed.object, tag));
+        return Ok(Said::Help(help::structure(name, &shape, tag.and_then(Value::as_text))));
+    }
+    let mut arguments = Map::new();
+    for word in given.iter().filter(is_json) {
+        let object = json::parse(word).map_err(of)?;
+        arguments.extend(object.into_iter().map(|(name, value)| (name, value.into())));
+    }
+    arguments.extend(match &shape {
+        Some(shape) => members(shape, parsed.object),
+        None => guessed(parsed.object),
+    });
+    Ok(Said::Command(CtlCommand { name: name.to_owned(), arguments }))
+}
+
+// ---- text with types ---------------------------------------------------------------------------
+
+/// The members of an object, each as the type that it is to have.
+fn members(shape: &Shape, object: Object) -> Map<String, Json> {
+    match shape {
+        Shape::Object(known) => typed_members(&known.iter().collect::<Vec<_>>(), object),
+        Shape::Union(union) => {
+            let known = known_of(union, &object);
+            typed_members(&known.iter().collect::<Vec<_>>(), object)
+        }
+        Shape::Named(_, union) => members(&Shape::Union(union()), object),
+        Shape::Either(shapes) => match shapes.iter().find(|shape| shape.is_object()) {
+            Some(shape) => members(shape, object),
+            None => guessed(object),
+        },
+        _ => guessed(object),
+    }
+}
+
+/// The members that an object of a union may have.
+fn known_of(union: &Union, object: &Object) -> Vec<Member> {
+    let said = crate::table::look(object, union.tag).and_then(Value::as_text);
+    let variant = union.variants.iter().find(|variant| Some(variant.name) == said);
+    let own = variant.map(|variant| variant.members.clone()).unwrap_or_default();
+    union.common.iter().cloned().chain(own).collect()
+}
+
+fn typed_members(known: &[&Member], object: Object) -> Map<String, Json> {
+    let typed = object.into_iter().map(|(name, value)| {
+        let member = known.iter().find(|member| member.name == name);
+        let value = match member {
+            Some(member) => typed(&member.shape, value),
+            None => Json::from(value),
+        };
+        (name, value)
+    });
+    typed.collect()
+}
+
+/// A value as the type that it is to have. Text that is none of that type stays text, and is refused as
+/// such by whoever reads it.
+fn typed(shape: &Shape, value: Value) -> Json {
+    let text = match value {
+        Value::Object(object) => return members(shape, object).into(),
+        Value::List(list) => {
+            let item = match shape {
+                Shape::List(item, _) => item,
+                _ => shape,
+            };
+            return list.into_iter().map(|value| typed(item, value)).collect();
+        }
+        Value::Text(text) => text,
+        other => return other.into(),
+    };
+    let read = match shape {
+        Shape::Flag | Shape::Bool => scalar::boolean(&text).map(Json::from),
+        Shape::Int(_) => scalar::integer(&text).map(Json::from),
+        Shape::Size => scalar::size(&text).map(Json::from),
+        Shape::List(item, _) => return Json::Array(vec![typed(item, Value::Text(text))]),
+        Shape::Any => return guess(text),
+        _ => None,
+    };
+    read.unwrap_or_else(|| text.into())
+}
+
+/// The members of an object of which nothing is known.
+fn guessed(object: Object) -> Map<String, Json> {
+    let guessed = object.into_iter().map(|(name, value)| {
+        let value = match value {
+            Value::Text(text) => guess(text),
+            Value::Object(object) => guessed(object).into(),
+            Value::List(list) => list.into_iter().map(|value| typed(&Shape::Any, value)).collect(),
+            other => other.into(),
+        };
+        (name, value)
+    });
+    guessed.collect()
+}
+
+/// What the text is in JSON, if it is a number, a boolean or something in brackets; else text.
+fn guess(text: String) -> Json {
+    match serde_json::from_str(&text) {
+        Ok(Json::String(_)) | Err(_) => text.into(),
+        Ok(json) => json,
+    }
+}

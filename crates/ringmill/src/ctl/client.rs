@@ -1,0 +1,170 @@
+//! A QMP conversation from the client's side: blocking, one command after the other.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use control::CtlSocket;
+use serde_json::{Map, Value as Json, json};
+
+/// How long a daemon may take to greet. One that serves another client on that monitor greets later.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest line that is taken, bytes.
+const MAX_LINE: u64 = 64 << 20;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum ClientError {
+    /// Nobody is there.
+    Connect(String, io::Error),
+    /// The socket failed, or was closed.
+    Socket(io::Error),
+    /// There is no greeting.
+    Silence(String),
+    /// What came is not QMP.
+    NotQmp(String),
+    /// The command failed: what the daemon says.
+    Refused(String),
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::Connect(socket, error) => {
+                write!(f, "{socket}: connect failed: {error}")
+            }
+            ClientError::Socket(error) => write!(f, "the monitor: {error}"),
+            ClientError::Silence(socket) => write!(
+                f,
+                "{socket}: no greeting within {} seconds: another client may be connected",
+                PATIENCE.as_secs()
+            ),
+            ClientError::NotQmp(line) => write!(f, "this is not QMP: {line}"),
+            ClientError::Refused(description) => f.write_str(description),
+        }
+    }
+}
+
+impl From<io::Error> for ClientError {
+    fn from(error: io::Error) -> Self {
+        ClientError::Socket(error)
+    }
+}
+
+/// A socket of either kind.
+trait Stream: Read + Write {
+    fn set_patience(&self, patience: Option<Duration>) -> io::Result<()>;
+}
+
+impl Stream for UnixStream {
+    fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        self.set_read_timeout(patience)
+    }
+}
+
+impl Stream for TcpStream {
+    fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        self.set_read_timeout(patience)
+    }
+}
+
+/// A conversation, past the negotiation.
+pub(crate) struct Client {
+    stream: BufReader<Box<dyn Stream>>,
+    /// Who is there: the greeting's `package`.
+    package: String,
+    next_id: u64,
+}
+
+impl Client {
+    /// Connects and negotiates.
+    pub(crate) fn connect(socket: &CtlSocket) -> Result<Self, ClientError> {
+        let fail = |error| ClientError::Connect(socket.to_string(), error);
+        let stream: Box<dyn Stream> = match socket {
+            CtlSocket::Unix(path) => Box::new(UnixStream::connect(path).map_err(fail)?),
+            CtlSocket::Inet(address) => Box::new(TcpStream::connect(address).map_err(fail)?),
+        };
+        stream.set_patience(Some(PATIENCE))?;
+        let stream = BufReader::new(stream);
+        let mut client = Client { stream, package: String::new(), next_id: 0 };
+        let greeting = client.receive().map_err(|error| match error {
+            ClientError::Socket(error)
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            {
+                ClientError::Silence(socket.to_string())
+            }
+            error => error,
+        })?;
+        if greeting.get("QMP").is_none() {
+            return Err(ClientError::NotQmp(greeting.to_string()));
+        }
+        let package = greeting["QMP"]["version"]["package"].as_str();
+        client.package = package.unwrap_or_default().to_owned();
+        client.stream.get_ref().set_patience(None)?;
+        client.execute("qmp_capabilities", Map::new())?;
+        Ok(client)
+    }
+
+    /// Whether it is a daemon of this program's, whose commands are known.
+    pub(crate) fn is_ringmill(&self) -> bool {
+        self.package.starts_with("ringmill")
+    }
+
+    /// Has a command carried out: what it returns. Events that come meanwhile are passed over.
+    pub(crate) fn execute(
+        &mut self,
+        name: &str,
+        arguments: Map<String, Json>,
+    ) -> Result<Json, ClientError> {
+        self.next_id += 1;
+        let id = Json::from(self.next_id);
+        let mut command = json!({"execute": name, "id": id});
+        if !arguments.is_empty() {
+            command["arguments"] = arguments.into();
+        }
+        let mut line = command.to_string();
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes())?;
+        loop {
+            let mut answer = self.receive()?;
+            if let Some(error) = answer.get("error") {
+                let description = error["desc"].as_str().unwrap_or("the command failed");
+                return Err(ClientError::Refused(description.to_owned()));
+            }
+            if answer.get("id") == Some(&id) {
+                return Ok(answer["return"].take());
+            }
+        }
+    }
+
+    /// Waits for the next event; `None`: the daemon is gone.
+    pub(crate) fn next_event(&mut self) -> Result<Option<Json>, ClientError> {
+        loop {
+            match self.receive() {
+                Ok(message) if message.get("event").is_some() => return Ok(Some(message)),
+                Ok(_) => {}
+                Err(ClientError::Socket(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<Json, ClientError> {
+        let mut line = Vec::new();
+        let mut limited = self.stream.by_ref().take(MAX_LINE);
+        limited.read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            let gone = "the daemon has closed the connection";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, gone).into());
+        }
+        serde_json::from_slice(&line).map_err(|_| {
+            let beginning = String::from_utf8_lossy(&line).trim_end().chars().take(80).collect();
+            ClientError::NotQmp(beginning)
+        })
+    }
+}

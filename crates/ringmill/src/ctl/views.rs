@@ -1,0 +1,282 @@
+//! Answers as people read them.
+
+use serde_json::{Map, Value as Json};
+
+use super::table::{Cell, Table};
+
+/// A column: its heading, where its value lies in an item, and how it is written.
+struct Column {
+    heading: &'static str,
+    path: &'static str,
+    unit: Unit,
+}
+
+/// How a value is written.
+#[derive(Clone, Copy)]
+enum Unit {
+    Plain,
+    /// A number of bytes.
+    Bytes,
+    /// A number of nanoseconds.
+    Nanoseconds,
+}
+
+const fn column(heading: &'static str, path: &'static str) -> Column {
+    Column { heading, path, unit: Unit::Plain }
+}
+
+const fn bytes(heading: &'static str, path: &'static str) -> Column {
+    Column { heading, path, unit: Unit::Bytes }
+}
+
+const fn time(heading: &'static str, path: &'static str) -> Column {
+    Column { heading, path, unit: Unit::Nanoseconds }
+}
+
+/// The columns for what a command answers.
+static VIEWS: &[(&str, &[Column])] = &[
+    (
+        "query-named-block-nodes",
+        &[
+            column("node", "node-name"),
+            column("driver", "drv"),
+            bytes("size", "image.virtual-size"),
+            bytes("used", "image.actual-size"),
+            column("read-only", "ro"),
+            column("direct", "cache.direct"),
+            column("image", "file"),
+        ],
+    ),
+    (
+        "query-block-exports",
+        &[
+            column("export", "id"),
+            column("type", "type"),
+            column("node", "node-name"),
+            column("ending", "shutting-down"),
+        ],
+    ),
+    (
+        "query-iothreads",
+        &[
+            column("thread", "id"),
+            column("tid", "thread-id"),
+            time("poll-max", "poll-max-ns"),
+            column("grow", "poll-grow"),
+            column("shrink", "poll-shrink"),
+            column("weight", "poll-weight"),
+            column("batch", "aio-max-batch"),
+        ],
+    ),
+    (
+        "query-jobs",
+        &[
+            column("job", "id"),
+            column("type", "type"),
+            column("status", "status"),
+            bytes("done", "current-progress"),
+            bytes("of", "total-progress"),
+            column("error", "error"),
+        ],
+    ),
+    (
+        "query-blockstats",
+        &[
+            column("node", "node-name"),
+            column("device", "device"),
+            column("qdev", "qdev"),
+            column("reads", "stats.rd_operations"),
+            bytes("read", "stats.rd_bytes"),
+            time("read-time", "stats.rd_total_time_ns"),
+            column("writes", "stats.wr_operations"),
+            bytes("written", "stats.wr_bytes"),
+            time("write-time", "stats.wr_total_time_ns"),
+            column("flushes", "stats.flush_operations"),
+            column("read-errors", "stats.failed_rd_operations"),
+            column("write-errors", "stats.failed_wr_operations"),
+        ],
+    ),
+    ("qom-list", &[column("name", "name"), column("type", "type")]),
+];
+
+/// What a command has answered, as text; empty where there is nothing to say.
+pub(super) fn show(command: &str, answer: &Json) -> String {
+    match answer {
+        Json::Null => String::new(),
+        Json::Array(items) if items.iter().any(Json::is_object) => {
+            let view = VIEWS.iter().find(|(name, _)| *name == command);
+            let table = match view {
+                Some((_, columns)) => known(columns, items),
+                None => any(items),
+            };
+            table.render()
+        }
+        Json::Array(items) => items.iter().map(|item| line(&Cell::of(item))).collect(),
+        Json::Object(members) => {
+            let mut table = Table::plain();
+            for (name, value) in flat(members) {
+                table.row(vec![Cell::text(name), Cell::text(plain(&value))]);
+            }
+            table.render()
+        }
+        other => line(&Cell::of(other)),
+    }
+}
+
+fn line(cell: &Cell) -> String {
+    let mut table = Table::plain();
+    table.row(vec![cell.clone()]);
+    table.render()
+}
+
+fn plain(value: &Json) -> String {
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Bool(on) => (if *on { "yes" } else { "no" }).to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// A table of columns that are known; those in which nothing stands are left out.
+fn known(columns: &[Column], items: &[Json]) -> Table {
+    let at = |item: &Json, path: &str| -> Json {
+        path.split('.').fold(item.clone(), |value, name| value[name].clone())
+    };
+    let said: Vec<&Column> = columns
+        .iter()
+        .filter(|column| items.iter().any(|item| !at(item, column.path).is_null()))
+        .collect();
+    let headings: Vec<&str> = said.iter().map(|column| column.heading).collect();
+    let mut table = Table::new(&headings);
+    for item in items {
+        let cell = |column: &&Column| match (column.unit, at(item, column.path)) {
+            (Unit::Bytes, Json::Number(number)) => Cell::number(sized(&number, 1024, BYTES)),
+            (Unit::Nanoseconds, Json::Number(number)) => Cell::number(sized(&number, 1000, TIME)),
+            (_, value) => Cell::of(&value),
+        };
+        table.row(said.iter().map(cell).collect());
+    }
+    table
+}
+
+const BYTES: &[&str] = &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const TIME: &[&str] = &["ns", "us", "ms", "s"];
+
+/// A number in the largest unit of which it is at least one; with a decimal where that is not exact.
+fn sized(number: &serde_json::Number, step: u64, units: &[&str]) -> String {
+    let Some(whole) = number.as_u64() else { return number.to_string() };
+    let (mut unit, mut size) = (0, 1u64);
+    while unit + 1 < units.len() && whole / size >= step {
+        size *= step;
+        unit += 1;
+    }
+    let name = units.get(unit).copied().unwrap_or_default();
+    match whole % size {
+        0 => format!("{} {name}", whole / size),
+        rest => format!("{}.{} {name}", whole / size, u128::from(rest) * 10 / u128::from(size)),
+    }
+}
+
+/// A table of whatever scalars there are.
+fn any(items: &[Json]) -> Table {
+    let rows: Vec<Vec<(String, Json)>> =
+        items.iter().map(|item| item.as_object().map(flat).unwrap_or_default()).collect();
+    let mut headings: Vec<&str> = Vec::new();
+    for (name, _) in rows.iter().flatten() {
+        if !headings.contains(&name.as_str()) {
+            headings.push(name);
+        }
+    }
+    let mut table = Table::new(&headings);
+    for row in &rows {
+        let of = |heading: &&str| {
+            let found = row.iter().find(|(name, _)| name == heading);
+            found.map_or_else(|| Cell::text("-"), |(_, value)| Cell::of(value))
+        };
+        table.row(headings.iter().map(of).collect());
+    }
+    table
+}
+
+/// Members of members, by dotted names.
+fn flat(members: &Map<String, Json>) -> Vec<(String, Json)> {
+    let mut all = Vec::new();
+    for (name, value) in members {
+        match value {
+            Json::Object(below) if !below.is_empty() => {
+                all.extend(
+                    flat(below)
+                        .into_iter()
+                        .map(|(below, value)| (format!("{name}.{below}"), value)),
+                );
+            }
+            other => all.push((name.clone(), other.clone())),
+        }
+    }
+    all
+}
+
+/// An event in one line: when, what, and what of.
+pub(super) fn event(event: &Json) -> String {
+    let seconds = event["timestamp"]["seconds"].as_i64().unwrap_or(0);
+    let microseconds = event["timestamp"]["microseconds"].as_i64().unwrap_or(0);
+    let name = plain(&event["event"]);
+    let mut text = format!("{seconds}.{microseconds:06} {name}");
+    if let Some(data) = event["data"].as_object() {
+        for (name, value) in flat(data) {
+            text.push_str(&format!(" {name}={}", plain(&value)));
+        }
+    }
+    super::table::printable(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn numbers_have_units() {
+        let number = |n: u64| serde_json::Number::from(n);
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (10 << 30, "10 GiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(sized(&number(bytes), 1024, BYTES), text);
+        }
+        assert_eq!(sized(&number(32_768), 1000, TIME), "32.7 us");
+        assert_eq!(sized(&number(3_600_000_000_000), 1000, TIME), "3600 s");
+    }
+
+    #[test]
+    fn answers_of_any_shape_are_shown() {
+        assert_eq!(show("quit", &json!({})), "");
+        assert_eq!(show("qom-get", &json!(32768)), "32768\n");
+        let version = json!({"qemu": {"major": 11, "minor": 1}, "package": "x"});
+        assert_eq!(
+            show("query-version", &version),
+            "qemu.major  11\nqemu.minor  1\npackage     x\n"
+        );
+        let list = json!([{"a": 1, "b": {"c": "x"}}, {"a": 22, "d": null}]);
+        assert_eq!(show("any", &list), " A  B.C  D\n 1  x    -\n22  -    -\n");
+        let exports =
+            json!([{"id": "e0", "type": "nbd", "node-name": "n", "shutting-down": false}]);
+        let expected = "EXPORT  TYPE  NODE  ENDING\ne0      nbd   n     no\n";
+        assert_eq!(show("query-block-exports", &exports), expected);
+        assert_eq!(show("query-block-exports", &json!([])), "");
+    }
+
+    #[test]
+    fn events_are_lines() {
+        let deleted = json!({
+            "timestamp": {"seconds": 5, "microseconds": 7},
+            "event": "BLOCK_EXPORT_DELETED",
+            "data": {"id": "e\n0"},
+        });
+        assert_eq!(event(&deleted), "5.000007 BLOCK_EXPORT_DELETED id=e\\n0");
+    }
+}

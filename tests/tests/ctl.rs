@@ -1,0 +1,164 @@
+//! `ringmill ctl`, with ringmill's monitor and with qemu-storage-daemon's.
+
+use std::path::Path;
+
+use integration::{Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
+use serde_json::{Value, json};
+
+/// What `ringmill ctl SOCKET WORDS…` prints, and whether it succeeds.
+fn ctl(scratch: &Scratch, socket: &Path, words: &[&str]) -> (bool, String) {
+    let command = ServerCommand::other_command(scratch, "ctl").named("ctl");
+    let command = command.arg(socket.to_str().expect("UTF-8"));
+    let (status, output) = words.iter().fold(command, |command, word| command.arg(*word)).run();
+    (status.success(), output)
+}
+
+fn done(scratch: &Scratch, socket: &Path, words: &[&str]) -> String {
+    let (success, output) = ctl(scratch, socket, words);
+    assert!(success, "{words:?}: {output}");
+    output
+}
+
+fn refused(scratch: &Scratch, socket: &Path, words: &[&str]) -> String {
+    let (success, output) = ctl(scratch, socket, words);
+    assert!(!success, "{words:?}: {output}");
+    output
+}
+
+/// The cells of a table's rows, its heading first. No cell of these has blanks that matter.
+fn rows(table: &str) -> Vec<Vec<&str>> {
+    table
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect())
+        .collect()
+}
+
+/// What both daemons answer alike.
+fn conversation(scratch: &Scratch, socket: &Path, image: &Path) {
+    let done = |words: &[&str]| done(scratch, socket, words);
+    let listed = done(&[]);
+    let line = "blockdev-add  ";
+    assert!(
+        listed.lines().any(|l| l.starts_with(line.trim_end()) && l.contains("open a block")),
+        "{listed}"
+    );
+    assert!(done(&["query-version"]).contains("qemu.major"));
+    assert_eq!(done(&["query-block-exports"]), "");
+    let filename = format!("filename={}", image.display());
+    // The driver's name may go without its key, as on the command line.
+    let add = ["blockdev-add", "file", "node-name=disk", &filename, "cache.direct=off"];
+    assert_eq!(done(&add), "");
+    let part = r#"{"driver": "raw", "node-name": "part", "file": "disk", "size": 1048576}"#;
+    assert_eq!(done(&["blockdev-add", part, "read-only=on"]), "");
+    let nodes = done(&["query-named-block-nodes"]);
+    let nodes = rows(&nodes);
+    assert_eq!(nodes[0][..3], ["NODE", "DRIVER", "SIZE"], "{nodes:?}");
+    let disk = nodes.iter().find(|row| row[0] == "disk").expect("the node");
+    assert_eq!((disk[1], disk[2], disk[4]), ("file", "3 MiB", "no"), "{nodes:?}");
+    let raw = nodes.iter().find(|row| row[0] == "part").expect("the node");
+    assert_eq!((raw[1], raw[2], raw[4]), ("raw", "1 MiB", "yes"), "{nodes:?}");
+    let json: Value =
+        serde_json::from_str(&done(&["query-named-block-nodes", "--json"])).expect("JSON");
+    assert_eq!(json.as_array().map(Vec::len), Some(2));
+    // Numbers are numbers, whatever they look like here.
+    done(&["object-add", "iothread", "id=io0", "poll-max-ns=1000"]);
+    let get = ["qom-get", "path=/objects/io0", "property=poll-max-ns"];
+    assert_eq!(done(&get), "1000\n");
+    done(&["qom-set", "path=/objects/io0", "property=poll-max-ns", "value=2000"]);
+    assert_eq!(done(&get), "2000\n");
+    // A daemon's error is the error.
+    let refused = |words: &[&str]| refused(scratch, socket, words);
+    let missing = refused(&["blockdev-del", "node-name=nothing"]);
+    assert_eq!(missing, "ringmill: Failed to find node with node-name='nothing'\n");
+    let unknown = refused(&["no-such-command", "a=1"]);
+    assert!(unknown.starts_with("ringmill: The command no-such-command has not been found"));
+    assert!(refused(&["blockdev-del", "node-name=disk"]).contains("disk"), "it is in use");
+    done(&["blockdev-del", "node-name=part"]);
+    done(&["blockdev-del", "node-name=disk"]);
+    done(&["object-del", "id=io0"]);
+}
+
+fn image(scratch: &Scratch) -> std::path::PathBuf {
+    let path = scratch.path("disk.img");
+    std::fs::write(&path, vec![0; 3 << 20]).expect("an image");
+    path
+}
+
+#[test]
+fn ringmill_is_told_and_asked() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let socket = server.socket("qmp");
+    conversation(&scratch, &socket, &image);
+    // Nothing that is wrong is sent: what is wrong is said by the same tables.
+    let wrong = refused(&scratch, &socket, &["object-add", "iothread", "id=x", "poll-max-ns=abc"]);
+    assert_eq!(wrong, "ringmill: Invalid parameter type for 'poll-max-ns', expected: integer\n");
+    let help = done(&scratch, &socket, &["blockdev-add", "file", "help"]);
+    assert!(help.contains("filename=<path>") && help.contains("locking="), "{help}");
+    server.stop();
+}
+
+#[test]
+fn qemu_storage_daemon_is_told_and_asked() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let socket = scratch.path("qsd.sock");
+    let chardev = format!("socket,id=c,path={},server=on,wait=off", socket.display());
+    let mut qsd = tied_command(&tool("qemu-storage-daemon"))
+        .args(["--chardev", &chardev, "--monitor", "chardev=c"])
+        .spawn()
+        .expect("qemu-storage-daemon runs");
+    drop(Qmp::connect(&socket));
+    conversation(&scratch, &socket, &image);
+    // What ringmill does not know goes there as it looks.
+    let query = done(&scratch, &socket, &["query-block-jobs"]);
+    assert_eq!(query, "");
+    done(&scratch, &socket, &["quit"]);
+    assert!(qsd.wait().expect("it was started here").success());
+}
+
+#[test]
+fn events_are_followed_until_the_daemon_ends() {
+    let scratch = Scratch::new();
+    let null = "null-co,node-name=n,size=1M";
+    let command = ServerCommand::new(&scratch).monitor("qmp").arg("--blockdev").arg(null);
+    let server = command.start();
+    let socket = server.socket("qmp").to_str().expect("UTF-8").to_owned();
+    let follow = |name, option: Option<&str>| {
+        let command = ServerCommand::other_command(&scratch, "ctl").named(name);
+        let command = command.arg(socket.clone()).arg("events");
+        option.iter().fold(command, |command, option| command.arg(*option)).spawn()
+    };
+    let mut followers: Vec<Server> = vec![follow("lines", None), follow("json", Some("--json"))];
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    // Until both listen.
+    eventually("an event in both", || {
+        let addr = json!({"type": "unix", "path": server.socket("e")});
+        let export = json!({"type": "vhost-user-blk", "id": "e", "node-name": "n", "addr": addr});
+        qmp.execute("block-export-add", export);
+        qmp.execute("block-export-del", json!({"id": "e"}));
+        qmp.wait_for("BLOCK_EXPORT_DELETED");
+        followers
+            .iter()
+            .all(|follower| follower.log().contains("BLOCK_EXPORT_DELETED"))
+            .then_some(())
+    });
+    let (lines, json) = (followers[0].log(), followers[1].log());
+    let first = lines.lines().next().expect("a line");
+    assert!(first.ends_with(" BLOCK_EXPORT_DELETED id=e"), "{first}");
+    let event: Value = serde_json::from_str(json.lines().next().expect("a line")).expect("JSON");
+    assert_eq!(event["data"], json!({"id": "e"}));
+    server.stop();
+    for follower in &mut followers {
+        assert!(follower.wait().success());
+    }
+}
+
+#[test]
+fn nobody_there_is_an_error() {
+    let scratch = Scratch::new();
+    let nowhere = scratch.path("nowhere");
+    let error = refused(&scratch, &nowhere, &["query-version"]);
+    assert!(error.contains("connect failed: No such file or directory"), "{error}");
+}
