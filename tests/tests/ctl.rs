@@ -122,12 +122,13 @@ fn qemu_storage_daemon_is_told_and_asked() {
 fn events_are_followed_until_the_daemon_ends() {
     let scratch = Scratch::new();
     let null = "null-co,node-name=n,size=1M";
-    let command = ServerCommand::new(&scratch).monitor("qmp").arg("--blockdev").arg(null);
-    let server = command.start();
-    let socket = server.socket("qmp").to_str().expect("UTF-8").to_owned();
+    // A monitor serves one client at a time.
+    let command = ServerCommand::new(&scratch).monitor("qmp").monitor("lines").monitor("json");
+    let server = command.arg("--blockdev").arg(null).start();
     let follow = |name, option: Option<&str>| {
         let command = ServerCommand::other_command(&scratch, "ctl").named(name);
-        let command = command.arg(socket.clone()).arg("events");
+        let socket = server.socket(name);
+        let command = command.arg(socket.to_str().expect("UTF-8")).arg("events");
         option.iter().fold(command, |command, option| command.arg(*option)).spawn()
     };
     let mut followers: Vec<Server> = vec![follow("lines", None), follow("json", Some("--json"))];

@@ -266,3 +266,69 @@ fn guess(text: String) -> Json {
         Ok(json) => json,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn arguments(words: &[&str]) -> Json {
+        let (name, given) = words.split_first().expect("a command");
+        let given: Vec<String> = given.iter().map(|&word| word.to_owned()).collect();
+        match command(name, &given) {
+            Ok(Said::Command(command)) => command.arguments.into(),
+            Ok(Said::Help(text)) => text.into(),
+            Err(error) => error.to_string().into(),
+        }
+    }
+
+    #[test]
+    fn text_becomes_what_the_command_takes() {
+        let raw = ["blockdev-add", "raw", "node-name=1", "read-only=on", "size=1M,offset=512"];
+        let file = ["file.driver=file", "file.filename=a,,b", "file.cache.direct=yes"];
+        assert_eq!(
+            arguments(&[&raw[..], &file].concat()),
+            json!({
+                "driver": "raw", "node-name": "1", "read-only": true, "size": 1 << 20, "offset": 512,
+                "file": {"driver": "file", "filename": "a,b", "cache": {"direct": true}},
+            })
+        );
+        assert_eq!(
+            arguments(&[
+                "block-export-add",
+                "vhost-user-blk",
+                "id=e",
+                "iothread.0=a",
+                "num-queues=2"
+            ]),
+            json!({"type": "vhost-user-blk", "id": "e", "iothread": ["a"], "num-queues": 2})
+        );
+        // Any value: a number where it looks like one.
+        let set = ["qom-set", "path=io0", "property=poll-max-ns"];
+        for (value, json) in [("value=5", json!(5)), ("value=on", json!("on"))] {
+            let expected = json!({"path": "io0", "property": "poll-max-ns", "value": json});
+            assert_eq!(arguments(&[&set[..], &[value]].concat()), expected);
+        }
+        // What cannot be what it should stays text, for whoever reads it to refuse.
+        let wrong = json!({"qom-type": "iothread", "id": "x", "poll-max-ns": "many"});
+        assert_eq!(arguments(&["object-add", "iothread", "id=x", "poll-max-ns=many"]), wrong);
+        let unknown = ["of-another-daemon", "a=1", "b.c=true", "d.0=x", r#"{"e": null}"#];
+        let expected = json!({"e": null, "a": 1, "b": {"c": true}, "d": ["x"]});
+        assert_eq!(arguments(&unknown), expected);
+    }
+
+    #[test]
+    fn help_lists_arguments() {
+        let Json::String(text) = arguments(&["blockdev-del", "help"]) else { panic!("no text") };
+        assert!(text.contains("node-name=<node-name>"), "{text}");
+        let Json::String(text) = arguments(&["blockdev-add", "help"]) else { panic!("no text") };
+        assert!(text.contains("host_device"), "{text}");
+    }
+
+    #[test]
+    fn sockets_are_paths_or_ports() {
+        let inet = |text: &str| matches!(socket(text.into()), CtlSocket::Inet(_));
+        assert!(inet("localhost:4444") && inet("[::1]:4444"));
+        assert!(!inet("qmp.sock") && !inet("/run/x:1") && !inet("a:b") && !inet("a:70000"));
+    }
+}
