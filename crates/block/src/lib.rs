@@ -13,12 +13,14 @@ pub mod node;
 pub mod options;
 mod registry;
 pub mod request;
+mod resize;
 pub mod status;
 mod submit;
 
 pub use connections::Connections;
 pub use drivers::file::CreationLock;
 pub use drivers::qcow2::{CreateQcow2, create_qcow2};
+pub use drivers::throttle;
 pub use error::OpenError;
 pub use registry::{Child, NodeInfo, NodeRegistry};
 pub use submit::submit;

@@ -1,10 +1,15 @@
 //! Block nodes: an opened image, seen by the control plane, and its channel, seen by one loop.
 
+use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use event_loop::EventLoop;
+use event_loop::sync::lock;
+use event_loop::{EventLoop, mailbox};
+
+pub use crate::resize::ResizeError;
 
 use crate::request::Request;
 
@@ -16,7 +21,7 @@ pub trait BlockNode: Send + Sync {
     /// `node-name`.
     fn name(&self) -> &str;
 
-    /// What users of the node have to know.
+    /// What users of the node have to know, now: it may change; see [`watch`](Self::watch).
     fn geometry(&self) -> Geometry;
 
     /// From here on, requests may lie past the end: writes there make the image longer, reads give
@@ -24,10 +29,25 @@ pub trait BlockNode: Send + Sync {
     /// become longer goes on answering with `EIO`. Channels are opened afterwards.
     fn let_grow(&self) {}
 
+    /// Has somebody told from now on whenever the geometry has changed.
+    fn watch(&self, watcher: Watcher);
+
+    /// Makes the image `size` bytes long, as `block_resize` asks for it, and tells those who watch.
+    /// For the control plane, which has drained the node if it is to become shorter: a write under way
+    /// beyond the new end would make it longer again.
+    ///
+    /// # Errors
+    ///
+    /// In QEMU's words where QEMU has the error; the image is as it was.
+    fn resize(self: Arc<Self>, size: u64) -> Resized;
+
     /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as
     /// `aio=io_uring` on a loop without io_uring.
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
 }
+
+/// What comes of a [`resize`](BlockNode::resize).
+pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
 
 /// One loop's way to an image.
 pub trait Channel {
@@ -41,6 +61,59 @@ pub trait Channel {
     /// that came before touches the image any more. Asked only while the graph changes, so a node
     /// keeps no count for it that it does not have anyway.
     fn in_flight(&self) -> usize;
+
+    /// Somebody waits for all requests to end: those that are held back for the sake of a limit go on
+    /// at once, and none is from now on, until as many calls of [`drain_end`](Self::drain_end).
+    fn drain_begin(&self) {}
+
+    /// See [`drain_begin`](Self::drain_begin).
+    fn drain_end(&self) {}
+}
+
+/// Who is told when a node's geometry has changed. Dropped by the node once the other end is gone.
+#[derive(Clone)]
+pub struct Watcher(Arc<mailbox::Sender<()>>);
+
+/// Where changes of the geometry of one or more nodes are told.
+pub struct Changes(mailbox::Receiver<()>);
+
+impl Watcher {
+    /// A watcher, and where it tells of changes.
+    pub fn new() -> (Watcher, Changes) {
+        let (sender, receiver) = mailbox::channel();
+        (Watcher(Arc::new(sender)), Changes(receiver))
+    }
+}
+
+impl Changes {
+    /// Waits for the next change; `None`: all nodes are gone.
+    pub async fn next(&mut self) -> Option<()> {
+        self.0.receive().await
+    }
+}
+
+/// Those who watch a node.
+#[derive(Default)]
+pub struct Watchers(Mutex<Vec<Watcher>>);
+
+impl Watchers {
+    /// One more.
+    pub fn add(&self, watcher: Watcher) {
+        let mut watchers = lock(&self.0);
+        if !watchers.iter().any(|other| Arc::ptr_eq(&other.0, &watcher.0)) {
+            watchers.push(watcher);
+        }
+    }
+
+    /// All there are.
+    pub(crate) fn all(&self) -> Vec<Watcher> {
+        lock(&self.0).clone()
+    }
+
+    /// Tells all.
+    pub fn tell(&self) {
+        lock(&self.0).retain(|watcher| watcher.0.send(()).is_ok());
+    }
 }
 
 /// Size and limits of a node. All numbers in bytes.

@@ -72,6 +72,8 @@ pub enum Driver {
     NullAio(NullOptions),
     /// `nbd`: an export of an NBD server.
     Nbd(NbdOptions),
+    /// `throttle`: another node, at the pace of a group.
+    Throttle(ThrottleOptions),
 }
 
 impl Driver {
@@ -93,6 +95,7 @@ impl Driver {
                 };
                 [("file", &qcow2.file)].into_iter().chain(data_file).chain(backing).collect()
             }
+            Driver::Throttle(throttle) => vec![("file", &throttle.file)],
         }
     }
 }
@@ -168,6 +171,15 @@ pub enum Backing {
     None,
     /// That node.
     Node(BlockdevRef),
+}
+
+/// Options of `throttle`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThrottleOptions {
+    /// `throttle-group`: the group whose limits the node keeps to.
+    pub throttle_group: String,
+    /// `file`: the node below, named or nested.
+    pub file: BlockdevRef,
 }
 
 /// A node, by name or defined in place.

@@ -4,6 +4,7 @@ mod implicit;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::{Arc, Weak};
 
 use crate::connections::Connections;
@@ -11,9 +12,10 @@ use crate::drivers::file::{FileNode, Kind};
 use crate::drivers::nbd::NbdNode;
 use crate::drivers::null::{Answer, NullNode};
 use crate::drivers::raw::RawNode;
+use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
-use crate::graph::Edge;
-use crate::node::BlockNode;
+use crate::graph::{Edge, drain};
+use crate::node::{BlockNode, ResizeError};
 use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, NullOptions};
 
 /// Longest node name, bytes: QEMU's limit.
@@ -32,6 +34,7 @@ pub struct NodeRegistry {
     nodes: BTreeMap<String, Entry>,
     /// All that were handed out and are in use.
     edges: RefCell<Vec<Weak<Edge>>>,
+    throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     generated: u32,
     /// Made for the node that is being opened.
     connections: Connections,
@@ -100,6 +103,61 @@ impl NodeRegistry {
     /// An empty registry.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Makes a throttle group known to nodes that are opened from now on.
+    pub fn add_throttle_group(&mut self, name: &str, group: Arc<ThrottleGroup>) {
+        self.throttle_groups.insert(name.to_owned(), group);
+    }
+
+    /// The throttle group of that name.
+    pub fn throttle_group(&self, name: &str) -> Option<&Arc<ThrottleGroup>> {
+        self.throttle_groups.get(name)
+    }
+
+    /// The names of all throttle groups.
+    pub fn throttle_groups(&self) -> impl Iterator<Item = &str> {
+        self.throttle_groups.keys().map(String::as_str)
+    }
+
+    /// Forgets a throttle group. Nodes that use it go on.
+    pub fn remove_throttle_group(&mut self, name: &str) {
+        self.throttle_groups.remove(name);
+    }
+
+    /// Gives a node's image another size, as `block_resize` does. What is to become smaller is drained
+    /// meanwhile, so that no request under way makes it larger again.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or it keeps its size.
+    pub fn resize(
+        &self,
+        name: &str,
+        size: u64,
+    ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
+        let node = self.node(name)?;
+        let users = self.edges(self.whose_size(name));
+        Ok(async move {
+            let _drained = match size < node.geometry().size {
+                true => Some(drain(users).await.map_err(|_| ResizeError::Busy)?),
+                false => None,
+            };
+            node.resize(size).await
+        })
+    }
+
+    /// The node whose image a node's size is that of: itself, or one below it.
+    fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
+        let mut name = name;
+        while let Some(entry) = self.nodes.get(name)
+            && let Driver::Raw(_) | Driver::Throttle(_) = entry.options.driver
+            && let Some(child) = entry.children.first()
+            && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
+        {
+            name = below;
+        }
+        name
     }
 
     /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.
@@ -305,6 +363,14 @@ impl NodeRegistry {
             Driver::Nbd(nbd) => {
                 let connection = self.connections.take(nbd)?;
                 Arc::new(NbdNode::new(name, options, nbd, connection)?)
+            }
+            Driver::Throttle(throttle) => {
+                let group = &throttle.throttle_group;
+                let Some(group) = self.throttle_groups.get(group).cloned() else {
+                    return Err(OpenError::new(format!("Throttle group '{group}' does not exist")));
+                };
+                let file = child(children, "file", &name)?;
+                Arc::new(ThrottleNode::new(name, options, group, file)?)
             }
             Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
             Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,

@@ -227,8 +227,8 @@ impl EventLoop {
         self.0.stopping.get()
     }
 
-    /// Loop time: monotonic, nanoseconds since about the loop's creation, the same throughout one
-    /// iteration's callbacks. All deadlines are in it.
+    /// Loop time: monotonic, nanoseconds since about the creation of the process's first loop, the
+    /// same throughout one iteration's callbacks. All deadlines are in it.
     pub fn now_ns(&self) -> u64 {
         self.0.now.get().unwrap_or_else(|| {
             let now = self.0.clock.now_ns();

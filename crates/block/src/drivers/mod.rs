@@ -1,5 +1,6 @@
 //! How images are read and written: one module per `driver`.
 
+pub(crate) mod common;
 pub(crate) mod detect_zeroes;
 pub(crate) mod file;
 pub(crate) mod nbd;
@@ -7,3 +8,4 @@ pub(crate) mod null;
 pub(crate) mod qcow2;
 pub(crate) mod raw;
 pub(crate) mod serialise;
+pub mod throttle;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use event_loop::EventLoop;
 use nix::errno::Errno;
 
-use super::detect_zeroes::detect_zeroes;
+use super::common::Common;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry};
-use crate::options::{BlockdevOptions, DetectZeroes, Discard, RawOptions};
+use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher};
+use crate::options::{BlockdevOptions, RawOptions};
 use crate::request::{Op, Request};
 
 /// A disk's size is a multiple of this.
@@ -21,9 +21,9 @@ pub(crate) struct RawNode {
     name: String,
     child: Arc<dyn BlockNode>,
     offset: u64,
-    geometry: Geometry,
-    discard: Discard,
-    detect_zeroes: DetectZeroes,
+    /// `None`: up to the end of the child, wherever that is.
+    size: Option<u64>,
+    common: Common,
 }
 
 impl RawNode {
@@ -42,7 +42,7 @@ impl RawNode {
                 below.size
             )));
         };
-        let size = match size {
+        match size {
             Some(size) if size % SECTOR != 0 => {
                 return Err(OpenError::new(format!(
                     "Specified size is not multiple of {SECTOR}: {size}"
@@ -55,30 +55,10 @@ impl RawNode {
                     below.size
                 )));
             }
-            Some(size) => size,
-            None => room - room % SECTOR,
-        };
-        if below.read_only && !common.read_only && !common.auto_read_only {
-            return Err(OpenError::new(format!("Block node '{}' is read-only", child.name()))
-                .with_hint("read-only=on opens the node on top of it"));
+            _ => {}
         }
-        let read_only = below.read_only || common.read_only;
-        let geometry = Geometry {
-            size,
-            read_only,
-            discard: below.discard && common.discard == Discard::Unmap && !read_only,
-            write_zeroes: below.write_zeroes && !read_only,
-            write_cache: below.write_cache && !read_only,
-            ..below
-        };
-        Ok(RawNode {
-            name,
-            child,
-            offset,
-            geometry,
-            discard: common.discard,
-            detect_zeroes: common.detect_zeroes,
-        })
+        let common = Common::new(common, &*child)?;
+        Ok(RawNode { name, child, offset, size, common })
     }
 }
 
@@ -88,12 +68,32 @@ impl BlockNode for RawNode {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        let below = self.child.geometry();
+        let size = self.size.unwrap_or_else(|| {
+            let room = below.size.saturating_sub(self.offset);
+            room - room % SECTOR
+        });
+        Geometry { size, ..self.common.geometry(below) }
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.child.watch(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        Box::pin(async move {
+            ResizeError::check(size, self.geometry().read_only)?;
+            match size.checked_add(self.offset).filter(|&end| i64::try_from(end).is_ok()) {
+                _ if self.size.is_some() => Err(ResizeError::FixedSize),
+                Some(end) => self.child.clone().resize(end).await,
+                None => Err(ResizeError::Offset),
+            }
+        })
     }
 
     fn let_grow(&self) {
         // A part of the node below stays the part that it is.
-        if self.offset == 0 && self.geometry.size == self.child.geometry().size {
+        if self.offset == 0 && self.size.is_none() {
             self.child.let_grow();
         }
     }
@@ -103,7 +103,7 @@ impl BlockNode for RawNode {
         let child = self.child.clone().open_channel(event_loop)?;
         // Where this node changes nothing it does not exist for the data plane. The channel keeps
         // the child; whoever uses the channel keeps this node.
-        if self.offset == 0 && self.geometry == below && self.detect_zeroes == DetectZeroes::Off {
+        if self.offset == 0 && self.size.is_none() && self.common.changes_nothing(below) {
             return Ok(child);
         }
         Ok(Rc::new(RawChannel { node: self, child }))
@@ -115,37 +115,17 @@ struct RawChannel {
     child: Rc<dyn Channel>,
 }
 
-impl RawChannel {
-    fn check(&self, request: &Request) -> Result<(), Errno> {
-        let Geometry { size, read_only, .. } = self.node.geometry;
-        if read_only && !request.op.only_reads() {
-            return Err(Errno::EROFS);
-        }
-        match request.offset.checked_add(request.len) {
-            Some(end) if end <= size => Ok(()),
-            _ => Err(Errno::EIO),
-        }
-    }
-}
-
 impl Channel for RawChannel {
-    fn submit(&self, mut request: Request) {
+    fn submit(&self, request: Request) {
         let node = &*self.node;
-        if let Err(errno) = self.check(&request) {
-            return request.complete(Err(errno));
+        // Without a size of its own the node ends where the child does, which is the child's to check.
+        let size = node.size.unwrap_or(u64::MAX - node.offset);
+        match request.offset.checked_add(request.len) {
+            Some(end) if end <= size => {}
+            _ => return request.complete(Err(Errno::EIO)),
         }
-        if node.detect_zeroes != DetectZeroes::Off {
-            detect_zeroes(node.detect_zeroes, &mut request);
-        }
-        match &mut request.op {
-            Op::Discard if node.discard == Discard::Ignore => return request.complete(Ok(())),
-            Op::WriteZeroes { may_unmap, .. } if node.discard == Discard::Ignore => {
-                *may_unmap = false;
-            }
-            _ => {}
-        }
+        let Some(mut request) = node.common.admit(request) else { return };
         if request.op != Op::Flush {
-            // In range, so the sum is at most the child's size.
             request.offset += node.offset;
         }
         self.child.submit(request);
@@ -153,5 +133,13 @@ impl Channel for RawChannel {
 
     fn in_flight(&self) -> usize {
         self.child.in_flight()
+    }
+
+    fn drain_begin(&self) {
+        self.child.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.child.drain_end();
     }
 }

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 use event_loop::{EventLoop, oneshot, sync::lock};
 
 use super::port::{Order, Port, Post};
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 
 /// A user's way to a node: to the user the node itself, whichever it leads to at the time.
 pub struct Edge {
     /// The name of the node that it led to at first.
     name: String,
     state: Mutex<State>,
+    watchers: Watchers,
 }
 
 struct State {
@@ -32,6 +33,7 @@ impl Edge {
         Arc::new(Edge {
             name,
             state: Mutex::new(State { node, posts: Vec::new(), drained: false }),
+            watchers: Watchers::default(),
         })
     }
 
@@ -61,6 +63,15 @@ impl BlockNode for Edge {
 
     fn let_grow(&self) {
         self.node().let_grow();
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.watchers.add(watcher.clone());
+        self.node().watch(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        self.node().resize(size)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -180,6 +191,10 @@ impl Drained {
             let _ = answer.await;
         }
         drop(before);
+        for edge in &self.edges {
+            edge.watchers.all().into_iter().for_each(|watcher| node.watch(watcher));
+            edge.watchers.tell();
+        }
         Ok(())
     }
 }

@@ -133,6 +133,14 @@ impl Channel for Port {
         let current = self.current.borrow().clone();
         self.held.borrow().len() + current.in_flight()
     }
+
+    fn drain_begin(&self) {
+        self.below().drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.below().drain_end();
+    }
 }
 
 impl Drop for Port {
@@ -155,6 +163,10 @@ async fn take_orders(port: Weak<Port>, mut orders: mailbox::Receiver<Order>) {
 /// Looks from time to time, so that nothing has to be counted, nor anybody told, per request.
 async fn wait_until_drained(event_loop: EventLoop, port: Weak<Port>, drained: oneshot::Sender<()>) {
     let mut pause = LOOK_AGAIN_NS;
+    let below = port.upgrade().map(|port| port.below());
+    if let Some(below) = &below {
+        below.drain_begin();
+    }
     while let Some(port) = port.upgrade()
         && port.holding.get()
         && port.below().in_flight() > 0
@@ -162,6 +174,9 @@ async fn wait_until_drained(event_loop: EventLoop, port: Weak<Port>, drained: on
         drop(port);
         event_loop.sleep_until(event_loop.now_ns() + pause).await;
         pause = (2 * pause).min(LOOK_AGAIN_AT_MOST_NS);
+    }
+    if let Some(below) = below {
+        below.drain_end();
     }
     drained.send(());
 }

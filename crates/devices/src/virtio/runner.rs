@@ -44,6 +44,13 @@ pub(crate) trait Service: Sized + 'static {
         Vec::new()
     }
 
+    /// The queue stops: requests that are held back for the sake of a limit are to go on. See
+    /// [`Channel::drain_begin`](block::node::Channel::drain_begin).
+    fn drain_begin(&self) {}
+
+    /// The queue has stopped.
+    fn drain_end(&self) {}
+
     /// The end of a section: a batch was shown to the driver, who was signalled or not, or (`None`)
     /// there was nothing to show.
     fn batch_ended(_runner: &Runner<Self>, _signalled: Option<bool>) {}
@@ -218,6 +225,7 @@ impl<S: Service> Runner<S> {
             && let Some(done) = self.stopping.take()
         {
             self.stopped.set(true);
+            self.service.drain_end();
             done(self.queue.next_avail());
         }
     }
@@ -259,6 +267,7 @@ impl<S: Service> Virtqueue for Runner<S> {
             return done(self.queue.next_avail());
         }
         let earlier = self.stopping.take();
+        let is_first = earlier.is_none();
         self.stopping.set(Some(Box::new(move |base| {
             if let Some(earlier) = earlier {
                 earlier(base);
@@ -269,6 +278,9 @@ impl<S: Service> Virtqueue for Runner<S> {
             self.event_loop.remove_handler(kick);
         }
         self.enabled.set(false);
+        if is_first {
+            self.event_loop.section(|| self.service.drain_begin());
+        }
         if !self.queued.get() {
             self.finish_stop();
         }

@@ -45,7 +45,10 @@ pub struct DeviceConfig {
 /// A virtio-blk device, shared by its queues' threads and the control plane.
 #[derive(Debug)]
 pub struct Device {
+    /// But for the capacity and the write cache mode, which change.
     config: Config,
+    /// Sectors.
+    capacity: AtomicU64,
     features: u64,
     logical_block_size: u32,
     read_only: bool,
@@ -74,7 +77,7 @@ impl Device {
             return Err(DeviceError::NoQueues);
         }
         let read_only = geometry.read_only || !config.writable;
-        let bytes = geometry.size - geometry.size % u64::from(block);
+        let capacity = capacity(geometry.size, block);
         let physical = geometry.physical_block_size.max(block);
         let mut features = 1 << VIRTIO_BLK_F_SIZE_MAX
             | 1 << VIRTIO_BLK_F_SEG_MAX
@@ -92,8 +95,9 @@ impl Device {
         id.iter_mut().zip(config.serial.bytes()).for_each(|(to, from)| *to = from);
         let sectors = |bytes: u32| (u64::from(bytes) / SECTOR) as u32;
         Ok(Device {
+            capacity: AtomicU64::new(capacity),
             config: Config {
-                capacity: bytes / SECTOR,
+                capacity,
                 size_max: SIZE_MAX,
                 seg_max: SEG_MAX,
                 blk_size: block,
@@ -138,7 +142,19 @@ impl Device {
 
     /// The configuration space as the driver sees it now.
     pub fn config_space(&self) -> [u8; CONFIG_SIZE] {
-        Config { writeback: self.writeback.load(Ordering::Relaxed), ..self.config }.to_bytes()
+        Config {
+            capacity: self.capacity.load(Ordering::Relaxed),
+            writeback: self.writeback.load(Ordering::Relaxed),
+            ..self.config
+        }
+        .to_bytes()
+    }
+
+    /// The node behind it has `bytes` bytes now. Whether the configuration space shows that: the driver
+    /// is to be told then (5.2.5.1).
+    pub fn set_size(&self, bytes: u64) -> bool {
+        let capacity = capacity(bytes, self.logical_block_size);
+        self.capacity.swap(capacity, Ordering::Relaxed) != capacity
     }
 
     /// Writes to the configuration space: only the writeback toggle takes it (5.2.5).
@@ -185,8 +201,13 @@ impl Device {
         let end = offset.checked_add(bytes)?;
         let block = u64::from(self.logical_block_size);
         let whole = offset.is_multiple_of(block) && bytes.is_multiple_of(block);
-        (whole && end <= self.config.capacity * SECTOR).then_some(offset)
+        (whole && end <= self.capacity.load(Ordering::Relaxed) * SECTOR).then_some(offset)
     }
+}
+
+/// Sectors in the whole blocks of so many bytes.
+fn capacity(bytes: u64, block: u32) -> u64 {
+    (bytes - bytes % u64::from(block)) / SECTOR
 }
 
 /// A device that cannot be.

@@ -56,6 +56,14 @@ impl Service for Requests {
         self.device.trace_name()
     }
 
+    fn drain_begin(&self) {
+        self.channel.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.channel.drain_end();
+    }
+
     fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
         let Requests { device, channel, slots, batch, stats } = &runner.service;
         let memory = runner.queue.memory();

@@ -84,6 +84,14 @@ impl Service for Requests {
         self.device.trace_name()
     }
 
+    fn drain_begin(&self) {
+        self.channels.iter().for_each(|channel| channel.drain_begin());
+    }
+
+    fn drain_end(&self) {
+        self.channels.iter().for_each(|channel| channel.drain_end());
+    }
+
     fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
         let this = &runner.service;
         let memory = runner.queue.memory();

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::node::{BlockNode, Channel};
+use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::{self, DeviceConfig, start_queue};
@@ -107,6 +107,14 @@ impl Device for Blk {
 
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
         self.device.write_config(offset, data).map_err(|error| error.to_string())
+    }
+
+    fn watch(&self, watcher: &Watcher) {
+        self.node.watch(watcher.clone());
+    }
+
+    fn refresh(&self) -> bool {
+        self.device.set_size(self.node.geometry().size)
     }
 
     fn attach(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>> {

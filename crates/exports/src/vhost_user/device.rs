@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::node::Watcher;
 use devices::virtio::Virtqueue;
 use event_loop::EventLoop;
 use nix::errno::Errno;
@@ -39,6 +40,12 @@ pub trait Device: Send + Sync {
     ///
     /// Why not, for people.
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String>;
+
+    /// Has `watcher` told when what is behind it has changed.
+    fn watch(&self, watcher: &Watcher);
+
+    /// Takes note of such a change. Whether the configuration space shows it.
+    fn refresh(&self) -> bool;
 
     /// Gets ready for queues on this loop. Called on the loop's thread, once.
     ///

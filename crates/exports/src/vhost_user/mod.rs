@@ -11,6 +11,7 @@
 //! half a message is waited for as long as it likes, at the cost of a buffer.
 
 mod backend;
+mod backend_channel;
 mod blk;
 mod connection;
 pub mod device;

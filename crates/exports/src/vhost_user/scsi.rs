@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::node::{BlockNode, Channel};
+use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
@@ -115,6 +115,17 @@ impl Device for Scsi {
 
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
         self.device.write_config(offset, data).map_err(|error| error.to_string())
+    }
+
+    fn watch(&self, watcher: &Watcher) {
+        self.nodes.iter().for_each(|node| node.watch(watcher.clone()));
+    }
+
+    fn refresh(&self) -> bool {
+        let sizes = self.nodes.iter().map(|node| node.geometry().size);
+        sizes.enumerate().for_each(|(lun, size)| self.device.set_size(lun, size));
+        // The logical units tell of it themselves.
+        false
     }
 
     fn attach(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>> {

@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
+use block::node::{Changes, Watcher};
 use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
 
 use super::backend::Backend;
+use super::backend_channel::BackendChannel;
 use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
@@ -78,6 +80,11 @@ impl Server {
             workers.push(worker);
         }
         let listener = Listener::new(&control_loop, listen)?;
+        let (watcher, changes) = Watcher::new();
+        device.watch(&watcher);
+        drop(watcher);
+        // What has changed since the device was made.
+        device.refresh();
         let (stop, stop_request) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let connected = Arc::new(AtomicBool::new(false));
@@ -91,8 +98,9 @@ impl Server {
             pinning,
             stop: StopRequest(RefCell::new(stop_request)),
             connected: connected.clone(),
+            channel: RefCell::new(None),
         };
-        control_loop.spawn(async move { end.send(service.run(listener).await) });
+        control_loop.spawn(async move { end.send(service.run(listener, changes).await) });
         Ok(Server { stop, ended, connected, workers: of_service })
     }
 
@@ -165,10 +173,53 @@ struct Service {
     pinning: Option<Arc<Pinning>>,
     stop: StopRequest,
     connected: Arc<AtomicBool>,
+    /// To the front end that is served.
+    channel: RefCell<Option<BackendChannel>>,
 }
 
 impl Service {
-    async fn run(self, listener: Listener) -> Result<(), ExportError> {
+    async fn run(self, listener: Listener, changes: Changes) -> Result<(), ExportError> {
+        {
+            let mut serving = pin!(self.serve_all(listener));
+            let mut telling = pin!(self.tell_changes(changes));
+            let mut told_all = false;
+            std::future::poll_fn(|cx| {
+                told_all = told_all || telling.as_mut().poll(cx).is_ready();
+                serving.as_mut().poll(cx)
+            })
+            .await;
+        }
+        let flushed = self.flush().await;
+        // Nobody else has the workers once no front end is served.
+        for worker in Arc::try_unwrap(self.workers).unwrap_or_default() {
+            worker.end().await;
+        }
+        flushed
+    }
+
+    /// Tells the front end that is served of changes behind the device.
+    async fn tell_changes(&self, mut changes: Changes) {
+        while changes.next().await.is_some() {
+            if !self.device.refresh() || !self.connected.load(Ordering::Relaxed) {
+                continue;
+            }
+            let id = &self.id;
+            let told = self.channel.borrow().as_ref().map(BackendChannel::config_changed);
+            match told {
+                Some(Ok(())) => log::info!("export {id}: told the front end of the new size"),
+                Some(Err(errno)) => {
+                    let why = errno.desc();
+                    log::warn!("export {id}: could not tell the front end of the new size: {why}");
+                }
+                None => log::warn!(
+                    "export {id}: the front end has no way to be told of the new size \
+                     (VHOST_USER_PROTOCOL_F_BACKEND_REQ); its guest sees it after a restart"
+                ),
+            }
+        }
+    }
+
+    async fn serve_all(&self, listener: Listener) {
         let id = &self.id;
         let who = format!("export {id}");
         loop {
@@ -189,15 +240,9 @@ impl Service {
                     log::error!("export {id}: takes no more front ends: accept failed: {error}");
                     self.stop.or(std::future::pending::<()>()).await;
                 }
-                None => break,
+                None => return,
             }
         }
-        let flushed = self.flush().await;
-        // Nobody else has the workers once no front end is served.
-        for worker in Arc::try_unwrap(self.workers).unwrap_or_default() {
-            worker.end().await;
-        }
-        flushed
     }
 
     /// Serves a front end until it leaves, and then finishes what is in flight.
@@ -205,6 +250,7 @@ impl Service {
         let mut connection = Connection::new(&self.event_loop, socket);
         let mut backend = Backend::new(self.workers.clone(), self.pinning.clone());
         let end = self.converse(&mut connection, &mut backend).await;
+        self.channel.replace(None);
         // Only then is nothing left that writes to the guest's memory: it is unmapped. And only then
         // may the front end, if it still is there, see us go: it takes from the used rings what it
         // has to submit again elsewhere.
@@ -229,7 +275,7 @@ impl Service {
             };
             let Some(Incoming { header, payload, fds }) = incoming else { return Ok(End::Left) };
             let result = match fds.and_then(|fds| Message::parse(header.code, &payload, fds)) {
-                Ok(message) => carry_out(&mut session, backend, message).await,
+                Ok(message) => carry_out(&self.channel, &mut session, backend, message).await,
                 Err(error) => Err(error.into()),
             };
             let wants_ack = header.need_reply
@@ -289,6 +335,7 @@ impl From<Reply> for Answer {
 
 /// Does what a message asks for. Returns the reply, where the request has one of its own.
 async fn carry_out(
+    channel: &RefCell<Option<BackendChannel>>,
     session: &mut Session,
     backend: &mut Backend,
     message: Message,
@@ -323,6 +370,9 @@ async fn carry_out(
             return Ok(Some(Answer { reply, fd: Some(fd) }));
         }
         Action::SetInflight { description, fd } => backend.set_inflight(description, fd)?,
+        Action::TellChanges(socket) => {
+            channel.replace(Some(BackendChannel::new(socket)));
+        }
         Action::ResetRings => {
             backend.stop_rings().await?;
             session.rings_reset();

@@ -38,6 +38,8 @@ pub mod protocol_features {
     pub const MQ: u64 = 1 << 0;
     /// Acknowledgements where the front end asks for them.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// SET_BACKEND_REQ_FD.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// GET_CONFIG, SET_CONFIG.
     pub const CONFIG: u64 = 1 << 9;
     /// GET_INFLIGHT_FD, SET_INFLIGHT_FD.
@@ -50,8 +52,14 @@ pub mod protocol_features {
     pub const STATUS: u64 = 1 << 16;
 
     /// All that are offered.
-    pub const OFFERED: u64 =
-        MQ | REPLY_ACK | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+    pub const OFFERED: u64 = MQ
+        | REPLY_ACK
+        | BACKEND_REQ
+        | CONFIG
+        | INFLIGHT_SHMFD
+        | RESET_DEVICE
+        | CONFIGURE_MEM_SLOTS
+        | STATUS;
 }
 
 /// How many memory regions a session may have: as many memory slots as KVM gave a guest for years,
@@ -135,6 +143,8 @@ pub enum Action {
         /// The memory.
         fd: OwnedFd,
     },
+    /// From now on, tell of changes of the configuration space on this socket.
+    TellChanges(OwnedFd),
     /// Stop all rings, then tell [`Session::rings_reset`].
     ResetRings,
 }
@@ -278,6 +288,13 @@ impl Session {
                 match ring.running {
                     true => Step::Do(Action::SetEnabled { index, enabled }),
                     false => Step::Done,
+                }
+            }
+            Message::SetBackendReqFd(socket) => {
+                match self.protocol_features & protocol_features::CONFIG {
+                    // There is nothing else that it would be told.
+                    0 => Step::Done,
+                    _ => Step::Do(Action::TellChanges(socket)),
                 }
             }
             Message::GetConfig { offset, size, flags } => {

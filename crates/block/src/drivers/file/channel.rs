@@ -17,7 +17,7 @@ use super::FileNode;
 use super::bounce::{Bounce, Bounces};
 use super::describe;
 use super::merge::Run;
-use super::plan::{Limits, Position, Step};
+use super::plan::{Position, Step};
 use super::slots::{Slot, Slots, Stage};
 use super::zeroes::{Method, discard_failed, discard_op};
 use crate::drivers::detect_zeroes::detect_zeroes;
@@ -48,7 +48,6 @@ struct Inner {
     bounces: RefCell<Bounces>,
     zeroes: OnceCell<IoBufs>,
     mailbox: OnceCell<Arc<Mailbox>>,
-    limits: Limits,
     node: Arc<FileNode>,
 }
 
@@ -76,7 +75,6 @@ impl FileChannel {
             bounces: RefCell::default(),
             zeroes: OnceCell::new(),
             mailbox: OnceCell::new(),
-            limits: node.limits_now(),
             node,
         });
         FileChannel { inner }
@@ -101,7 +99,7 @@ impl Channel for FileChannel {
             }
             _ => return inner.start(request),
         };
-        if request.len == 0 || !inner.limits.is_simple(request.offset, &request.bufs) {
+        if request.len == 0 || !node.limits.is_simple(request.offset, &request.bufs) {
             return inner.start(request);
         }
         inner.gather(op, request);
@@ -145,14 +143,13 @@ impl IoTarget for Inner {
 
 impl Inner {
     fn check(&self, request: &Request) -> Result<(), Errno> {
-        let geometry = &self.node.geometry;
         match request.op {
             op if op.only_reads() => {}
-            _ if geometry.read_only => return Err(Errno::EROFS),
+            _ if self.node.geometry.read_only => return Err(Errno::EROFS),
             _ => {}
         }
         match request.offset.checked_add(request.len) {
-            Some(end) if end <= geometry.size => Ok(()),
+            Some(end) if end <= self.node.size() => Ok(()),
             Some(end) if self.node.may_reach(end) => Ok(()),
             _ => Err(Errno::EIO),
         }
@@ -334,7 +331,7 @@ impl Inner {
     fn claim(&self, slot: &mut Slot, token: u32) -> bool {
         slot.claimed = true;
         let Request { op, offset, len, .. } = slot.request;
-        let limits = &self.limits;
+        let limits = &self.node.limits;
         let align = limits.align.request as u64;
         let modify = limits.is_misaligned(offset, len);
         let writes = !op.only_reads();
@@ -369,7 +366,7 @@ impl Inner {
         let at = slot.request.offset + slot.done;
         let memory = if slot.zeroes { 0 } else { slot.done as usize };
         let bufs = zeroes.unwrap_or(&slot.request.bufs);
-        let limits = &self.limits;
+        let limits = self.node.limits_now();
         let step = limits.next(Position { at, memory, left, write }, bufs, part);
         let op = match step {
             Step::InPlace { .. } if write => self.write_op(slot.request.op, at),
@@ -439,7 +436,7 @@ impl Inner {
         no_fallback: bool,
     ) -> Next {
         let at = slot.request.offset + slot.done;
-        let sector = self.limits.sector;
+        let sector = self.node.limits.sector;
         let head = at % sector;
         let method = Method::best(&self.node, may_unmap);
         let write = match method {
@@ -482,7 +479,7 @@ impl Inner {
                 Err(errno) => return Next::Done(Err(errno)),
             },
             // One block, which no system call cuts.
-            Stage::ModifyWrite(len) if n == self.limits.align.request => {
+            Stage::ModifyWrite(len) if n == self.node.limits.align.request => {
                 slot.done += len as u64;
             }
             Stage::ModifyWrite(_) => return Next::Done(Err(Errno::EIO)),
@@ -504,13 +501,14 @@ impl Inner {
         step: Step,
         n: usize,
     ) -> Result<Option<Next>, Errno> {
-        let limits = &self.limits;
+        // Planned before a resize, maybe, so what was asked for counts more than where it lies now.
+        let limits = self.node.limits_now();
         let at = slot.request.offset + slot.done;
         let align = if limits.in_tail(at) { 1 } else { limits.align.request };
         let memory = slot.done as usize;
         match step {
             Step::InPlace { len } | Step::BounceWrite { len } if slot.request.op != Op::Read => {
-                let whole = n - n % align;
+                let whole = if n >= len { len } else { n - n % align };
                 if whole == 0 {
                     return Err(Errno::EIO);
                 }

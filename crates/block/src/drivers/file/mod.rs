@@ -8,6 +8,7 @@ mod merge;
 mod open;
 mod plan;
 mod probe;
+mod resize;
 mod slots;
 mod zeroes;
 
@@ -16,7 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use event_loop::{Engine, EventLoop, SetupError};
 use nix::errno::Errno;
@@ -27,7 +28,7 @@ use self::locks::ImageLock;
 use self::plan::Limits;
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
 
 /// What kind of file the image is.
@@ -45,9 +46,14 @@ pub(crate) struct FileNode {
     /// The same for trace points.
     trace_name: CString,
     fd: Arc<OwnedFd>,
-    /// The file once more, without `O_DIRECT`, for the part of a block at its end.
+    /// The file once more, without `O_DIRECT`, for the part of a block at its end. There where there
+    /// is such a part, or may be after a resize.
     tail_fd: Option<Arc<OwnedFd>>,
+    /// As it was opened.
     geometry: Geometry,
+    /// The size now, bytes.
+    size: AtomicU64,
+    /// Without the tail, which depends on the size: see [`limits_now`](Self::limits_now).
     limits: Limits,
     serialise: Serialise,
     kind: Kind,
@@ -63,6 +69,7 @@ pub(crate) struct FileNode {
     flush_failed: AtomicBool,
     /// See [`BlockNode::let_grow`].
     grows: AtomicBool,
+    watchers: Watchers,
     /// Dropped with the node.
     _lock: Option<ImageLock>,
 }
@@ -78,18 +85,23 @@ impl FileNode {
         open::open(name, kind, common, options)
     }
 
+    /// The size now, bytes.
+    fn size(&self) -> u64 {
+        // Nothing else hangs on it: who does not see a change yet is like one who came before it.
+        self.size.load(Ordering::Relaxed)
+    }
+
     /// Whether a request past the end of the disk may reach that far, bytes.
     #[cold]
     fn may_reach(&self, end: u64) -> bool {
         self.grows.load(Ordering::Relaxed) && i64::try_from(end).is_ok()
     }
 
-    /// The limits for a channel that is opened now.
     fn limits_now(&self) -> Limits {
         match self.grows.load(Ordering::Relaxed) {
             // It may become longer, so the last block is as good as any.
-            true => self.limits.without_tail(),
-            false => self.limits,
+            true => self.limits,
+            false => self.limits.with_size(self.size()),
         }
     }
 }
@@ -100,7 +112,15 @@ impl BlockNode for FileNode {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size: self.size(), ..self.geometry }
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.watchers.add(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        Box::pin(async move { resize::resize(&self, size) })
     }
 
     fn let_grow(&self) {

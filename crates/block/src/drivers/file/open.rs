@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -17,7 +17,7 @@ use super::probe::{Alignment, queue_attribute};
 use super::{Capabilities, FileNode, Kind, Limits};
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
-use crate::node::Geometry;
+use crate::node::{Geometry, Watchers};
 use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions};
 
 /// A disk's size is a multiple of this.
@@ -62,14 +62,12 @@ pub(super) fn open(
         .checked_next_multiple_of(SECTOR)
         .filter(|&size| i64::try_from(size).is_ok())
         .ok_or_else(|| OpenError::new(format!("'{}' is too large", path.display())))?;
-    let tail = match size % align.request as u64 {
-        0 => None,
-        rest => Some(size - rest),
-    };
+    let has_tail = size % align.request as u64 > 0;
+    let may_have_tail = align.request as u64 > SECTOR && !read_only;
     // The last part of a block can be written in no other way without making the file longer.
-    let tail_fd = match tail {
-        None => None,
-        Some(_) => Some(Arc::new(OwnedFd::from(
+    let tail_fd = match has_tail || may_have_tail {
+        false => None,
+        true => Some(Arc::new(OwnedFd::from(
             with_flags(!read_only, 0)
                 .open(path)
                 .map_err(|e| could_not_open(path, errno_of(&e), !read_only))?,
@@ -94,7 +92,8 @@ pub(super) fn open(
         fd,
         tail_fd,
         geometry,
-        limits: Limits::new(align, sector, tail),
+        size: AtomicU64::new(size),
+        limits: Limits::new(align, sector),
         serialise: Serialise::new(align.request),
         kind,
         aio: options.aio,
@@ -105,6 +104,7 @@ pub(super) fn open(
         capabilities: Capabilities::default(),
         flush_failed: AtomicBool::new(false),
         grows: AtomicBool::new(false),
+        watchers: Watchers::default(),
         _lock: lock,
     })
 }

@@ -106,6 +106,8 @@ pub enum Message {
         index: u32,
         enable: bool,
     },
+    /// A socket for requests of the back end's own.
+    SetBackendReqFd(OwnedFd),
     /// `size`: at most [`MAX_CONFIG`](super::MAX_CONFIG).
     GetConfig {
         offset: u32,
@@ -203,6 +205,7 @@ impl Message {
                 };
                 Message::SetVringEnable { index, enable }
             }
+            Request::SetBackendReqFd => Message::SetBackendReqFd(fds.one()?),
             Request::GetConfig => {
                 let (offset, size, flags) = config_header(&mut fields)?;
                 Message::GetConfig { offset, size, flags }

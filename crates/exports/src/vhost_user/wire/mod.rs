@@ -75,6 +75,23 @@ impl Header {
     }
 }
 
+/// What the back end asks of the front end, over a socket of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendRequest {
+    /// CONFIG_CHANGE_MSG: the configuration space has changed.
+    ConfigChange = 2,
+}
+
+impl BackendRequest {
+    /// The message's bytes. No answer is asked for.
+    pub fn encode(self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        let words = [self as u32, VERSION, 0].map(u32::to_ne_bytes);
+        bytes.iter_mut().zip(words.as_flattened()).for_each(|(to, from)| *to = *from);
+        bytes
+    }
+}
+
 /// Takes a whole message apart: a header, its payload and nothing else.
 ///
 /// # Errors

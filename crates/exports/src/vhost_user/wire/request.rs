@@ -38,6 +38,7 @@ requests! {
     SetProtocolFeatures = 16 "SET_PROTOCOL_FEATURES",
     GetQueueNum = 17 "GET_QUEUE_NUM",
     SetVringEnable = 18 "SET_VRING_ENABLE",
+    SetBackendReqFd = 21 "SET_BACKEND_REQ_FD",
     GetConfig = 24 "GET_CONFIG",
     SetConfig = 25 "SET_CONFIG",
     GetInflightFd = 31 "GET_INFLIGHT_FD",
@@ -82,6 +83,8 @@ impl Request {
             | Request::SetOwner
             | Request::ResetOwner
             | Request::ResetDevice => (0, 0),
+            // Nothing by the specification; some send a number.
+            Request::SetBackendReqFd => (0, 8),
             Request::SetFeatures
             | Request::SetProtocolFeatures
             | Request::SetStatus
@@ -108,7 +111,6 @@ pub fn request_name(code: u32) -> String {
         7 => "SET_LOG_FD",
         19 => "SEND_RARP",
         20 => "NET_SET_MTU",
-        21 => "SET_BACKEND_REQ_FD",
         22 => "IOTLB_MSG",
         23 => "SET_VRING_ENDIAN",
         26 => "CREATE_CRYPTO_SESSION",

@@ -1,0 +1,72 @@
+//! What the options that all drivers have mean for a node that lies on another one.
+
+use nix::errno::Errno;
+
+use super::detect_zeroes::detect_zeroes;
+use crate::error::OpenError;
+use crate::node::{BlockNode, Geometry};
+use crate::options::{BlockdevOptions, DetectZeroes, Discard};
+use crate::request::{Op, Request};
+
+/// The options, as far as requests on their way down meet them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Common {
+    read_only: bool,
+    discard: Discard,
+    detect_zeroes: DetectZeroes,
+}
+
+impl Common {
+    /// Of a node on top of `child`. The message is QEMU's.
+    pub(crate) fn new(options: &BlockdevOptions, child: &dyn BlockNode) -> Result<Self, OpenError> {
+        let below_read_only = child.geometry().read_only;
+        if below_read_only && !options.read_only && !options.auto_read_only {
+            return Err(OpenError::new(format!("Block node '{}' is read-only", child.name()))
+                .with_hint("read-only=on opens the node on top of it"));
+        }
+        Ok(Common {
+            read_only: below_read_only || options.read_only,
+            discard: options.discard,
+            detect_zeroes: options.detect_zeroes,
+        })
+    }
+
+    /// What is left of what the node below can.
+    pub(crate) fn geometry(&self, below: Geometry) -> Geometry {
+        let read_only = below.read_only || self.read_only;
+        Geometry {
+            read_only,
+            discard: below.discard && self.discard == Discard::Unmap && !read_only,
+            write_zeroes: below.write_zeroes && !read_only,
+            write_cache: below.write_cache && !read_only,
+            ..below
+        }
+    }
+
+    /// Whether requests to a node with that geometry below pass as they are.
+    pub(crate) fn changes_nothing(&self, below: Geometry) -> bool {
+        self.detect_zeroes == DetectZeroes::Off && self.geometry(below) == below
+    }
+
+    /// Takes a request on its way. `None`: it was answered.
+    pub(crate) fn admit(&self, mut request: Request) -> Option<Request> {
+        if self.read_only && !request.op.only_reads() {
+            request.complete(Err(Errno::EROFS));
+            return None;
+        }
+        if self.detect_zeroes != DetectZeroes::Off {
+            detect_zeroes(self.detect_zeroes, &mut request);
+        }
+        match &mut request.op {
+            Op::Discard if self.discard == Discard::Ignore => {
+                request.complete(Ok(()));
+                return None;
+            }
+            Op::WriteZeroes { may_unmap, .. } if self.discard == Discard::Ignore => {
+                *may_unmap = false;
+            }
+            _ => {}
+        }
+        Some(request)
+    }
+}

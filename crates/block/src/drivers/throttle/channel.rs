@@ -1,0 +1,219 @@
+//! One loop's way through a throttle node.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use event_loop::{BottomHalf, EventLoop, IoBufs, IoTarget, TimerId};
+use nix::errno::Errno;
+
+use super::ThrottleNode;
+use super::schedule::{Direction, Schedule};
+use crate::node::Channel;
+use crate::request::{Op, Request};
+
+/// Requests held back that there is room for from the start; what is not used is not touched.
+const FIRST: usize = 256;
+/// Requests that one timer lets go in a row (contract E11).
+const BATCH: usize = 64;
+
+const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
+
+/// A channel. Reads wait for reads and writes for writes.
+pub(super) struct ThrottleChannel {
+    me: Weak<ThrottleChannel>,
+    event_loop: EventLoop,
+    node: Arc<ThrottleNode>,
+    child: Rc<dyn Channel>,
+    schedule: RefCell<Arc<Schedule>>,
+    held: [RefCell<Held>; 2],
+    /// Those who wait for the end of all requests.
+    draining: Cell<u32>,
+    /// Tells of new limits, and its number with the group.
+    bell: OnceCell<(BottomHalf, u64)>,
+}
+
+/// Requests held back, the first to come in front: that one has been counted, and `timer` is its.
+struct Held {
+    requests: VecDeque<Request>,
+    timer: Option<TimerId>,
+}
+
+impl ThrottleChannel {
+    pub(super) fn new(
+        node: Arc<ThrottleNode>,
+        event_loop: &EventLoop,
+        child: Rc<dyn Channel>,
+    ) -> Rc<Self> {
+        let held = || RefCell::new(Held { requests: VecDeque::with_capacity(FIRST), timer: None });
+        let channel = Rc::new_cyclic(|me: &Weak<ThrottleChannel>| ThrottleChannel {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            schedule: RefCell::new(node.group.schedule()),
+            node,
+            child,
+            held: [held(), held()],
+            draining: Cell::new(0),
+            bell: OnceCell::new(),
+        });
+        let me = channel.me.clone();
+        let bell = event_loop.bottom_half(move || {
+            if let Some(me) = me.upgrade() {
+                me.limits_changed();
+            }
+        });
+        let number = channel.node.group.join(bell.clone());
+        // There is none yet.
+        let _ = channel.bell.set((bell, number));
+        // The limits may have changed since they were asked for.
+        channel.schedule.replace(channel.node.group.schedule());
+        channel
+    }
+
+    fn held(&self, direction: Direction) -> &RefCell<Held> {
+        let [reads, writes] = &self.held;
+        match direction {
+            Direction::Read => reads,
+            Direction::Write => writes,
+        }
+    }
+
+    /// Counts a request; `Some`: it may go then, and not before.
+    fn count(&self, direction: Direction, bytes: u64) -> Option<u64> {
+        let now = self.event_loop.now_ns();
+        let when = self.schedule.borrow().take(now, direction, bytes);
+        (when > now && self.draining.get() == 0).then_some(when)
+    }
+
+    fn wait(&self, direction: Direction, held: &mut Held, when: u64) {
+        let Some(me) = self.me.upgrade() else { return };
+        let target = me as Rc<dyn IoTarget>;
+        held.timer = Some(self.event_loop.submit_timer(when, &target, direction as u32));
+    }
+
+    /// Counts the first of those held back; whether it may go now.
+    fn count_first(&self, direction: Direction) -> bool {
+        let mut held = self.held(direction).borrow_mut();
+        let Some(first) = held.requests.front() else { return false };
+        match self.count(direction, first.len) {
+            Some(when) => {
+                self.wait(direction, &mut held, when);
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// Lets the first go, which has been counted, and all whose time has come too.
+    fn go_on(&self, direction: Direction) {
+        for _ in 0..BATCH {
+            let first = self.held(direction).borrow_mut().requests.pop_front();
+            let Some(first) = first else { return };
+            self.child.submit(first);
+            // A request that came in meanwhile, when nothing was held, may wait now.
+            if self.held(direction).borrow().timer.is_some() || !self.count_first(direction) {
+                return;
+            }
+        }
+        let now = self.event_loop.now_ns();
+        self.wait(direction, &mut self.held(direction).borrow_mut(), now);
+    }
+
+    fn cancel_timer(&self, direction: Direction) {
+        let timer = self.held(direction).borrow_mut().timer.take();
+        if let Some(timer) = timer {
+            self.event_loop.cancel_timer(timer);
+        }
+    }
+
+    fn limits_changed(&self) {
+        self.schedule.replace(self.node.group.schedule());
+        for direction in DIRECTIONS {
+            self.cancel_timer(direction);
+            if self.count_first(direction) {
+                self.go_on(direction);
+            }
+        }
+    }
+
+    /// Answers what is held back, undone.
+    fn cancel(&self, direction: Direction) {
+        loop {
+            let first = self.held(direction).borrow_mut().requests.pop_front();
+            let Some(first) = first else { return };
+            first.complete(Err(Errno::ECANCELED));
+        }
+    }
+}
+
+impl Channel for ThrottleChannel {
+    fn submit(&self, request: Request) {
+        let Some(request) = self.node.common.admit(request) else { return };
+        let direction = match request.op {
+            Op::Read => Direction::Read,
+            Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => Direction::Write,
+            Op::Flush | Op::BlockStatus => return self.child.submit(request),
+        };
+        let mut held = self.held(direction).borrow_mut();
+        if !held.requests.is_empty() {
+            return held.requests.push_back(request);
+        }
+        match self.count(direction, request.len) {
+            None => {
+                drop(held);
+                self.child.submit(request);
+            }
+            Some(when) => {
+                held.requests.push_back(request);
+                self.wait(direction, &mut held, when);
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        let held = self.held.iter().map(|held| held.borrow().requests.len());
+        held.sum::<usize>() + self.child.in_flight()
+    }
+
+    fn drain_begin(&self) {
+        self.draining.set(self.draining.get() + 1);
+        for direction in DIRECTIONS {
+            self.cancel_timer(direction);
+            loop {
+                let first = self.held(direction).borrow_mut().requests.pop_front();
+                let Some(first) = first else { break };
+                self.child.submit(first);
+                self.count_first(direction);
+            }
+        }
+        self.child.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.draining.set(self.draining.get().saturating_sub(1));
+        self.child.drain_end();
+    }
+}
+
+impl IoTarget for ThrottleChannel {
+    fn complete(&self, token: u32, result: i32, _bufs: IoBufs) {
+        let Some(direction) = DIRECTIONS.into_iter().find(|&d| d as u32 == token) else { return };
+        self.held(direction).borrow_mut().timer = None;
+        match result {
+            0 => self.go_on(direction),
+            // The loop ends.
+            _ => self.cancel(direction),
+        }
+    }
+}
+
+impl Drop for ThrottleChannel {
+    fn drop(&mut self) {
+        if let Some((bell, number)) = self.bell.get() {
+            self.node.group.leave(*number);
+            self.event_loop.delete_bottom_half(bell);
+        }
+        DIRECTIONS.into_iter().for_each(|direction| self.cancel(direction));
+    }
+}

@@ -1,0 +1,35 @@
+//! The socket on which the back end asks things of the front end (VHOST_USER_SET_BACKEND_REQ_FD).
+
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
+
+use super::wire::BackendRequest;
+
+/// The socket, for as long as the front end is served.
+pub(crate) struct BackendChannel(OwnedFd);
+
+impl BackendChannel {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        BackendChannel(socket)
+    }
+
+    /// Tells the front end to read the configuration space anew.
+    ///
+    /// # Errors
+    ///
+    /// As of send(2). A socket that is full is none: it holds the same message, unread.
+    pub(crate) fn config_changed(&self) -> Result<(), Errno> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        loop {
+            return match send(self.0.as_raw_fd(), &BackendRequest::ConfigChange.encode(), flags) {
+                Ok(_) | Err(Errno::EAGAIN) => Ok(()),
+                Err(Errno::EINTR) => continue,
+                Err(errno) => Err(errno),
+            };
+        }
+    }
+}
