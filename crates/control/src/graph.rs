@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use block::options::{BlockdevOptions, BlockdevRef};
+use block::options::{BlockdevOptions, BlockdevRef, Driver};
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
@@ -34,6 +34,8 @@ struct Node {
     /// Nodes below that have names: those referred to, and those defined in place.
     uses: Vec<String>,
     owns: Vec<String>,
+    /// Objects that it refers to.
+    objects: Vec<String>,
     /// Defined inside another one.
     nested: bool,
 }
@@ -100,6 +102,11 @@ impl Graph {
         Ok(graph)
     }
 
+    /// All objects: their names, and of which type they are.
+    pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        self.objects.iter().map(|(id, kind)| (id.as_str(), *kind))
+    }
+
     /// Without an object.
     ///
     /// # Errors
@@ -111,7 +118,12 @@ impl Graph {
             return Err(OptionError::new(format!("object '{id}' not found")));
         }
         if graph.uses_object(id) {
-            let message = format!("object '{id}' is in use, can not be deleted");
+            let message = match self.objects.get(id) {
+                Some(&"throttle-group") => {
+                    format!("Cannot delete throttle group '{id}' with active references")
+                }
+                _ => format!("object '{id}' is in use, can not be deleted"),
+            };
             return Err(OptionError::new(message));
         }
         Ok(graph)
@@ -278,9 +290,10 @@ impl Graph {
 
     /// Whether something refers to that object.
     fn uses_object(&self, id: &str) -> bool {
-        let of_exports = self.exports.values().flat_map(|export| &export.objects);
-        let of_server = self.nbd_server.iter().flatten();
-        of_exports.chain(of_server).any(|object| object == id)
+        let by_exports = self.exports.values().flat_map(|export| &export.objects);
+        let by_nodes = self.nodes.values().flat_map(|node| &node.objects);
+        let by_server = self.nbd_server.iter().flatten();
+        by_exports.chain(by_nodes).chain(by_server).any(|object| object == id)
     }
 
     fn nbd_server(&mut self, server: &NbdServerOptions) -> Result<(), OptionError> {
@@ -331,6 +344,9 @@ impl Graph {
     fn node(&mut self, options: &BlockdevOptions, above: &mut Node) -> Result<Access, OptionError> {
         let mut node = Node::default();
         let mut below_read_only = false;
+        if let Driver::Throttle(throttle) = &options.driver {
+            node.objects.push(self.throttle_group(&throttle.throttle_group)?);
+        }
         for (role, child) in options.driver.children() {
             let below = match child {
                 BlockdevRef::Inline(below) => self.node(below, &mut node)?,
@@ -347,6 +363,7 @@ impl Graph {
         let Some(name) = &options.node_name else {
             above.uses.append(&mut node.uses);
             above.owns.append(&mut node.owns);
+            above.objects.append(&mut node.objects);
             return Ok(access);
         };
         if self.nodes.contains_key(name) {
@@ -360,6 +377,17 @@ impl Graph {
         above.owns.push(name.clone());
         self.nodes.insert(name.clone(), node);
         Ok(access)
+    }
+
+    fn throttle_group(&self, id: &str) -> Result<String, OptionError> {
+        let is_group =
+            |id: &str| self.objects.get(id).is_some_and(|kind| *kind == "throttle-group");
+        if is_group(id) {
+            return Ok(id.to_owned());
+        }
+        let groups = self.objects.keys().filter(|id| is_group(id));
+        Err(OptionError::new(format!("Throttle group '{id}' does not exist"))
+            .hint(known("Throttle groups", groups)))
     }
 
     /// A node by name. QSD's sentence also names a device, which there is none of in exports.

@@ -56,7 +56,9 @@ pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostU
 pub use graph::Graph;
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NbdAddr, NbdServerOptions};
-pub use object::{AuthzOptions, IothreadOptions, ObjectOptions, Property, TlsCredsOptions};
+pub use object::{
+    AuthzOptions, IothreadOptions, ObjectOptions, Property, ThrottleGroupOptions, TlsCredsOptions,
+};
 pub use probe::ProbeOptions;
 pub use scalar::is_identifier;
 pub use serve::{CacheMode, ImageKind, ServeOptions};

@@ -7,6 +7,7 @@ mod nbd;
 mod null;
 mod qcow2;
 mod raw;
+mod throttle;
 
 use block::options::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver};
 
@@ -26,6 +27,7 @@ pub(crate) static DRIVERS: &[&DriverRow] = &[
     &null::NULL_CO,
     &null::NULL_AIO,
     &nbd::NBD,
+    &throttle::THROTTLE,
 ];
 
 /// The deepest nesting of nodes in nodes.

@@ -5,10 +5,12 @@
 
 mod authz;
 mod iothread;
+mod throttle_group;
 mod tls_creds;
 
 pub use authz::AuthzOptions;
 pub use iothread::IothreadOptions;
+pub use throttle_group::ThrottleGroupOptions;
 pub use tls_creds::TlsCredsOptions;
 
 use tls::Authorization;
@@ -20,8 +22,13 @@ use crate::table::{self, Context, Reads};
 use crate::value::{Object, Value};
 
 /// The types there are.
-pub(crate) static TYPES: &[&TypeRow] =
-    &[&authz::AUTHZ_LIST, &authz::AUTHZ_SIMPLE, &iothread::IOTHREAD, &tls_creds::TLS_CREDS_X509];
+pub(crate) static TYPES: &[&TypeRow] = &[
+    &authz::AUTHZ_LIST,
+    &authz::AUTHZ_SIMPLE,
+    &iothread::IOTHREAD,
+    &throttle_group::THROTTLE_GROUP,
+    &tls_creds::TLS_CREDS_X509,
+];
 
 /// Types that QSD has and ringmill never will, with what to do instead.
 static ABSENT: [(&str, &str); 2] = [
@@ -46,6 +53,8 @@ pub enum ObjectOptions {
     TlsCreds(TlsCredsOptions),
     /// `authz-simple`, `authz-list`.
     Authz(AuthzOptions),
+    /// `throttle-group`.
+    ThrottleGroup(ThrottleGroupOptions),
 }
 
 impl ObjectOptions {
@@ -55,6 +64,7 @@ impl ObjectOptions {
             ObjectOptions::Iothread(iothread) => &iothread.id,
             ObjectOptions::TlsCreds(creds) => &creds.id,
             ObjectOptions::Authz(authz) => &authz.id,
+            ObjectOptions::ThrottleGroup(group) => &group.id,
         }
     }
 
@@ -67,6 +77,7 @@ impl ObjectOptions {
                 Authorization::Simple { .. } => "authz-simple",
                 Authorization::List { .. } => "authz-list",
             },
+            ObjectOptions::ThrottleGroup(_) => "throttle-group",
         }
     }
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use block::Connections;
 use block::options::BlockdevOptions;
+use block::throttle::ThrottleGroup;
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
@@ -45,6 +46,10 @@ impl Daemon {
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
+            Action::Object(ObjectOptions::ThrottleGroup(group)) => {
+                let made = ThrottleGroup::new(group.limits).map_err(DaemonError::new)?;
+                self.nodes.add_throttle_group(&group.id, made);
+            }
             Action::Object(object) => self.objects.add(object)?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
@@ -85,6 +90,7 @@ impl Daemon {
         let graph = self.graph.without_object(id)?;
         self.threads.remove(id);
         self.objects.remove(id);
+        self.nodes.remove_throttle_group(id);
         self.graph = graph;
         Ok(())
     }
@@ -95,6 +101,25 @@ impl Daemon {
         self.nodes.remove(name)?;
         self.graph = graph;
         Ok(())
+    }
+
+    /// `block_resize`.
+    pub(super) async fn resize(
+        &self,
+        device: Option<&str>,
+        node_name: Option<&str>,
+        size: i64,
+    ) -> Result<(), DaemonError> {
+        // No node has a device on it.
+        let Some(name) = node_name.filter(|name| self.nodes.node(name).is_ok()) else {
+            let (device, name) = (device.unwrap_or_default(), node_name.unwrap_or_default());
+            let message = format!("Cannot find device='{device}' nor node-name='{name}'");
+            return Err(DaemonError::new(message));
+        };
+        let Ok(size) = u64::try_from(size) else {
+            return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
+        };
+        self.nodes.resize(name, size)?.await.map_err(DaemonError::new)
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is

@@ -29,7 +29,7 @@ impl Objects {
                 Made::Authorization(Arc::new(authz.authorization.clone()))
             }
             // Those have a place of their own.
-            ObjectOptions::Iothread(_) => return Ok(()),
+            ObjectOptions::Iothread(_) | ObjectOptions::ThrottleGroup(_) => return Ok(()),
         };
         self.0.insert(options.id().to_owned(), (options.type_name(), made));
         Ok(())
@@ -43,11 +43,6 @@ impl Objects {
     /// The type of an object.
     pub(super) fn kind(&self, id: &str) -> Option<&'static str> {
         self.0.get(id).map(|(kind, _)| *kind)
-    }
-
-    /// Names and types.
-    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &'static str)> {
-        self.0.iter().map(|(id, (kind, _))| (id.as_str(), *kind))
     }
 
     /// What an NBD server takes its clients by TLS with; `None`: without.

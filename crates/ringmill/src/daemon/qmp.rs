@@ -1,7 +1,7 @@
 //! QMP's commands, as operations of the daemon.
 
-use control::Value;
 use control::qmp::{Command, QmpError};
+use control::{Property, ThrottleGroupOptions, Value};
 use serde_json::{Value as Json, json};
 
 use super::exports::ExportInfo;
@@ -27,6 +27,7 @@ enum Place<'a> {
     Thread(&'a Thread),
     /// One of another type, of which no more can be seen.
     Object(&'static str),
+    Throttle(ThrottleGroupOptions),
 }
 
 impl Daemon {
@@ -53,6 +54,9 @@ impl Daemon {
             Command::Add(action) => self.add(&action).await?,
             Command::ObjectDel { id } => self.delete_object(&id)?,
             Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
+            Command::BlockResize { device, node_name, size } => {
+                self.resize(device.as_deref(), node_name.as_deref(), size).await?;
+            }
             Command::QomSet { path, property, value } => self.qom_set(&path, &property, value)?,
             Command::QomList { path } => return Ok(self.qom_list(&self.place(&path)?)),
             Command::QomGet { path, property } => {
@@ -101,13 +105,19 @@ impl Daemon {
                 return Err(QmpError::generic(format!("Path '{path}' is ambiguous")));
             }
             (_, ["objects"]) => Some(Place::Objects),
-            (_, ["objects", id]) | (false, [id]) => {
-                let other = || self.objects.kind(id).map(Place::Object);
-                self.threads.get(id).map(Place::Thread).or_else(other)
-            }
+            (_, ["objects", id]) | (false, [id]) => self.object(id),
             _ => None,
         };
         place.ok_or_else(|| QmpError::device_not_found(path))
+    }
+
+    fn object(&self, id: &str) -> Option<Place<'_>> {
+        let group = |id: &str| {
+            let limits = self.nodes.throttle_group(id)?.limits();
+            Some(Place::Throttle(ThrottleGroupOptions { id: id.to_owned(), limits }))
+        };
+        let other = |id: &str| self.objects.kind(id).map(Place::Object);
+        self.threads.get(id).map(Place::Thread).or_else(|| group(id)).or_else(|| other(id))
     }
 
     fn qom_list(&self, place: &Place<'_>) -> Json {
@@ -116,17 +126,12 @@ impl Daemon {
         match place {
             Place::Root => list.push(property("objects", "child<container>")),
             Place::Objects => {
-                let ids = self.threads.named().iter().map(|thread| &thread.options.id);
-                list.extend(ids.map(|id| property(id, "child<iothread>")));
-                let others = self.objects.all();
-                list.extend(others.map(|(id, kind)| property(id, &format!("child<{kind}>"))));
+                let objects = self.graph.objects();
+                list.extend(objects.map(|(id, kind)| property(id, &format!("child<{kind}>"))));
             }
-            Place::Thread(thread) => {
-                let own = thread.options.properties();
-                list.extend(own.iter().map(|own| property(own.name, own.kind)));
-            }
-            Place::Object(_) => {}
+            Place::Thread(_) | Place::Throttle(_) | Place::Object(_) => {}
         }
+        list.extend(place.properties().iter().map(|own| property(own.name, own.kind)));
         list.into()
     }
 
@@ -135,13 +140,10 @@ impl Daemon {
             (_, "type") => Some(place.kind().into()),
             (Place::Root, "objects") => Some("/objects".into()),
             (Place::Root, _) => None,
-            (Place::Objects, id) => {
-                let is_there = self.threads.get(id).is_some() || self.objects.kind(id).is_some();
-                is_there.then(|| format!("/objects/{id}").into())
-            }
-            (Place::Object(..), _) => None,
-            (Place::Thread(thread), name) => {
-                let mut own = thread.options.properties().into_iter();
+            (Place::Objects, id) => self.object(id).map(|_| format!("/objects/{id}").into()),
+            (Place::Object(_), _) => None,
+            (Place::Thread(_) | Place::Throttle(_), name) => {
+                let mut own = place.properties().into_iter();
                 own.find(|own| own.name == name).map(|own| own.value.into())
             }
         };
@@ -159,6 +161,16 @@ impl Daemon {
                 let id = thread.options.id.clone();
                 Ok(self.threads.set(&id, name, value)?)
             }
+            Place::Throttle(group) if name != "type" => {
+                let changed = group.with_property(name, value).map_err(DaemonError::from)?;
+                // It was there a moment ago.
+                match self.nodes.throttle_group(&group.id) {
+                    Some(group) => {
+                        Ok(group.set_limits(changed.limits).map_err(DaemonError::new)?)
+                    }
+                    None => Err(QmpError::device_not_found(path)),
+                }
+            }
             // Children cannot be exchanged.
             _ => {
                 let desc = format!("Property '{}.{name}' is not writable", place.kind());
@@ -174,6 +186,15 @@ impl Place<'_> {
             Place::Root | Place::Objects => "container",
             Place::Thread(_) => "iothread",
             Place::Object(kind) => kind,
+            Place::Throttle(_) => "throttle-group",
+        }
+    }
+
+    fn properties(&self) -> Vec<Property> {
+        match self {
+            Place::Root | Place::Objects | Place::Object(_) => Vec::new(),
+            Place::Thread(thread) => thread.options.properties(),
+            Place::Throttle(group) => group.properties(),
         }
     }
 }

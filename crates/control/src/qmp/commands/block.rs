@@ -28,6 +28,19 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         returns: Returns::Nothing,
     },
     CommandRow {
+        name: "block_resize",
+        help: "give a node's image another size, and tell guests and clients",
+        example: r#"{"node-name": "disk0", "size": 21474836480}"#,
+        arguments: Arguments::Table(&Table {
+            fields: RESIZE,
+            build: |resize: Resize| {
+                let Resize { device, node_name, size } = resize;
+                Ok(Job::Run(Command::BlockResize { device, node_name, size }))
+            },
+        }),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
         name: "query-named-block-nodes",
         help: "list the block nodes that have names",
         example: r#"{"flat": true}"#,
@@ -50,6 +63,37 @@ static DEL: &[Field<Del>] = &[Field {
     need: Need::Required,
     help: "the node's name",
 }];
+
+#[derive(Default)]
+struct Resize {
+    device: Option<String>,
+    node_name: Option<String>,
+    size: i64,
+}
+
+static RESIZE: &[Field<Resize>] = &[
+    Field {
+        name: "device",
+        kind: Kind::Text { meta: "<device>", set: |to, name| put(&mut to.device, Some(name)) },
+        need: Need::Optional("none"),
+        help: "a device of QEMU's, which there is none of here: node-name says which node",
+    },
+    Field {
+        name: "node-name",
+        kind: Kind::Text {
+            meta: "<node-name>",
+            set: |to, name| put(&mut to.node_name, Some(name)),
+        },
+        need: Need::Optional("none"),
+        help: "the node's name",
+    },
+    Field {
+        name: "size",
+        kind: Kind::Int { range: i64::MIN..=i64::MAX, set: |to, size| put(&mut to.size, size) },
+        need: Need::Required,
+        help: "the new size, in bytes",
+    },
+];
 
 static NAMED: &[Field<()>] = &[Field {
     name: "flat",

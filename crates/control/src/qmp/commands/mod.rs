@@ -87,6 +87,15 @@ pub enum Command {
         /// The node's name.
         node_name: String,
     },
+    /// `block_resize`.
+    BlockResize {
+        /// `device`, which no node here has.
+        device: Option<String>,
+        /// The node's name.
+        node_name: Option<String>,
+        /// Bytes, as given.
+        size: i64,
+    },
     /// `block-export-del`.
     BlockExportDel {
         /// The export's name.

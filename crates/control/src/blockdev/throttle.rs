@@ -1,0 +1,49 @@
+//! `throttle`: another node, at the pace of a throttle group.
+
+use block::options::{BlockdevRef, Driver, ThrottleOptions};
+
+use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
+use crate::table::{self, Field, Kind, Need, put};
+
+pub(super) static THROTTLE: DriverRow = DriverRow {
+    name: "throttle",
+    help: "another node, at the pace of a throttle group",
+    example: "throttle,node-name=n,throttle-group=slow,file=disk0",
+    own: &OwnTable {
+        fields: FIELDS,
+        start: |inherited| Draft { inherited, throttle_group: String::new(), file: None },
+        build: |draft| {
+            let Draft { throttle_group, file, .. } = draft;
+            let file = file.ok_or_else(|| table::missing("file"))?;
+            Ok(Driver::Throttle(ThrottleOptions { throttle_group, file }))
+        },
+    },
+};
+
+/// What was given.
+struct Draft {
+    inherited: Inherited,
+    throttle_group: String,
+    file: Option<BlockdevRef>,
+}
+
+static FIELDS: &[Field<Draft>] = &[
+    Field {
+        name: "throttle-group",
+        kind: Kind::Text { meta: "<id>", set: |node, id| put(&mut node.throttle_group, id) },
+        need: Need::Required,
+        help: "the throttle group whose limits the node keeps to",
+    },
+    Field {
+        name: "file",
+        kind: Kind::Nested {
+            shape: node_shape,
+            read: |node, value, at| {
+                node.file = Some(read_ref(value, node.inherited, at)?);
+                Ok(())
+            },
+        },
+        need: Need::Required,
+        help: "the node below: by name, or defined in place",
+    },
+];
