@@ -29,8 +29,13 @@ pub trait BlockNode: Send + Sync {
     /// become longer goes on answering with `EIO`. Channels are opened afterwards.
     fn let_grow(&self) {}
 
-    /// Has somebody told from now on whenever the geometry has changed.
-    fn watch(&self, watcher: Watcher);
+    /// To what the memory of requests is best aligned, bytes: less costs a copy.
+    fn memory_alignment(&self) -> u32 {
+        512
+    }
+
+    /// Has somebody told from now on whenever the geometry has changed. For nodes that may change.
+    fn watch(&self, _watcher: Watcher) {}
 
     /// Makes the image `size` bytes long, as `block_resize` asks for it, and tells those who watch.
     /// For the control plane, which has drained the node if it is to become shorter: a write under way
@@ -39,7 +44,10 @@ pub trait BlockNode: Send + Sync {
     /// # Errors
     ///
     /// In QEMU's words where QEMU has the error; the image is as it was.
-    fn resize(self: Arc<Self>, size: u64) -> Resized;
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        let checked = ResizeError::check(size, self.geometry().read_only);
+        Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) })
+    }
 
     /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as
     /// `aio=io_uring` on a loop without io_uring.

@@ -65,6 +65,7 @@ pub struct Child {
 }
 
 /// A node that is open.
+#[derive(Clone)]
 pub struct NodeInfo<'a> {
     /// Its name, which may have been generated.
     pub name: &'a str,
@@ -289,10 +290,14 @@ impl NodeRegistry {
 
     /// All nodes, nested ones included, in alphabetical order.
     pub fn all(&self) -> impl Iterator<Item = NodeInfo<'_>> {
-        self.nodes.iter().filter_map(|(name, entry)| {
-            let (options, children) = (&entry.options, &*entry.children);
-            Some(NodeInfo { name, node: entry.node()?, options, children })
-        })
+        self.nodes.keys().filter_map(|name| self.info(name))
+    }
+
+    /// What is known of the node of that name, if there is one.
+    pub fn info(&self, name: &str) -> Option<NodeInfo<'_>> {
+        let (name, entry) = self.nodes.get_key_value(name)?;
+        let (options, children) = (&entry.options, &*entry.children);
+        Some(NodeInfo { name, node: entry.node()?, options, children })
     }
 
     /// Closes a node that was opened by name.

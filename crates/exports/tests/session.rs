@@ -3,9 +3,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
+use block::node::Watcher;
 use event_loop::EventLoop;
 use exports::vhost_user::device::{Device, DeviceOnLoop};
 use exports::vhost_user::session::{
@@ -58,6 +60,12 @@ impl Device for Paper {
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
         self.note(format!("write {data:?} at {offset}"));
         if offset == 0 { Ok(()) } else { Err("read-only".into()) }
+    }
+
+    fn watch(&self, _: &Watcher) {}
+
+    fn refresh(&self) -> bool {
+        unreachable!("nothing changes")
     }
 
     fn attach(self: Arc<Self>, _: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>> {
@@ -132,6 +140,18 @@ fn features_are_the_device_s_and_the_server_s() {
     let error = refused(&mut session, Message::SetProtocolFeatures(all | 1 << 14));
     assert_eq!(error, SessionError::ProtocolFeatures(1 << 14));
     assert!(session.has_reply_ack());
+}
+
+#[test]
+fn changes_are_told_to_front_ends_that_read_the_configuration_space() {
+    let (mut session, _) = session();
+    let socket = || Message::SetBackendReqFd(UnixStream::pair().unwrap().0.into());
+    done(&mut session, Message::SetProtocolFeatures(protocol_features::BACKEND_REQ));
+    done(&mut session, socket());
+    let wanted = protocol_features::BACKEND_REQ | protocol_features::CONFIG;
+    done(&mut session, Message::SetProtocolFeatures(wanted));
+    let step = session.handle(socket());
+    assert!(matches!(step, Ok(Step::Do(Action::TellChanges(_)))), "{step:?}");
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn payloads_of_another_length_are_refused() {
             | Request::GetStatus
             | Request::SetOwner
             | Request::ResetOwner
+            | Request::SetBackendReqFd
             | Request::ResetDevice => 0,
             _ => 8,
         };
@@ -178,6 +179,9 @@ fn each_request_has_its_number_of_descriptors() {
         parsed(request, body(&polled), 0).unwrap();
     }
     wrong(parsed(FrontendReq::GET_FEATURES, &[], 1), 1, 0);
+    wrong(parsed(FrontendReq::SET_BACKEND_REQ_FD, &[], 0), 0, 1);
+    wrong(parsed(FrontendReq::SET_BACKEND_REQ_FD, &[], 2), 2, 1);
+    parsed(FrontendReq::SET_BACKEND_REQ_FD, &[], 1).unwrap();
     let region = VhostUserSingleMemoryRegion::new(0, 4096, 0, 0);
     wrong(parsed(FrontendReq::ADD_MEM_REG, body(&region), 0), 0, 1);
     wrong(parsed(FrontendReq::ADD_MEM_REG, body(&region), 2), 2, 1);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use event_loop::{EventLoop, IoBufs, IoTarget};
 use nix::errno::Errno;
 
-use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher};
+use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::NullOptions;
 use crate::request::{Op, Request};
 use crate::status::{self, Extent, State};
@@ -55,13 +55,6 @@ impl BlockNode for NullNode {
             write_zeroes: !self.read_only,
             write_cache: false,
         }
-    }
-
-    fn watch(&self, _watcher: Watcher) {}
-
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
-        let checked = ResizeError::check(size, self.read_only);
-        Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) })
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

@@ -76,6 +76,10 @@ impl BlockNode for RawNode {
         Geometry { size, ..self.common.geometry(below) }
     }
 
+    fn memory_alignment(&self) -> u32 {
+        self.child.memory_alignment()
+    }
+
     fn watch(&self, watcher: Watcher) {
         self.child.watch(watcher);
     }

@@ -65,6 +65,10 @@ impl BlockNode for Edge {
         self.node().let_grow();
     }
 
+    fn memory_alignment(&self) -> u32 {
+        self.node().memory_alignment()
+    }
+
     fn watch(&self, watcher: Watcher) {
         self.watchers.add(watcher.clone());
         self.node().watch(watcher);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use block::node::{BlockNode, Channel, Geometry};
+use block::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use block::request::{Op, Request as BlockRequest};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, RingChoice, oneshot};
 use exports::vhost_user::wire::{HEADER_LEN, Request};
@@ -40,6 +40,7 @@ pub(crate) struct RamDisk {
     pub(crate) data: Mutex<Vec<u8>>,
     pub(crate) flushes: AtomicU64,
     gate: Mutex<Gate>,
+    watchers: Watchers,
 }
 
 #[derive(Default)]
@@ -51,7 +52,12 @@ struct Gate {
 impl RamDisk {
     pub(crate) fn new(sectors: usize) -> Arc<Self> {
         let data = Mutex::new(vec![0; sectors * SECTOR]);
-        Arc::new(RamDisk { data, flushes: AtomicU64::new(0), gate: Mutex::default() })
+        Arc::new(RamDisk {
+            data,
+            flushes: AtomicU64::new(0),
+            gate: Mutex::default(),
+            watchers: Watchers::default(),
+        })
     }
 
     pub(crate) fn close_gate(&self) {
@@ -107,6 +113,16 @@ impl BlockNode for RamDisk {
             write_zeroes: false,
             write_cache: true,
         }
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.watchers.add(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        self.data.lock().unwrap().resize(size as usize, 0);
+        self.watchers.tell();
+        Box::pin(async { Ok(()) })
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

@@ -4,20 +4,25 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use block::options::{
-    Backing, BlockdevOptions, BlockdevRef, DetectZeroes, Driver, NbdOptions, NbdServerAddr,
-    NullOptions, Qcow2Options, RawOptions,
+    Backing, BlockdevOptions, DetectZeroes, Driver, NbdOptions, NbdServerAddr, NullOptions,
 };
-use block::{Child, NodeInfo};
+use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
 /// The size of a null node that was given none.
 const NULL_SIZE: u64 = 1 << 30;
+/// Where memory is best aligned to: a page.
+const PAGE: u64 = 4096;
+/// Segments that a node takes at once: `UIO_MAXIOV`.
+const MAX_IOV: u64 = 1024;
 
-/// What is told of a node.
-pub(super) fn info(node: &NodeInfo<'_>) -> Json {
+/// What is told of all nodes. `flat`: without the images behind them.
+pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
+    nodes.all().map(|node| info(nodes, &node, flat)).collect()
+}
+
+fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     let BlockdevOptions { driver, cache, detect_zeroes, .. } = node.options;
-    let geometry = node.node.geometry();
-    let filename = filename(driver);
     let children: Json = node.children.iter().map(child).collect();
     let detect_zeroes = match detect_zeroes {
         DetectZeroes::Off => "off",
@@ -27,21 +32,18 @@ pub(super) fn info(node: &NodeInfo<'_>) -> Json {
     json!({
         "node-name": node.name,
         "drv": name(driver),
-        "file": filename,
-        "ro": geometry.read_only,
+        "file": filename(nodes, node),
+        "ro": node.node.geometry().read_only,
         "encrypted": false,
         "active": true,
         "detect_zeroes": detect_zeroes,
         "cache": {"writeback": true, "direct": cache.direct, "no-flush": cache.no_flush},
         "children": children,
-        "image": {
-            "filename": filename,
-            "format": name(driver),
-            "virtual-size": geometry.size,
-            "actual-size": actual_size(driver),
-        },
-        "backing_file_depth": 0,
+        "image": image(nodes, node, flat),
+        "backing_file_depth": depth(nodes, node),
         "write_threshold": 0,
+        // Limits of a device of QEMU's, which there is none of: those of a throttle node are with its
+        // group.
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
     })
@@ -49,6 +51,36 @@ pub(super) fn info(node: &NodeInfo<'_>) -> Json {
 
 fn child(child: &Child) -> Json {
     json!({"node-name": child.edge.node().name(), "child": child.role})
+}
+
+/// QEMU's `ImageInfo`.
+fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
+    let driver = &node.options.driver;
+    let geometry = node.node.geometry();
+    let mut image = json!({
+        "filename": filename(nodes, node),
+        "format": name(driver),
+        "virtual-size": geometry.size,
+        "actual-size": actual_size(nodes, node),
+        "limits": {
+            "request-alignment": geometry.request_alignment,
+            "min-mem-alignment": node.node.memory_alignment(),
+            "opt-mem-alignment": PAGE.max(node.node.memory_alignment().into()),
+            "max-iov": MAX_IOV,
+        },
+    });
+    if let Driver::File(_) | Driver::HostDevice(_) = image_at(nodes, node).options.driver {
+        image["dirty-flag"] = false.into();
+    }
+    if let Driver::File(_) | Driver::HostDevice(_) = driver {
+        image["format-specific"] = json!({"type": "file", "data": {}});
+    }
+    if let Some(behind) = behind(nodes, node)
+        && !flat
+    {
+        image["backing-image"] = self::image(nodes, &behind, flat);
+    }
+    image
 }
 
 fn name(driver: &Driver) -> &'static str {
@@ -59,26 +91,58 @@ fn name(driver: &Driver) -> &'static str {
         Driver::Qcow2(_) => "qcow2",
         Driver::NullCo(_) => "null-co",
         Driver::NullAio(_) => "null-aio",
+        Driver::Throttle(_) => "throttle",
         Driver::Nbd(_) => "nbd",
     }
 }
 
+/// The first of the nodes below.
+fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
+    nodes.info(node.children.first()?.edge.node().name())
+}
+
+/// What shows through a node where it has nothing of its own: everywhere if it is a filter.
+fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
+    let role = match node.options.driver {
+        Driver::Throttle(_) => "file",
+        _ => "backing",
+    };
+    let child = node.children.iter().find(|child| child.role == role)?;
+    nodes.info(child.edge.node().name())
+}
+
+/// How many images lie behind one another.
+fn depth(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u32 {
+    behind(nodes, node).map_or(0, |behind| 1 + depth(nodes, &behind))
+}
+
+/// The node that the bytes are in.
+fn image_at<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'a>) -> NodeInfo<'a> {
+    let mut node = node.clone();
+    while let Some(below) = below(nodes, &node) {
+        node = below;
+    }
+    node
+}
+
 /// What the image would be called on QEMU's command line: its path where that says it all, else
 /// options in JSON.
-fn filename(driver: &Driver) -> String {
-    match driver {
-        Driver::File(file) | Driver::HostDevice(file) => file.filename.display().to_string(),
-        Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), offset: 0, size: None }) => {
-            filename(&below.driver)
+fn filename(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> String {
+    path(nodes, node).unwrap_or_else(|| format!("json:{}", as_options(nodes, node)))
+}
+
+fn path(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
+    match &node.options.driver {
+        Driver::File(file) | Driver::HostDevice(file) => Some(file.filename.display().to_string()),
+        Driver::Raw(raw) if raw.offset == 0 && raw.size.is_none() => {
+            path(nodes, &below(nodes, node)?)
         }
-        Driver::Qcow2(Qcow2Options { file: BlockdevRef::Inline(below), .. }) => {
-            filename(&below.driver)
+        Driver::Qcow2(_) => path(nodes, &below(nodes, node)?),
+        driver @ (Driver::NullCo(null) | Driver::NullAio(null)) if is_plain(null) => {
+            Some(format!("{}://", name(driver)))
         }
-        Driver::NullCo(null) | Driver::NullAio(null) if is_plain(null) => {
-            format!("{}://", name(driver))
-        }
-        Driver::Nbd(nbd) => nbd_uri(nbd),
-        _ => format!("json:{}", as_options(driver)),
+        Driver::Nbd(nbd) => Some(nbd_uri(nbd)),
+        _ => None,
     }
 }
 
@@ -94,37 +158,49 @@ fn nbd_uri(nbd: &NbdOptions) -> String {
 }
 
 fn is_plain(null: &NullOptions) -> bool {
-    *null == NullOptions { size: NULL_SIZE, latency_ns: 0, read_zeroes: false }
+    null.size == NULL_SIZE && !null.read_zeroes
 }
 
-fn as_options(driver: &Driver) -> Json {
+/// The options that say what is read, as they would be given.
+fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
+    let driver = &node.options.driver;
     let mut options = json!({"driver": name(driver)});
+    for Child { role, edge } in node.children {
+        let named = match driver {
+            Driver::Qcow2(qcow2) => *role != "backing" || qcow2.backing != Backing::Implicit,
+            _ => true,
+        };
+        if named && let Some(below) = nodes.info(edge.node().name()) {
+            options[*role] = as_options(nodes, &below);
+        }
+    }
     match driver {
         Driver::File(file) | Driver::HostDevice(file) => {
             options["filename"] = file.filename.display().to_string().into();
         }
         Driver::Raw(raw) => {
-            options["file"] = reference(&raw.file);
-            options["offset"] = raw.offset.into();
+            if raw.offset > 0 {
+                options["offset"] = raw.offset.into();
+            }
             if let Some(size) = raw.size {
                 options["size"] = size.into();
             }
         }
         Driver::Qcow2(qcow2) => {
-            options["file"] = reference(&qcow2.file);
-            if let Some(data_file) = &qcow2.data_file {
-                options["data-file"] = reference(data_file);
-            }
-            match &qcow2.backing {
-                Backing::Implicit => {}
-                Backing::None => options["backing"] = Json::Null,
-                Backing::Node(backing) => options["backing"] = reference(backing),
+            if qcow2.backing == Backing::None {
+                options["backing"] = Json::Null;
             }
         }
         Driver::NullCo(null) | Driver::NullAio(null) => {
-            options["size"] = null.size.into();
-            options["latency-ns"] = null.latency_ns.into();
-            options["read-zeroes"] = null.read_zeroes.into();
+            if null.size != NULL_SIZE {
+                options["size"] = null.size.into();
+            }
+            if null.read_zeroes {
+                options["read-zeroes"] = true.into();
+            }
+        }
+        Driver::Throttle(throttle) => {
+            options["throttle-group"] = throttle.throttle_group.as_str().into();
         }
         Driver::Nbd(nbd) => {
             options["server"] = match &nbd.server {
@@ -139,28 +215,13 @@ fn as_options(driver: &Driver) -> Json {
     options
 }
 
-fn reference(node: &BlockdevRef) -> Json {
-    match node {
-        BlockdevRef::Name(name) => name.as_str().into(),
-        BlockdevRef::Inline(below) => as_options(&below.driver),
-    }
-}
-
 /// Bytes that the image takes on its file system.
-fn actual_size(driver: &Driver) -> u64 {
-    match driver {
+fn actual_size(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u64 {
+    match &image_at(nodes, node).options.driver {
         Driver::File(file) | Driver::HostDevice(file) => {
             // Of what is at the path now; what is gone takes none that anybody could find.
             fs::metadata(&file.filename).map_or(0, |metadata| metadata.blocks() * 512)
         }
-        Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), .. })
-        | Driver::Qcow2(Qcow2Options { file: BlockdevRef::Inline(below), .. }) => {
-            actual_size(&below.driver)
-        }
-        Driver::Raw(_)
-        | Driver::Qcow2(_)
-        | Driver::NullCo(_)
-        | Driver::NullAio(_)
-        | Driver::Nbd(_) => 0,
+        _ => 0,
     }
 }

@@ -65,9 +65,7 @@ impl Daemon {
             Command::QueryIothreads => {
                 return Ok(self.threads.named().iter().map(iothread_info).collect());
             }
-            Command::QueryNamedBlockNodes => {
-                return Ok(self.nodes.all().map(|node| nodes::info(&node)).collect());
-            }
+            Command::QueryNamedBlockNodes { flat } => return Ok(nodes::all(&self.nodes, flat)),
             Command::QueryBlockExports => return Ok(self.exports.all().map(export_info).collect()),
             Command::QueryBlockstats { nodes: false } => {
                 return Ok(statistics::qmp::of_exports(&self.statistics()));

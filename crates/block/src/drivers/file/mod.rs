@@ -115,6 +115,10 @@ impl BlockNode for FileNode {
         Geometry { size: self.size(), ..self.geometry }
     }
 
+    fn memory_alignment(&self) -> u32 {
+        self.limits.align.memory as u32
+    }
+
     fn watch(&self, watcher: Watcher) {
         self.watchers.add(watcher);
     }

@@ -53,6 +53,10 @@ impl BlockNode for ThrottleNode {
         self.child.let_grow();
     }
 
+    fn memory_alignment(&self) -> u32 {
+        self.child.memory_alignment()
+    }
+
     fn watch(&self, watcher: Watcher) {
         self.child.watch(watcher);
     }

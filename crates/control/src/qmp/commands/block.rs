@@ -44,9 +44,9 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         name: "query-named-block-nodes",
         help: "list the block nodes that have names",
         example: r#"{"flat": true}"#,
-        arguments: Arguments::Table(&Table::<(), _> {
+        arguments: Arguments::Table(&Table {
             fields: NAMED,
-            build: |()| Ok(Job::Run(Command::QueryNamedBlockNodes)),
+            build: |flat| Ok(Job::Run(Command::QueryNamedBlockNodes { flat })),
         }),
         returns: Returns::Data("one for each node", Reply::List(&Reply::Object(NODE))),
     },
@@ -95,10 +95,9 @@ static RESIZE: &[Field<Resize>] = &[
     },
 ];
 
-static NAMED: &[Field<()>] = &[Field {
+static NAMED: &[Field<bool>] = &[Field {
     name: "flat",
-    // Of backing chains, which there are none of.
-    kind: Kind::Bool(|_, _| Ok(())),
+    kind: Kind::Bool(put),
     need: Need::Default("off"),
     help: "leave out what lies below each node's image",
 }];
@@ -118,7 +117,7 @@ static NODE: &[Member] = &[
     Member::new("cache", Reply::Object(CACHE), "how the host's page cache is used"),
     Member::new("children", Reply::List(&Reply::Object(CHILD)), "the nodes below that have names"),
     Member::new("image", Reply::Object(IMAGE), "what is known of the image"),
-    Member::new("backing_file_depth", Reply::Int, "images below it; always 0"),
+    Member::new("backing_file_depth", Reply::Int, "images below it that it shows as they are"),
     Member::new("write_threshold", Reply::Int, "always 0"),
     Member::new("bps", Reply::Int, "always 0"),
     Member::new("bps_rd", Reply::Int, "always 0"),
@@ -144,4 +143,20 @@ static IMAGE: &[Member] = &[
     Member::new("format", Reply::Text, "its driver"),
     Member::new("virtual-size", Reply::Int, "size of the disk, in bytes"),
     Member::new("actual-size", Reply::Int, "what it takes on its file system, in bytes"),
+    Member::new("limits", Reply::Object(LIMITS), "what requests to it should keep to"),
+    Member::optional("dirty-flag", Reply::Bool, "it was not closed properly; always false"),
+    Member::optional("format-specific", Reply::Object(SPECIFIC), "what only its driver knows"),
+    Member::optional("backing-image", Reply::Any, "the same of the image that it shows as it is"),
+];
+
+static LIMITS: &[Member] = &[
+    Member::new("request-alignment", Reply::Int, "of ranges, in bytes"),
+    Member::new("min-mem-alignment", Reply::Int, "of memory, in bytes; less costs a copy"),
+    Member::new("opt-mem-alignment", Reply::Int, "of memory, in bytes, where it can be chosen"),
+    Member::new("max-iov", Reply::Int, "most segments of memory at once"),
+];
+
+static SPECIFIC: &[Member] = &[
+    Member::new("type", Reply::Word(&["file"]), "of what follows"),
+    Member::new("data", Reply::Object(&[]), "nothing more is known"),
 ];

@@ -127,7 +127,10 @@ pub enum Command {
     /// `query-iothreads`.
     QueryIothreads,
     /// `query-named-block-nodes`.
-    QueryNamedBlockNodes,
+    QueryNamedBlockNodes {
+        /// Without what lies below each node's image.
+        flat: bool,
+    },
     /// `query-block-exports`.
     QueryBlockExports,
     /// `query-blockstats`.

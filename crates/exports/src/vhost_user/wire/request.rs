@@ -82,9 +82,8 @@ impl Request {
             | Request::GetStatus
             | Request::SetOwner
             | Request::ResetOwner
+            | Request::SetBackendReqFd
             | Request::ResetDevice => (0, 0),
-            // Nothing by the specification; some send a number.
-            Request::SetBackendReqFd => (0, 8),
             Request::SetFeatures
             | Request::SetProtocolFeatures
             | Request::SetStatus
