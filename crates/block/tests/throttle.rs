@@ -1,0 +1,215 @@
+//! Nodes that keep to the limits of a throttle group: over simulated time, and by threads.
+
+mod common;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use block::NodeRegistry;
+use block::node::BlockNode;
+use block::options::*;
+use block::request::{Completion, Op, Request};
+use block::throttle::{Limit, ThrottleGroup, ThrottleLimits};
+use common::*;
+use event_loop::ring::sim::{Faults, Sim};
+use event_loop::{EventLoop, IoBufs, IoThread, IoThreadConfig, LoopConfig, oneshot};
+use nix::errno::Errno;
+
+const MS: u64 = 1_000_000;
+
+fn iops(average: u64) -> ThrottleLimits {
+    let iops_total = Limit { average, ..Limit::default() };
+    ThrottleLimits { iops_total, ..ThrottleLimits::default() }
+}
+
+/// Null disks, `names`, each at the pace of the same group.
+fn nodes(limits: ThrottleLimits, names: &[&str]) -> (Arc<ThrottleGroup>, Vec<Arc<dyn BlockNode>>) {
+    let group = ThrottleGroup::new(limits).unwrap();
+    let mut registry = NodeRegistry::new();
+    registry.add_throttle_group("group", group.clone());
+    let open = |name: &&str| {
+        let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
+        let file = BlockdevRef::Inline(Box::new(BlockdevOptions {
+            node_name: None,
+            ..blockdev(name, Driver::NullCo(null))
+        }));
+        let throttle = ThrottleOptions { throttle_group: "group".into(), file };
+        registry.open(&blockdev(name, Driver::Throttle(throttle))).unwrap()
+    };
+    (group, names.iter().map(open).collect())
+}
+
+/// A node on a loop whose time is simulated.
+fn rig(limits: ThrottleLimits) -> (Sim, Arc<ThrottleGroup>, Rig) {
+    let sim = Sim::new(1, Faults::default());
+    let (group, mut nodes) = nodes(limits, &["node"]);
+    let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
+    (sim, group, Rig::on(event_loop, nodes.remove(0)))
+}
+
+fn read(rig: &mut Rig) -> u32 {
+    rig.submit(Op::Read, 0, 512, memory(512, 0))
+}
+
+#[test]
+fn requests_wait_for_their_turn_and_no_longer() {
+    let (sim, _group, mut rig) = rig(iops(1000));
+    let began = sim.now_ns();
+    let tags: Vec<_> = (0..500).map(|_| read(&mut rig)).collect();
+    let at_once = tags.iter().filter(|tag| rig.answer(**tag).is_some()).count();
+    assert_eq!(at_once, 101, "what 100 ms are worth, and the one that fills the bucket");
+    for (n, tag) in (101..).zip(&tags[101..]) {
+        assert_eq!(rig.wait(*tag).0, Ok(()));
+        let waited = sim.now_ns() - began;
+        assert!(waited.abs_diff((n - 100) * MS) <= MS / 10, "request {n} after {waited} ns");
+    }
+}
+
+#[test]
+fn limits_that_change_count_at_once() {
+    let (sim, group, mut rig) = rig(iops(1));
+    let tags: Vec<_> = (0..5).map(|_| read(&mut rig)).collect();
+    assert!(rig.answer(tags[0]).is_some() && rig.answer(tags[1]).is_none());
+    let before = sim.now_ns();
+    group.set_limits(iops(1000)).unwrap();
+    for tag in &tags[1..] {
+        assert_eq!(rig.wait(*tag).0, Ok(()));
+    }
+    assert!(sim.now_ns() - before < 10 * MS);
+    assert_eq!(group.limits(), iops(1000));
+    // None at all, while something waits.
+    group.set_limits(iops(1)).unwrap();
+    rig.event_loop.run_once(false).unwrap();
+    let tags: Vec<_> = (0..5).map(|_| read(&mut rig)).collect();
+    group.set_limits(ThrottleLimits::default()).unwrap();
+    for tag in &tags {
+        assert!(rig.answer(*tag).is_some() || rig.wait(*tag).0.is_ok());
+    }
+    let senseless = ThrottleLimits { iops_size: 1, ..ThrottleLimits::default() };
+    group.set_limits(senseless).unwrap_err();
+    assert_eq!(group.limits(), ThrottleLimits::default());
+}
+
+#[test]
+fn what_waits_goes_on_when_somebody_waits_for_the_end() {
+    let (sim, _group, mut rig) = rig(iops(1));
+    let tags: Vec<_> = (0..100).map(|_| read(&mut rig)).collect();
+    let before = sim.now_ns();
+    assert_eq!(rig.channel.in_flight(), 99);
+    rig.channel.drain_begin();
+    assert_eq!(rig.channel.in_flight(), 0);
+    assert!(tags.iter().all(|tag| rig.answer(*tag).is_some()));
+    let meanwhile = read(&mut rig);
+    assert!(rig.answer(meanwhile).is_some());
+    assert_eq!(sim.now_ns(), before);
+    rig.channel.drain_end();
+    // It was counted all the same.
+    let after = read(&mut rig);
+    assert!(rig.answer(after).is_none());
+    assert_eq!(rig.wait(after).0, Ok(()));
+    assert!(sim.now_ns() - before > 99_000 * MS);
+}
+
+#[test]
+fn a_loop_that_ends_answers_what_waits() {
+    let (_sim, _group, mut rig) = rig(iops(1));
+    let tags: Vec<_> = (0..10).map(|_| read(&mut rig)).collect();
+    rig.event_loop.shut_down().unwrap();
+    let ended = tags.iter().filter_map(|tag| rig.answer(*tag));
+    let cancelled = ended.filter(|answer| answer.0 == Err(Errno::ECANCELED)).count();
+    assert_eq!(cancelled, 9);
+}
+
+#[test]
+fn flushes_and_block_status_do_not_wait_and_writes_not_for_reads() {
+    let one = Limit { average: 1, ..Limit::default() };
+    let (_sim, _group, mut rig) = rig(ThrottleLimits { iops_read: one, ..Default::default() });
+    let reads: Vec<_> = (0..3).map(|_| read(&mut rig)).collect();
+    assert!(rig.answer(reads[2]).is_none());
+    for op in [Op::Flush, Op::Discard, Op::Write { fua: false }] {
+        let len = if op == Op::Flush { 0 } else { 512 };
+        let bufs = if len > 0 && op != Op::Discard { memory(512, 0) } else { IoBufs::new() };
+        let tag = rig.submit(op, 0, len, bufs);
+        assert_eq!(rig.answer(tag).unwrap().0, Ok(()), "{op:?}");
+    }
+    let tag = rig.submit(Op::BlockStatus, 0, 4096, memory(64, 0));
+    assert!(rig.answer(tag).is_some());
+    rig.channel.drain_begin();
+}
+
+/// Sends each request anew as soon as it is answered, until so many were.
+struct Greedy {
+    done: Arc<AtomicU64>,
+    wanted: u64,
+    me: std::cell::RefCell<Option<Rc<dyn Completion>>>,
+    channel: Rc<dyn block::node::Channel>,
+    event_loop: EventLoop,
+    finished: std::cell::Cell<Option<oneshot::Sender<()>>>,
+}
+
+impl Completion for Greedy {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        assert_eq!(result, Ok(()));
+        if self.done.fetch_add(1, Ordering::Relaxed) + 1 >= self.wanted {
+            if let Some(finished) = self.finished.take() {
+                finished.send(());
+            }
+            self.me.take();
+            return;
+        }
+        // Not from within the answer: null-co answers at once.
+        let (me, channel) = (self.me.borrow().clone(), self.channel.clone());
+        let Some(me) = me else { return };
+        self.event_loop.spawn(async move {
+            channel.submit(Request::new(Op::Read, 0, 512, bufs, &me, tag));
+        });
+    }
+}
+
+#[test]
+fn threads_keep_to_a_limit_together() {
+    const RATE: u64 = 2000;
+    const WANTED: u64 = 1000;
+    let (_group, nodes) = nodes(iops(RATE), &["one", "other"]);
+    let threads: Vec<_> =
+        (0..4).map(|_| IoThread::spawn(IoThreadConfig::default()).unwrap()).collect();
+    let done = Arc::new(AtomicU64::new(0));
+    let began = Instant::now();
+    let mut ends = Vec::new();
+    for (i, thread) in threads.iter().enumerate() {
+        let (node, done) = (nodes[i % 2].clone(), done.clone());
+        let (finished, end) = oneshot::channel();
+        ends.push(end);
+        thread
+            .handle()
+            .spawn(move |event_loop| {
+                let client = Rc::new(Greedy {
+                    done,
+                    wanted: WANTED,
+                    me: std::cell::RefCell::default(),
+                    channel: node.open_channel(event_loop).unwrap(),
+                    event_loop: event_loop.clone(),
+                    finished: std::cell::Cell::new(Some(finished)),
+                });
+                let me = client.clone() as Rc<dyn Completion>;
+                client.me.replace(Some(me.clone()));
+                for tag in 0..8 {
+                    client.channel.submit(Request::new(Op::Read, 0, 512, memory(512, 0), &me, tag));
+                }
+            })
+            .unwrap();
+    }
+    let waiting = EventLoop::new(LoopConfig::default()).unwrap();
+    waiting
+        .block_on(async {
+            for end in ends {
+                end.await.unwrap();
+            }
+        })
+        .unwrap();
+    // No less than it takes at that rate, after what may come at once. More is the machine's affair.
+    let least = Duration::from_nanos((WANTED - RATE / 10 - 2) * 1_000_000_000 / RATE);
+    assert!(began.elapsed() >= least, "{:?}, {least:?} at least", began.elapsed());
+}
