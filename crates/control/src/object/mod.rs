@@ -54,7 +54,7 @@ pub enum ObjectOptions {
     /// `authz-simple`, `authz-list`.
     Authz(AuthzOptions),
     /// `throttle-group`.
-    ThrottleGroup(ThrottleGroupOptions),
+    ThrottleGroup(Box<ThrottleGroupOptions>),
 }
 
 impl ObjectOptions {

@@ -66,7 +66,7 @@ pub(super) static THROTTLE_GROUP: TypeRow = TypeRow {
         fields: FIELDS,
         build: |group| {
             group.check()?;
-            Ok(ObjectOptions::ThrottleGroup(group))
+            Ok(ObjectOptions::ThrottleGroup(Box::new(group)))
         },
     },
 };
