@@ -9,7 +9,8 @@ use block::options::{
 
 use crate::error::OptionError;
 use crate::export::{
-    Addr, ExportKind, ExportOptions, MAX_QUEUES, VhostUserOptions, check_socket_path,
+    Addr, ExportKind, ExportOptions, MAX_QUEUES, STALL_TIMEOUT_MS, VhostUserOptions,
+    check_socket_path,
 };
 use crate::object::{IothreadOptions, ObjectOptions};
 use crate::rows::{
@@ -138,6 +139,7 @@ impl ServeOptions {
             writethrough: matches!(self.cache, CacheMode::Writethrough | CacheMode::Directsync),
             iothreads: iothreads.clone(),
             fixed_iothread: false,
+            stall_timeout_ms: STALL_TIMEOUT_MS,
             kind: ExportKind::VhostUserBlk(VhostUserOptions {
                 addr: Addr::Unix { path: self.socket.clone() },
                 num_queues: self.queues,

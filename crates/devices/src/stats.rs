@@ -142,6 +142,13 @@ impl QueueStats {
         self.kind(kind).done.get()
     }
 
+    /// Requests that were taken and not answered yet.
+    pub fn in_flight(&self) -> u64 {
+        let answered = |kind: &KindStats| kind.done.get() + kind.failed.get() + kind.invalid.get();
+        let answered = self.kinds.iter().map(answered).sum();
+        self.taken.get().saturating_sub(answered)
+    }
+
     /// Requests that failed or were refused.
     pub fn errors(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.failed.get() + kind.invalid.get()).sum()

@@ -29,6 +29,8 @@ pub struct ExportOptions {
     /// `fixed-iothread`: the node must run in that thread. Always true in effect, since queues
     /// never move here.
     pub fixed_iothread: bool,
+    /// `stall-timeout-ms`: requests that take longer are told of in the log; 0: none are.
+    pub stall_timeout_ms: u64,
     /// `type`, and what exports of that type have.
     pub kind: ExportKind,
 }
@@ -89,10 +91,15 @@ pub(crate) struct Draft {
     writethrough: bool,
     iothreads: Vec<String>,
     fixed_iothread: bool,
+    /// `None`: the default.
+    stall_timeout_ms: Option<u64>,
     vhost_user: VhostUserOptions,
     luns: Vec<String>,
     nbd: nbd::NbdDraft,
 }
+
+/// `stall-timeout-ms` that was not given.
+pub(crate) const STALL_TIMEOUT_MS: u64 = 10_000;
 
 /// An export type.
 struct Type {
@@ -176,6 +183,18 @@ static COMMON: &[Field<Draft>] = &[
         },
         need: Need::Optional("a thread of the daemon's choice"),
         help: "I/O thread that serves the export",
+    },
+    Field {
+        name: "stall-timeout-ms",
+        kind: Kind::Int {
+            range: 0..=86_400_000,
+            set: |export, ms| {
+                export.stall_timeout_ms = Some(ms.unsigned_abs());
+                Ok(())
+            },
+        },
+        need: Need::Default("10000"),
+        help: "log requests that take longer, in milliseconds; 0 for none",
     },
     Field {
         name: "writable",
@@ -296,6 +315,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, Op
         writethrough: draft.writethrough,
         iothreads: draft.iothreads,
         fixed_iothread: draft.fixed_iothread,
+        stall_timeout_ms: draft.stall_timeout_ms.unwrap_or(STALL_TIMEOUT_MS),
         kind,
     })
 }

@@ -1,5 +1,6 @@
 //! The daemon's exports, from their start to their last flush.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
 
 use super::running::Running;
+use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
 
 /// The exports, in the order in which they were made.
@@ -16,6 +18,10 @@ pub(super) struct Exports {
     exports: Vec<Export>,
     /// Called with the name of each that has ended, while the daemon serves.
     on_end: Rc<dyn Fn(String)>,
+    /// How long to wait before looking for requests that take long, nanoseconds; 0: nobody looks.
+    pause_ns: Rc<Cell<u64>>,
+    /// Called when it is time to.
+    on_look: Rc<dyn Fn()>,
 }
 
 struct Export {
@@ -30,6 +36,8 @@ struct Export {
     stopping: Option<JoinHandle<bool>>,
     /// Goes with it: for who waits for its end.
     awaited: Option<oneshot::Sender<()>>,
+    /// Its requests that take long; `None`: nobody wants to know.
+    stalls: Option<Rc<Stalls>>,
 }
 
 /// What an export is at.
@@ -50,12 +58,26 @@ pub(super) struct ExportInfo<'a> {
 }
 
 impl Exports {
-    pub(super) fn new(event_loop: &EventLoop, on_end: impl Fn(String) + 'static) -> Self {
-        let (event_loop, on_end) = (event_loop.clone(), Rc::new(on_end));
-        Exports { event_loop, exports: Vec::new(), on_end }
+    pub(super) fn new(
+        event_loop: &EventLoop,
+        on_end: impl Fn(String) + 'static,
+        on_look: impl Fn() + 'static,
+    ) -> Self {
+        Exports {
+            event_loop: event_loop.clone(),
+            exports: Vec::new(),
+            on_end: Rc::new(on_end),
+            pause_ns: Rc::default(),
+            on_look: Rc::new(on_look),
+        }
     }
 
     pub(super) fn add(&mut self, options: &ExportOptions, export: Running) {
+        let limit_ns = options.stall_timeout_ms * 1_000_000;
+        let stalls = (limit_ns > 0).then(|| Rc::new(Stalls::new(limit_ns, options.type_name())));
+        if let Some(stalls) = &stalls {
+            self.look_every(stalls.pause_ns());
+        }
         self.exports.push(Export {
             id: options.id.clone(),
             node_name: options.node_name.clone(),
@@ -64,7 +86,52 @@ impl Exports {
             serving: Some(export),
             stopping: None,
             awaited: None,
+            stalls,
         });
+    }
+
+    /// Has somebody look for requests that take long, at least so often.
+    fn look_every(&self, pause_ns: u64) {
+        let before = self.pause_ns.get();
+        if before == 0 || before > pause_ns {
+            self.pause_ns.set(pause_ns);
+        }
+        if before > 0 {
+            return;
+        }
+        let (event_loop, pause_ns) = (self.event_loop.clone(), self.pause_ns.clone());
+        let on_look = self.on_look.clone();
+        self.event_loop.spawn(async move {
+            loop {
+                event_loop.sleep_until(event_loop.now_ns() + pause_ns.get()).await;
+                on_look();
+            }
+        });
+    }
+
+    /// Looks for requests that take long, and tells the log of them.
+    pub(super) fn look_for_stalls(&self) {
+        for export in &self.exports {
+            let (Some(serving), Some(stalls)) = (&export.serving, &export.stalls) else { continue };
+            let now_ns = self.event_loop.now_ns();
+            let id = export.id.clone();
+            if let Some(silence) = stalls.silence(now_ns) {
+                log::warn!("export {id}: {silence}");
+            }
+            let in_flight = || serving.queue_stats().iter().any(|queue| queue.in_flight() > 0);
+            if !stalls.must_ask(in_flight()) {
+                continue;
+            }
+            stalls.ask(now_ns);
+            let (asked, stalls) = (serving.in_flight(), stalls.clone());
+            let event_loop = self.event_loop.clone();
+            self.event_loop.spawn(async move {
+                let in_flight = asked.await;
+                for line in stalls.look(&in_flight, event_loop.now_ns()) {
+                    log::warn!("export {id}: {line}");
+                }
+            });
+        }
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = ExportInfo<'_>> {

@@ -17,6 +17,7 @@ mod qmp;
 mod running;
 mod signal;
 mod signals;
+mod stalls;
 mod statistics;
 mod status;
 mod threads;
@@ -68,6 +69,8 @@ enum Message {
     Failed(DaemonError),
     /// Somebody wants the numbers.
     Statistics(oneshot::Sender<Statistics>),
+    /// It is time to look for requests that take long.
+    LookForStalls,
     /// An export that was stopped has ended.
     ExportEnded(String),
     /// A job's worker tells how it goes.
@@ -184,9 +187,13 @@ fn run_on(
 impl Daemon {
     fn new(control: &EventLoop) -> Self {
         let mailbox = Mailbox::default();
-        let (ended, failed) = (mailbox.clone(), mailbox.clone());
+        let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
         Daemon {
-            exports: Exports::new(control, move |id| ended.push(Message::ExportEnded(id))),
+            exports: Exports::new(
+                control,
+                move |id| ended.push(Message::ExportEnded(id)),
+                move || look.push(Message::LookForStalls),
+            ),
             nbd_server: None,
             nodes: NodeRegistry::new(),
             threads: IoThreads::new(control, move |error| failed.push(Message::Failed(error))),
@@ -208,6 +215,7 @@ impl Daemon {
                 Err(signal) => return End::Signal(signal),
                 Ok(Message::Failed(error)) => return End::Failed(error),
                 Ok(Message::ExportEnded(id)) => self.export_ended(&id),
+                Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
                 Ok(Message::Created(job, made)) => self.created(job, made).await,
                 Ok(Message::Job(job, report)) => {

@@ -1,13 +1,18 @@
 //! An export that runs, of whichever protocol.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use devices::QueueStats;
+use devices::virtio::InFlight;
 use event_loop::LoopHandle;
 use exports::nbd::NbdExport;
 use exports::vhost_user::{ExportError, VhostUserExport};
 
 use super::statistics::QueueStatistics;
+
+/// Requests in flight, with the queue or connection of each.
+type InFlightOf = Vec<(u64, InFlight)>;
 
 /// An export that runs.
 pub(super) enum Running {
@@ -43,6 +48,14 @@ impl Running {
         match self {
             Running::VhostUser(export) => export.queues().map(of).collect(),
             Running::Nbd(export) => export.queues().map(of).collect(),
+        }
+    }
+
+    /// The requests in flight, with their queues or connections.
+    pub(super) fn in_flight(&self) -> Pin<Box<dyn Future<Output = InFlightOf>>> {
+        match self {
+            Running::VhostUser(export) => Box::pin(export.in_flight()),
+            Running::Nbd(export) => Box::pin(export.in_flight()),
         }
     }
 
