@@ -18,6 +18,7 @@ use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const QUEUE_SIZE: u16 = 16;
 
@@ -503,4 +504,31 @@ fn memory_for_requests_in_flight_is_looked_at() {
 fn tempfile() -> std::fs::File {
     let name = c"not sealed";
     nix::sys::memfd::memfd_create(name, nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap().into()
+}
+
+#[test]
+fn a_front_end_that_takes_its_memory_away_loses_its_queues_and_nobody_else_anything() {
+    let daemon = Daemon::with(Options { num_queues: 2, ..Options::default() });
+    let neighbour = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 2);
+    let mut other = Vmm::new(&neighbour, 1);
+    vmm.start();
+    other.start();
+    let errs: Vec<_> = (0..2).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
+    for (index, err) in errs.iter().enumerate() {
+        vmm.front_end.set_vring_err(index, err).unwrap();
+        assert_eq!(vmm.guest.write(index, 1, &[1; SECTOR]), 0);
+    }
+    nix::unistd::ftruncate(&vmm.guest.files[0], 0).unwrap();
+    for (queue, err) in vmm.guest.queues.iter().zip(&errs) {
+        queue.kick.write(1).unwrap();
+        assert!(is_signalled(err, PATIENCE), "the queue has not noticed");
+    }
+    assert_eq!(other.guest.write(0, 2, &[2; SECTOR]), 0);
+    assert_eq!(other.guest.read(0, 2, SECTOR), [2; SECTOR]);
+    drop(vmm);
+    eventually("the front end is gone", || !daemon.export().is_connected());
+    let mut next = Vmm::new(&daemon, 1);
+    next.start();
+    assert_eq!(next.guest.read(0, 1, SECTOR), [1; SECTOR]);
 }

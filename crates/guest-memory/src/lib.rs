@@ -11,12 +11,12 @@
 //! copied with volatile accesses, or handed to the kernel as segments. What was read once is never
 //! read again to be trusted more.
 //!
-//! A front end that shrinks a file it has handed over makes accesses fault (SIGBUS), as with every
-//! vhost-user back end; [`Region::map`] refuses regions that reach past the file's end to start
-//! with.
+//! [`Region::map`] refuses regions that reach past their file's end. A front end that shrinks the file
+//! later loses its memory, and nobody else anything: see [`losses`].
 
 mod access;
 mod any_thread;
+mod bus_error;
 mod error;
 mod memory;
 mod region;
@@ -26,6 +26,7 @@ pub mod test_util;
 mod view;
 
 pub use access::prefetch;
+pub use bus_error::losses;
 pub use error::{AccessError, Error};
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};

@@ -77,6 +77,11 @@ impl GuestMemory {
         &self.regions
     }
 
+    /// A region that the front end has shrunk the file of ([`MappedRegion::is_lost`]).
+    pub fn lost_region(&self) -> Option<&MappedRegion> {
+        self.regions.iter().map(|region| &**region).find(|region| region.is_lost())
+    }
+
     /// The region that guest address `addr` lies in.
     pub fn region_at(&self, addr: u64) -> Option<&Arc<MappedRegion>> {
         self.indexed_region_at(addr).map(|(_, region)| region)

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use crate::bus_error::Watched;
 use crate::error::Error;
 
 /// A memory region as the front end describes it (vhost-user, "Memory region description").
@@ -35,6 +36,7 @@ pub struct MappedRegion {
     host: NonNull<u8>,
     mapping: NonNull<libc::c_void>,
     mapping_len: usize,
+    watched: Watched,
 }
 
 // SAFETY: the mapping belongs to the value alone, and munmap may be called from any thread.
@@ -101,7 +103,8 @@ impl Region {
 
         // SAFETY: `lead < page <= mapping_len`.
         let host = unsafe { mapping.cast::<u8>().add(lead as usize) };
-        Ok(MappedRegion { guest_addr, size, user_addr, host, mapping, mapping_len })
+        let watched = Watched::new(mapping, mapping_len);
+        Ok(MappedRegion { guest_addr, size, user_addr, host, mapping, mapping_len, watched })
     }
 }
 
@@ -163,6 +166,12 @@ impl MappedRegion {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Whether the front end has shrunk the file under it, and somebody has noticed: what is there now
+    /// is memory of our own, which nobody else sees.
+    pub fn is_lost(&self) -> bool {
+        self.watched.is_lost()
+    }
+
     /// Its first byte in our address space; valid for [`size`](Self::size) bytes while it lives.
     pub fn host(&self) -> NonNull<u8> {
         self.host
@@ -171,6 +180,8 @@ impl MappedRegion {
 
 impl Drop for MappedRegion {
     fn drop(&mut self) {
+        // Before others get its addresses.
+        self.watched = Watched::none();
         // SAFETY: mapped in `Region::map` with this length, unmapped once; whoever uses an address
         // of it holds the region.
         unsafe { libc::munmap(self.mapping.as_ptr(), self.mapping_len) };

@@ -77,6 +77,8 @@ pub(crate) struct Runner<S> {
     polled: Cell<bool>,
     /// The driver is to be asked for a kick.
     wants_kick: Cell<bool>,
+    /// [`guest_memory::losses`] when the queue was last found to have all its memory.
+    losses: Cell<usize>,
     /// Chains were given back that the driver does not see yet.
     unpublished: Cell<bool>,
     /// The answer to `stop`, once nothing is in flight.
@@ -113,6 +115,7 @@ impl<S: Service> Runner<S> {
             enabled: Cell::new(false),
             polled: Cell::new(false),
             wants_kick: Cell::new(false),
+            losses: Cell::new(guest_memory::losses()),
             unpublished: Cell::new(false),
             stopping: Cell::new(None),
             stopped: Cell::new(false),
@@ -139,6 +142,9 @@ impl<S: Service> Runner<S> {
             return;
         }
         let Some(me) = self.me.upgrade() else { return };
+        if self.losses.get() != guest_memory::losses() && self.has_lost_memory() {
+            return;
+        }
         if !self.polled.get() {
             self.queue.suppress_kicks();
         }
@@ -169,6 +175,18 @@ impl<S: Service> Runner<S> {
             self.wants_kick.set(true);
             self.finish_later();
         }
+    }
+
+    /// Somebody's front end has taken away memory. If it is this queue's, the queue breaks.
+    #[cold]
+    fn has_lost_memory(&self) -> bool {
+        // First, so that what is lost meanwhile is found the next time.
+        self.losses.set(guest_memory::losses());
+        let view = self.queue.memory();
+        let Some(region) = view.memory().lost_region() else { return false };
+        let addr = region.guest_addr();
+        self.break_queue(&format_args!("the memory at {addr:#x} was taken away"));
+        true
     }
 
     /// Takes one request. `false`: there is none.
