@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern, request};
 
 /// A line of the log: `TID@SECONDS.MICROSECONDS:event argument value ...`.
@@ -138,6 +139,65 @@ fn the_way_of_a_request_is_logged() {
     let signals = of(&lines[place(ends[0])..place(write)], "virtio_notify");
     assert_eq!(signals.len(), 1, "one signal for one request: {signals:?}");
     assert!(of(&lines, "thread_pool_submit_aio").is_empty(), "io_uring does it");
+}
+
+#[test]
+fn what_nbd_clients_ask_and_get_is_logged() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 8);
+    let log = scratch.path("trace.log");
+    let command = ServerCommand::new(&scratch)
+        .file("disk", &image, "")
+        .arg("--trace")
+        .arg(trace("nbd_*", &log));
+    let server = nbd_export(nbd_server(command, &scratch, ""), "disk", ",writable=on").start();
+    // Simple replies.
+    let mut raw = RawNbd::go(&scratch.path("nbd.sock"), "disk");
+    raw.request(0, 0xa, 4096, 512);
+    assert_eq!(raw.reply(), (0, 0xa));
+    raw.take::<512>();
+    raw.request(0, 0xb, 8 << 20, 512);
+    assert_eq!(raw.reply(), (22, 0xb), "EINVAL: beyond the end");
+    drop(raw);
+    // Structured ones.
+    let uri = nbd_uri(&scratch, "disk");
+    let script = "h.add_meta_context('base:allocation')
+h.connect_uri(uri)
+h.pwrite(h.pread(1024, 2048), 0)
+h.block_status(4096, 0, lambda *args: 0)
+h.set_strict_mode(0)
+try:
+    h.pread(512, 8 << 20)
+except nbd.Error:
+    pass
+h.shutdown()";
+    client_output(&scratch, "nbdsh", &["-c", &format!("uri = {uri:?}"), "-c", script]);
+    server.stop();
+    let lines = lines(&log);
+    let numbers = |event: &str, arguments: &[&str]| -> Vec<Vec<i64>> {
+        let of = of(&lines, event);
+        of.iter().map(|line| arguments.iter().map(|name| line.number(name)).collect()).collect()
+    };
+    let asked = numbers("nbd_receive_request", &["flags", "kind", "from", "len"]);
+    let beyond = vec![0, 0, 8 << 20, 512];
+    let expected = [
+        vec![0, 0, 4096, 512],
+        beyond.clone(),
+        vec![0, 0, 2048, 1024],
+        vec![0, 1, 0, 1024],
+        vec![0, 7, 0, 4096],
+        beyond,
+    ];
+    assert_eq!(asked, expected);
+    let simple = numbers("nbd_co_send_simple_reply", &["cookie", "error", "len"]);
+    assert_eq!(simple, [[0xa, 0, 512], [0xb, 22, 0]]);
+    assert_eq!(numbers("nbd_co_send_chunk_read", &["offset", "size"]), [[2048, 1024]]);
+    assert_eq!(numbers("nbd_co_send_extents", &["extents"]), [[1]]);
+    assert_eq!(numbers("nbd_co_send_chunk_error", &["err"]), [[22]]);
+    let written = of(&lines, "nbd_receive_request")[3];
+    let done = of(&lines, "nbd_co_send_chunk_done")[0];
+    assert_eq!(written.text("cookie"), done.text("cookie"));
+    assert_eq!((written.text("client"), written.thread), (done.text("client"), done.thread));
 }
 
 #[test]

@@ -34,6 +34,7 @@ impl Runner<Requests> {
         let ok = slot.ended.is_none() && sense.is_none();
         let used = if ok { slot.used } else { 0 };
         let response = slot.ended.unwrap_or(Response::Ok);
+        self.trace_response(slot.head, slot.id, response, sense);
         let bytes = response_bytes(response, sense, slot.buffer - used);
         let (begun, now_ns) = (slot.started_ns, self.event_loop.now_ns());
         match ok {

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use event_loop::trace;
 use queue::{Chain, SegmentsError};
 
 use super::device::Device;
@@ -50,7 +51,11 @@ impl Service for Control {
                 let event_loop = runner.event_loop.clone();
                 // It may have to wait for other loops.
                 event_loop.spawn(async move {
-                    let response = manage(&runner.service.device, request).await;
+                    let device = &runner.service.device;
+                    let (tag, subtype) = (request.id, request.function);
+                    trace!(virtio_scsi_tmf_req(device.trace_name(), tag, subtype));
+                    let response = manage(device, request).await;
+                    trace!(virtio_scsi_tmf_resp(device.trace_name(), tag, response as u8));
                     let result = memory.write_u8(response_addr, response as u8);
                     runner.add_used(head, if result.is_ok() { written } else { 0 });
                     if let Err(error) = result {

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use event_loop::trace;
 use queue::{Chain, SegmentsError};
 
 use super::device::Device;
@@ -37,7 +38,11 @@ impl Service for Events {
             return Err(Broken::Part("an event's buffer", short));
         }
         let bytes = match runner.service.device.take_event() {
-            Some(lun) => event(VIRTIO_SCSI_T_PARAM_CHANGE, lun, CAPACITY_CHANGED),
+            Some(lun) => {
+                let (kind, reason) = (VIRTIO_SCSI_T_PARAM_CHANGE, CAPACITY_CHANGED);
+                trace!(virtio_scsi_event(runner.service.trace_name(), lun, kind, reason));
+                event(kind, lun, reason)
+            }
             // Taken by nobody else; VIRTIO_SCSI_T_NO_EVENT.
             None => [0; EVENT_SIZE],
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request as BlockRequest};
-use event_loop::IoBufs;
+use event_loop::{IoBufs, trace};
 use queue::{Chain, Segments, SegmentsError};
 
 use super::device::Device;
@@ -97,6 +97,14 @@ impl Service for Requests {
         let memory = runner.queue.memory();
         let Parts { request, data, response } = Parts::of(&chain, &memory)?;
         let started_ns = runner.event_loop.now_ns();
+        trace!(virtio_scsi_cmd_req(
+            this.trace_name(),
+            runner.queue.config().index,
+            chain.head(),
+            request.address.trace_lun(),
+            request.id,
+            request.cdb[0],
+        ));
         let answer = |answer: Response, sense: Option<Sense>, used: u32| {
             let bytes = response_bytes(answer, sense, data.len() - used);
             response.write(&memory, &bytes.0).map_err(Broken::Buffer)?;
@@ -107,6 +115,7 @@ impl Service for Requests {
                 }
                 _ => this.batch.invalid(&this.stats, Kind::Other),
             }
+            runner.trace_response(chain.head(), request.id, answer, sense);
             runner.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
             Ok(())
         };
@@ -253,6 +262,25 @@ impl Runner<Requests> {
         this.slots.borrow_mut().end(tasks, response);
         this.waits.borrow_mut().push(Wait { tasks, before: this.numbers.peek(), _tally: tally });
         self.finish_later();
+    }
+
+    /// Traces the end of a command.
+    #[inline]
+    pub(crate) fn trace_response(
+        &self,
+        head: u16,
+        id: u64,
+        response: Response,
+        sense: Option<Sense>,
+    ) {
+        trace!(virtio_scsi_cmd_resp(
+            self.service.trace_name(),
+            self.queue.config().index,
+            head,
+            id,
+            response as u8,
+            if sense.is_some() { CHECK_CONDITION } else { GOOD },
+        ));
     }
 
     /// How many of these tasks there are.

@@ -74,6 +74,14 @@ pub(crate) enum Address {
 }
 
 impl Address {
+    /// The number of a logical unit, or -1.
+    pub(crate) fn trace_lun(self) -> i64 {
+        match self {
+            Address::Lun(Some(number)) => number.into(),
+            _ => -1,
+        }
+    }
+
     /// Reads a `lun` field: 1, the target, a single level LUN structure (SAM-5, 4.7.4) and zeroes.
     /// There is one target, number 0.
     pub(crate) fn from_bytes(bytes: [u8; 8]) -> Self {

@@ -124,6 +124,31 @@ trace_events! {
     /// A request ends, with its `VIRTIO_BLK_S_*`.
     virtio_blk_req_complete(dev: text, queue: u64, req: u64, status: u64);
 
+    /// A command begins; `lun` is -1 where there is no such logical unit, `cmd` the operation code.
+    virtio_scsi_cmd_req(dev: text, queue: u64, req: u64, lun: i64, tag: hex, cmd: hex);
+    /// It ends, with its `VIRTIO_SCSI_S_*` and its SCSI status.
+    virtio_scsi_cmd_resp(dev: text, queue: u64, req: u64, tag: hex, response: u64, status: u64);
+    /// A task management function (`VIRTIO_SCSI_T_TMF_*`) begins; `tag` is that of the task, if it is
+    /// for one.
+    virtio_scsi_tmf_req(dev: text, tag: hex, subtype: u64);
+    /// It has ended, with its `VIRTIO_SCSI_S_*`.
+    virtio_scsi_tmf_resp(dev: text, tag: hex, response: u64);
+    /// The driver is told of an event (`VIRTIO_SCSI_T_*`) of a logical unit.
+    virtio_scsi_event(dev: text, lun: u64, event: u64, reason: hex);
+
+    /// A request (`NBD_CMD_*`) of an NBD client has come; of a write the header.
+    nbd_receive_request(client: i64, cookie: hex, flags: hex, kind: u64, from: u64, len: u64);
+    /// A simple reply is sent, with an error (`NBD_E*`) or 0, and as many bytes of data.
+    nbd_co_send_simple_reply(client: i64, cookie: hex, error: u64, len: u64);
+    /// A structured or extended reply without data is sent.
+    nbd_co_send_chunk_done(client: i64, cookie: hex);
+    /// One with data is.
+    nbd_co_send_chunk_read(client: i64, cookie: hex, offset: u64, size: u64);
+    /// One with an error is.
+    nbd_co_send_chunk_error(client: i64, cookie: hex, err: u64);
+    /// One with extents of a context is.
+    nbd_co_send_extents(client: i64, cookie: hex, extents: u64, context_id: u64);
+
     /// A register of an AHCI port is written, on the writer's thread.
     ahci_port_write(s: hex, port: u64, offset: hex, val: hex);
     /// An AHCI drive begins a command; `offset` and `bytes` are 0 where it has none.

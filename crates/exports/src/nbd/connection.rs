@@ -85,7 +85,7 @@ impl Connection {
         mut service: Service,
         ended: Ended,
     ) -> Option<Rc<Self>> {
-        let mut state = State::new(service.agreed, service.writethrough)?;
+        let mut state = State::new(service.agreed, service.writethrough, fd.as_raw_fd())?;
         let secure = match service.secured.take() {
             Some(secured) => Some(RefCell::new(Secure::new(*secured, &mut state)?)),
             None => None,

@@ -3,11 +3,12 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::RawFd;
 
 use block::request::Op;
 use block::status::{self, EXTENT_LEN, State as ExtentState};
 use devices::virtio::InFlight;
-use event_loop::IoBufs;
+use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
 
 use super::arena::{Arena, HEADERS, INPUT};
@@ -85,6 +86,7 @@ pub(super) enum Next {
 }
 
 pub(super) struct State {
+    client: RawFd,
     agreed: Agreed,
     writethrough: bool,
     arena: Arena,
@@ -101,8 +103,10 @@ pub(super) struct State {
 
 impl State {
     /// `None`: there is no memory.
-    pub(super) fn new(agreed: Agreed, writethrough: bool) -> Option<Self> {
+    /// `client` names it in traces.
+    pub(super) fn new(agreed: Agreed, writethrough: bool, client: RawFd) -> Option<Self> {
         Some(State {
+            client,
             agreed,
             writethrough,
             arena: Arena::new()?,
@@ -207,6 +211,7 @@ impl State {
             Verdict::TooLong => return Next::End(End::TooLong(header.len)),
             Verdict::Refuse { error, payload } => {
                 self.begin += header_len;
+                self.trace_request(&header);
                 self.incoming = Incoming::Skip { left: payload as usize, asked, error };
                 return Next::Answered;
             }
@@ -224,6 +229,7 @@ impl State {
             },
         };
         self.begin += header_len;
+        self.trace_request(&header);
         let Some(slot) = self.slots.get(tag) else { return Next::Wait };
         slot.begin(asked, command, now_ns);
         slot.bufs.clear();
@@ -242,6 +248,12 @@ impl State {
             }
         }
         self.submit(tag)
+    }
+
+    #[inline]
+    fn trace_request(&self, header: &RequestHeader) {
+        let RequestHeader { flags, command, cookie, offset, len } = *header;
+        trace!(nbd_receive_request(self.client, cookie, flags, command.number(), offset, len));
     }
 
     fn answer_at_once(&mut self, tag: u32, asked: Asked, reply: Reply, now_ns: u64) -> Next {
@@ -343,6 +355,7 @@ impl State {
             self.sending.push(tag);
             let Some(slot) = self.slots.get(tag) else { continue };
             let (bytes, len) = slot.reply.encode(self.agreed.mode, slot.asked);
+            trace_reply(self.client, self.agreed.mode, slot.asked, slot.reply);
             self.arena.whole.copy_in(at, &bytes[..len]);
             bufs.append_part(&self.arena.whole, at, len);
             at += len;
@@ -372,6 +385,28 @@ impl State {
             self.arena.give(memory);
         }
         self.slots.give(tag);
+    }
+}
+
+#[inline]
+fn trace_reply(client: RawFd, mode: ReplyMode, asked: Asked, reply: Reply) {
+    let Asked { cookie, .. } = asked;
+    match (mode, reply) {
+        (ReplyMode::Simple, Reply::Data { len, .. }) => {
+            trace!(nbd_co_send_simple_reply(client, cookie, 0u32, len));
+        }
+        (ReplyMode::Simple, Reply::Error(error)) => {
+            trace!(nbd_co_send_simple_reply(client, cookie, error as u32, 0u32));
+        }
+        (ReplyMode::Simple, _) => trace!(nbd_co_send_simple_reply(client, cookie, 0u32, 0u32)),
+        (_, Reply::Done) => trace!(nbd_co_send_chunk_done(client, cookie)),
+        (_, Reply::Data { offset, len }) => {
+            trace!(nbd_co_send_chunk_read(client, cookie, offset, len));
+        }
+        (_, Reply::Error(error)) => trace!(nbd_co_send_chunk_error(client, cookie, error as u32)),
+        (_, Reply::Status { context, count }) => {
+            trace!(nbd_co_send_extents(client, cookie, count, context));
+        }
     }
 }
 

@@ -1,0 +1,285 @@
+//! The NBD server on a loop of the test's own: data over every ring and engine, and what a request
+//! costs, counted.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use block::NodeRegistry;
+use block::node::BlockNode;
+use block::options::*;
+use event_loop::counting::{CountingAllocator, allocations, locks_taken};
+use event_loop::ring::setup::{RingChoice, RingFlags};
+use event_loop::{EventLoop, LoopConfig, PollParams, PollPolicy};
+use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const NO_POLLING: PollParams =
+    PollParams { policy: PollPolicy::Histogram, max_ns: 0, grow: 0, shrink: 0, weight: 0 };
+
+/// A server and its client, who take turns on one thread.
+struct Rig {
+    event_loop: EventLoop,
+    client: UnixStream,
+    _server: NbdServer,
+    _export: NbdExport,
+}
+
+/// A request; a write's payload follows.
+fn request(kind: u8, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
+    let mut bytes = [0; 28];
+    bytes[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
+    bytes[7] = kind;
+    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+    bytes[16..24].copy_from_slice(&offset.to_be_bytes());
+    bytes[24..].copy_from_slice(&len.to_be_bytes());
+    bytes
+}
+
+/// The head of a simple reply without an error.
+fn done(cookie: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&0x6744_6698u32.to_be_bytes());
+    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
+    bytes
+}
+
+impl Rig {
+    /// The client is in the transmission phase, with simple replies.
+    fn new(name: &str, ring: RingChoice, node: Arc<dyn BlockNode>) -> Rig {
+        let config = LoopConfig { ring, poll: NO_POLLING, ..LoopConfig::default() };
+        let event_loop = EventLoop::new(config).unwrap();
+        let name = format!("nbd-transmission-{}-{name}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let config = NbdServerConfig {
+            listen: NbdListen::Fd(listener.into()),
+            max_connections: 0,
+            handshake_max_seconds: 0,
+        };
+        let server = NbdServer::start(&event_loop, config).unwrap();
+        let export = server.add(NbdExportConfig {
+            id: "disk".into(),
+            name: "disk".into(),
+            description: String::new(),
+            node,
+            io_threads: vec![event_loop.handle()],
+            writable: true,
+            writethrough: false,
+        });
+        let export = event_loop.block_on(export).unwrap().unwrap();
+        let client = UnixStream::connect_addr(&address).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let mut rig = Rig { event_loop, client, _server: server, _export: export };
+        rig.take(&mut [0; 18]);
+        rig.send(&3u32.to_be_bytes());
+        rig.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk");
+        rig.take(&mut [0; 10]);
+        rig
+    }
+
+    fn turn(&self) {
+        self.event_loop.run_once(false).unwrap();
+    }
+
+    fn send(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            match self.client.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.turn(),
+                Err(error) => panic!("sending: {error}"),
+            }
+        }
+    }
+
+    fn take(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            match self.client.read(bytes) {
+                Ok(0) => panic!("the server has gone"),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.turn(),
+                Err(error) => panic!("receiving: {error}"),
+            }
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.send(&request(WRITE, offset, offset, data.len() as u32));
+        self.send(data);
+    }
+
+    fn takes_reply(&mut self, cookie: u64) {
+        let mut reply = [0; 16];
+        self.take(&mut reply);
+        assert_eq!(reply, done(cookie));
+    }
+}
+
+fn blockdev(driver: Driver, direct: bool) -> Arc<dyn BlockNode> {
+    let mut options = BlockdevOptions {
+        node_name: Some("disk".into()),
+        read_only: false,
+        auto_read_only: false,
+        discard: Discard::Ignore,
+        detect_zeroes: DetectZeroes::Off,
+        cache: Cache::default(),
+        driver,
+    };
+    options.cache.direct = direct;
+    NodeRegistry::new().open(&options).unwrap()
+}
+
+fn null() -> Arc<dyn BlockNode> {
+    let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
+    blockdev(Driver::NullCo(null), false)
+}
+
+/// A file that is gone when the test is over.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, len: usize) -> File {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("nbd-transmission-{}-{name}", std::process::id()));
+        std::fs::write(&path, vec![0xee; len]).unwrap();
+        File(path)
+    }
+
+    fn node(&self, aio: Aio, direct: bool) -> Arc<dyn BlockNode> {
+        let (filename, aio) = (self.0.clone(), Some(aio));
+        blockdev(Driver::File(FileOptions { filename, aio, locking: Locking::Off }), direct)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Bytes that differ at each place of the file.
+fn pattern(offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64).map(|at| (at ^ at >> 8 ^ at >> 16).to_le_bytes()[0]).collect()
+}
+
+#[test]
+fn data_go_in_and_out_over_every_ring_and_engine() {
+    let rings = [
+        ("cooperative", RingChoice::Exactly(RingFlags::BEST)),
+        ("deferring", RingChoice::Exactly(RingFlags::DEFERRING)),
+        ("plain", RingChoice::Exactly(RingFlags::PLAIN)),
+        ("epoll", RingChoice::Epoll),
+    ];
+    for (name, ring) in rings {
+        for (aio, direct) in [
+            (Aio::IoUring, false),
+            (Aio::IoUring, true),
+            (Aio::Native, true),
+            (Aio::Threads, false),
+            (Aio::Threads, true),
+        ] {
+            if ring == RingChoice::Epoll && aio == Aio::IoUring {
+                continue;
+            }
+            let case = format!("{name}-{aio:?}-{direct}");
+            let file = File::new(&case, 3 << 20);
+            let mut rig = Rig::new(&case, ring, file.node(aio, direct));
+            // Small and large, whole blocks and not, one behind the other.
+            let writes =
+                [(0, 4096), (8192, 512), (10_000, 777), (1 << 20, 600_000), (2 << 20, 70_000)];
+            for (offset, len) in writes {
+                rig.write(offset, &pattern(offset, len));
+                rig.takes_reply(offset);
+            }
+            for (offset, len) in writes {
+                rig.send(&request(READ, 7, offset, len as u32));
+                rig.takes_reply(7);
+                let mut data = vec![0; len];
+                rig.take(&mut data);
+                assert!(data == pattern(offset, len), "{case}: {len} at {offset}");
+            }
+            let contents = std::fs::read(&file.0).unwrap();
+            for (offset, len) in writes {
+                let there = &contents[offset as usize..][..len];
+                assert!(there == pattern(offset, len), "{case}: {len} at {offset} of the file");
+            }
+        }
+    }
+}
+
+/// What the loop needed for rounds of requests that were sent together.
+struct Cost {
+    allocations: u64,
+    locks: u64,
+    iterations: u64,
+    enters: u64,
+    operations: u64,
+}
+
+/// Requests per round.
+const BATCH: u64 = 32;
+
+/// Of `rounds` rounds, after as many to warm up.
+fn cost(rig: &mut Rig, kind: u8, len: usize, rounds: u64) -> Cost {
+    let mut requests = Vec::new();
+    for n in 0..BATCH {
+        requests.extend(request(kind, n, n * 2 * len as u64, len as u32));
+        if kind == WRITE {
+            requests.extend(vec![7; len]);
+        }
+    }
+    let mut replies = vec![0; (16 + if kind == READ { len } else { 0 }) * BATCH as usize];
+    let count = |rig: &Rig| {
+        let stats = rig.event_loop.stats();
+        let counters = [&stats.iterations, &stats.enters, &stats.submitted];
+        ([allocations(), locks_taken()], counters.map(|counter| counter.get()))
+    };
+    let mut before = count(rig);
+    for round in 0..2 * rounds {
+        if round == rounds {
+            before = count(rig);
+        }
+        rig.send(&requests);
+        rig.take(&mut replies);
+    }
+    let after = count(rig);
+    Cost {
+        allocations: after.0[0] - before.0[0],
+        locks: after.0[1] - before.0[1],
+        iterations: after.1[0] - before.1[0],
+        enters: after.1[1] - before.1[1],
+        operations: after.1[2] - before.1[2],
+    }
+}
+
+#[test]
+fn requests_that_come_together_cost_one_receive_and_one_send() {
+    const ROUNDS: u64 = 100;
+    let mut rig = Rig::new("cost", RingChoice::default(), null());
+    for (kind, len) in [(READ, 512), (READ, 4096), (WRITE, 512)] {
+        let cost = cost(&mut rig, kind, len, ROUNDS);
+        assert_eq!((cost.allocations, cost.locks), (0, 0), "{kind}, {len}: allocations, locks");
+        assert_eq!(cost.operations, 2 * ROUNDS, "{kind}, {len}");
+        assert!(cost.enters <= cost.iterations, "{kind}, {len}: {} enters", cost.enters);
+        assert!(cost.enters <= 3 * ROUNDS, "{kind}, {len}: {} enters", cost.enters);
+    }
+}
+
+#[test]
+fn requests_allocate_nothing_whatever_their_size() {
+    let file = File::new("sizes", 32 << 20);
+    for (case, direct) in [("buffered", false), ("direct", true)] {
+        let mut rig = Rig::new(case, RingChoice::default(), file.node(Aio::IoUring, direct));
+        for (kind, len) in [(READ, 4096), (WRITE, 4096), (READ, 128 << 10), (WRITE, 128 << 10)] {
+            let cost = cost(&mut rig, kind, len, 10);
+            assert_eq!((cost.allocations, cost.locks), (0, 0), "{case}: {kind}, {len}");
+            assert!(cost.enters <= cost.iterations, "{case}: {kind}, {len}");
+        }
+    }
+}
