@@ -277,7 +277,7 @@ fn requests_allocate_nothing_whatever_their_size() {
     for (case, direct) in [("buffered", false), ("direct", true)] {
         let mut rig = Rig::new(case, RingChoice::default(), file.node(Aio::IoUring, direct));
         for (kind, len) in [(READ, 4096), (WRITE, 4096), (READ, 128 << 10), (WRITE, 128 << 10)] {
-            let cost = cost(&mut rig, kind, len, 10);
+            let cost = cost(&mut rig, kind, len, 5);
             assert_eq!((cost.allocations, cost.locks), (0, 0), "{case}: {kind}, {len}");
             assert!(cost.enters <= cost.iterations, "{case}: {kind}, {len}");
         }
