@@ -62,6 +62,7 @@ impl Rig {
             listen: NbdListen::Fd(listener.into()),
             max_connections: 0,
             handshake_max_seconds: 0,
+            tls: None,
         };
         let server = NbdServer::start(&event_loop, config).unwrap();
         let export = server.add(NbdExportConfig {
