@@ -368,3 +368,46 @@ fn each_queue(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the samples have it.
+    fn full_name(metric: &Metric) -> String {
+        let prefix = if matches!(metric.of, Of::Process(_)) { "" } else { PREFIX };
+        let unit = metric.unit.as_ref().map(|unit| format!("_{}", unit.as_str()));
+        let end = match metric.kind {
+            MetricType::Counter => "_total",
+            MetricType::Info => "_info",
+            _ => "",
+        };
+        format!("{prefix}{}{}{end}", metric.name, unit.unwrap_or_default())
+    }
+
+    fn labels(of: &Of) -> &'static str {
+        match of {
+            Of::Build => "version",
+            Of::Process(_) => "",
+            Of::Thread(_) | Of::Loop(_) => "iothread",
+            Of::Node => "export, node, type",
+            Of::Export(_) => "export",
+            Of::Queue(_) => "export, queue, iothread",
+            Of::Requests(_) => "export, queue, iothread, operation",
+            Of::Latencies => "export, operation",
+        }
+    }
+
+    /// Each metric is a row of the table that users read, and each row is one.
+    #[test]
+    fn the_table_in_the_documentation_is_this_one() {
+        let row = |metric: Metric| {
+            let (kind, labels) = (metric.kind.as_str(), labels(&metric.of));
+            format!("| `{}` | {kind} | {labels} | {} |", full_name(&metric), metric.help)
+        };
+        let rows: Vec<String> = metrics().into_iter().map(row).collect();
+        let text = include_str!("../../../../../docs/METRICS.md");
+        let documented: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+        assert_eq!(documented, rows, "the rows of docs/METRICS.md\n{}", rows.join("\n"));
+    }
+}
