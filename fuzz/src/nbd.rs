@@ -1,11 +1,11 @@
 //! A hostile NBD client: a handshake and requests taken from the bytes.
 //!
 //! First come options, each with a number, a length and that many bytes; once an export is chosen,
-//! what is left is requests.
+//! what is left is requests. TLS itself is rustls', which its authors fuzz.
 
 use std::sync::Arc;
 
-use exports::nbd::session::handshake::{ExportInfo, Negotiation, Next};
+use exports::nbd::session::handshake::{ExportInfo, Negotiation, Next, Tls};
 use exports::nbd::session::transmission::{Agreed, Command, Verdict};
 use exports::nbd::wire::MAX_PAYLOAD;
 use exports::nbd::wire::option::{HEADER_LEN, OptionHeader};
@@ -30,8 +30,11 @@ pub fn run(data: &[u8]) {
         minimum_block: 512,
     };
     let exports = [Arc::new(disk("", false)), Arc::new(disk("rom", true))];
-    let mut negotiation = Negotiation::default();
-    if negotiation.client_flags(u32::from(input.u8() & 7)).is_err() {
+    let flags = input.u8();
+    // With TLS, nothing else goes before it.
+    let mut plain = flags & 8 != 0;
+    let mut negotiation = Negotiation::new(if plain { Tls::Required } else { Tls::Off });
+    if negotiation.client_flags(u32::from(flags & 7)).is_err() {
         return;
     }
     let mut out = Vec::new();
@@ -43,7 +46,12 @@ pub fn run(data: &[u8]) {
         let data: Vec<u8> = (0..len).map(|_| input.u8()).collect();
         out.clear();
         match negotiation.option(option, &data, &exports, &mut out) {
+            Ok(Next::StartTls) => {
+                assert!(std::mem::take(&mut plain), "TLS begins once");
+                assert_eq!(out.len(), 20);
+            }
             Ok(Next::Transmission(index, agreed)) => {
+                assert!(!plain, "without TLS");
                 assert_eq!(agreed.read_only, exports[index].read_only);
                 assert!(!out.is_empty());
                 break agreed;
@@ -51,6 +59,8 @@ pub fn run(data: &[u8]) {
             // Answered, and by no more than a few names.
             Ok(Next::Option | Next::Leave) => {
                 assert!((20..1000).contains(&out.len()), "{} bytes", out.len());
+                let name = out.windows(3).any(|bytes| bytes == b"rom");
+                assert!(!(plain && name), "an export is named before TLS");
             }
             Err(_) => return,
         }

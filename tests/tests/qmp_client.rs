@@ -34,6 +34,10 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         let addr = json!({"type": "unix", "path": dir.join(socket)});
         json!({"type": "vhost-user-blk", "id": id, "node-name": node, "addr": addr})
     };
+    let nbd = |mut more: Value| {
+        more["addr"] = json!({"type": "unix", "data": {"path": dir.join("nbd")}});
+        more
+    };
     let with = |mut value: Value, name: &str, member: Value| {
         value[name] = member;
         value
@@ -142,6 +146,42 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         same("block-export-add", with(export("f", "n0", "f"), "type", json!("frob"))),
         same("block-export-add", json!({"type": "vhost-user-blk", "id": "f", "node-name": "n0"})),
         same("query-block-exports", json!({})),
+        same("nbd-server-stop", json!({})),
+        same("nbd-server-add", json!({"device": "n0"})),
+        same("nbd-server-remove", json!({"name": "n0"})),
+        same("nbd-server-start", json!({})),
+        same("nbd-server-start", json!({"addr": {"type": "unix", "path": "s"}})),
+        same("nbd-server-start", json!({"addr": {"type": "frob", "data": {}}})),
+        same("nbd-server-start", nbd(json!({"frob": 1}))),
+        same("nbd-server-start", nbd(json!({"tls-creds": "frob"}))),
+        same("nbd-server-start", nbd(json!({"tls-creds": "t0"}))),
+        same("nbd-server-start", nbd(json!({"max-connections": -1}))),
+        same("nbd-server-start", nbd(json!({"handshake-max-seconds": 5, "max-connections": 3}))),
+        same("nbd-server-start", nbd(json!({}))),
+        same("nbd-server-add", json!({"device": "frob"})),
+        same("nbd-server-add", json!({"device": "n0", "name": ""})),
+        same("nbd-server-add", json!({"device": "n0", "bitmap": "frob"})),
+        same("nbd-server-add", json!({"device": "n0", "writable": true})),
+        same("nbd-server-add", json!({"device": "n0"})),
+        same("nbd-server-add", json!({"device": "n0", "name": "e"})),
+        // Is not writable after all.
+        same("nbd-server-add", json!({"device": "r", "writable": true, "description": "a disk"})),
+        same(
+            "block-export-add",
+            json!({"type": "nbd", "id": "f", "node-name": "n0", "name": "x", "iothread": "t0"}),
+        ),
+        same("block-export-add", json!({"type": "nbd", "id": "g", "node-name": "n0", "name": "x"})),
+        same(
+            "block-export-add",
+            json!({"type": "nbd", "id": "g", "node-name": "n0", "name": "y", "bitmaps": ["frob"]}),
+        ),
+        same("nbd-server-remove", json!({"name": "x"})),
+        same("nbd-server-remove", json!({"name": "f", "mode": "frob"})),
+        same("nbd-server-remove", json!({"name": "f", "mode": "hard"})),
+        same("nbd-server-remove", json!({"name": "e"})),
+        same("nbd-server-stop", json!({})),
+        same("nbd-server-start", nbd(json!({}))),
+        same("nbd-server-stop", json!({})),
         same("blockdev-del", json!({"node-name": "r"})),
         same("blockdev-del", json!({"node-name": "n0"})),
         same("blockdev-del", json!({"node-name": "inner"})),
@@ -256,5 +296,5 @@ fn the_same_dialogue_with_qemu_storage_daemon() {
     assert_eq!(qsd_answers.len(), exchanges.len());
     assert_eq!(our_answers.len(), exchanges.len());
     assert_eq!(our_events, qsd_events);
-    assert_eq!(our_events, json!(["BLOCK_EXPORT_DELETED"]));
+    assert_eq!(our_events, json!(vec!["BLOCK_EXPORT_DELETED"; 4]));
 }

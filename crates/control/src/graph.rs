@@ -8,7 +8,7 @@ use block::options::{BlockdevOptions, BlockdevRef, Driver};
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
-use crate::export::{Addr, ExportKind, ExportOptions};
+use crate::export::{self, Addr, ExportKind, ExportOptions};
 use crate::nbd_server::NbdServerOptions;
 use crate::storage_daemon::{Action, Step};
 
@@ -171,6 +171,37 @@ impl Graph {
             Some(_) => Ok(graph),
             None => Err(OptionError::new("NBD server not running")),
         }
+    }
+
+    /// The export that `nbd-server-add` asks for, which cannot be written to where its node cannot.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or no export can have that name.
+    pub fn nbd_export(
+        &self,
+        device: &str,
+        name: &str,
+        description: &str,
+        writable: bool,
+    ) -> Result<ExportOptions, OptionError> {
+        if self.nbd_server.is_none() {
+            return Err(OptionError::new("NBD server not running"));
+        }
+        let access = self.find(device, device)?;
+        let can_write = !access.read_only && !access.below_read_only;
+        export::nbd_export(device, name, description, writable && can_write)
+    }
+
+    /// Whether that export is one of the NBD server's; `None`: there is none.
+    pub fn is_nbd_export(&self, id: &str) -> Option<bool> {
+        self.exports.get(id).map(|export| matches!(export.address, Address::Nbd(_)))
+    }
+
+    /// The exports of the NBD server.
+    pub fn nbd_exports(&self) -> impl Iterator<Item = &String> {
+        let of_server = |export: &&Export| matches!(export.address, Address::Nbd(_));
+        self.exports.iter().filter(move |(_, export)| of_server(export)).map(|(id, _)| id)
     }
 
     /// Without an export, if there is one of that name.

@@ -72,43 +72,65 @@ static FIELDS: &[Field<NbdServerOptions>] = &[
         need: Need::Required,
         help: "where clients connect",
     },
-    Field {
-        name: "handshake-max-seconds",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |server, seconds| {
-                server.handshake_max_seconds = uint32("handshake-max-seconds", seconds)?;
-                Ok(())
-            },
-        },
-        need: Need::Default("10"),
-        help: "send away clients that have not chosen an export by then; 0 for never",
-    },
-    Field {
-        name: "max-connections",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |server, connections| {
-                server.max_connections = uint32("max-connections", connections)?;
-                Ok(())
-            },
-        },
-        need: Need::Default("100"),
-        help: "connections at the same time, further ones wait; 0 for any number",
-    },
-    Field {
-        name: "tls-creds",
-        kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_creds, Some(id)) },
-        need: Need::Optional("no TLS"),
-        help: "serve clients with TLS only, by these credentials",
-    },
-    Field {
-        name: "tls-authz",
-        kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_authz, Some(id)) },
-        need: Need::Optional("all with a certificate of the CA"),
-        help: "object that says which clients are let in",
-    },
+    HANDSHAKE_MAX_SECONDS,
+    MAX_CONNECTIONS,
+    TLS_CREDS,
+    TLS_AUTHZ,
 ];
+
+/// The arguments of `nbd-server-start`, whose address is a structure of another shape.
+pub(crate) static LEGACY: &[Field<NbdServerOptions>] = &[
+    Field {
+        name: "addr",
+        kind: Kind::Nested { shape: legacy_addr_shape, read: legacy_addr },
+        need: Need::Required,
+        help: "where clients connect",
+    },
+    HANDSHAKE_MAX_SECONDS,
+    MAX_CONNECTIONS,
+    TLS_CREDS,
+    TLS_AUTHZ,
+];
+
+const HANDSHAKE_MAX_SECONDS: Field<NbdServerOptions> = Field {
+    name: "handshake-max-seconds",
+    kind: Kind::Int {
+        range: i64::MIN..=i64::MAX,
+        set: |server, seconds| {
+            server.handshake_max_seconds = uint32("handshake-max-seconds", seconds)?;
+            Ok(())
+        },
+    },
+    need: Need::Default("10"),
+    help: "send away clients that have not chosen an export by then; 0 for never",
+};
+
+const MAX_CONNECTIONS: Field<NbdServerOptions> = Field {
+    name: "max-connections",
+    kind: Kind::Int {
+        range: i64::MIN..=i64::MAX,
+        set: |server, connections| {
+            server.max_connections = uint32("max-connections", connections)?;
+            Ok(())
+        },
+    },
+    need: Need::Default("100"),
+    help: "connections at the same time, further ones wait; 0 for any number",
+};
+
+const TLS_CREDS: Field<NbdServerOptions> = Field {
+    name: "tls-creds",
+    kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_creds, Some(id)) },
+    need: Need::Optional("no TLS"),
+    help: "serve clients with TLS only, by these credentials",
+};
+
+const TLS_AUTHZ: Field<NbdServerOptions> = Field {
+    name: "tls-authz",
+    kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_authz, Some(id)) },
+    need: Need::Optional("all with a certificate of the CA"),
+    help: "object that says which clients are let in",
+};
 
 fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
     u32::try_from(number)
@@ -247,6 +269,38 @@ fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     };
     Ok(())
+}
+
+/// With what depends on the type in a member `data`.
+fn legacy_addr_shape() -> Shape {
+    let Shape::Union(mut union) = addr_shape() else { return Shape::Any };
+    for variant in &mut union.variants {
+        let members = std::mem::take(&mut variant.members);
+        let help = "what depends on the type";
+        let shape = Shape::Object(members);
+        variant.members.push(Member { name: "data", shape, need: Need::Required, help });
+    }
+    Shape::Union(union)
+}
+
+fn legacy_addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set {
+    let Value::Object(mut object) = value else {
+        return Err(table::wrong_type(at.whole(), "object"));
+    };
+    let kind = match table::take(&mut object, "type") {
+        Some(kind) => table::text(kind, &at.full("type"), at)?,
+        None => return Err(table::missing(&at.full("type"))),
+    };
+    if !TYPES.contains(&kind.as_str()) && kind != "vsock" {
+        return Err(table::not_accepted("type", at, &kind, TYPES.into_iter()));
+    }
+    let data = table::take(&mut object, "data").ok_or_else(|| table::missing(&at.full("data")))?;
+    table::refuse_rest(&object, at, &format!("'{}'", at.whole()), ["type", "data"].into_iter())?;
+    let Value::Object(mut data) = data else {
+        return Err(table::wrong_type(&at.full("data"), "object"));
+    };
+    data.push(("type".into(), Value::Text(kind)));
+    addr(server, Value::Object(data), &at.below("data"))
 }
 
 fn read_all<T: Default>(

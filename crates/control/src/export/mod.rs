@@ -319,3 +319,22 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, Op
         kind,
     })
 }
+
+/// What `nbd-server-add` makes: an export whose id is its name.
+pub(crate) fn nbd_export(
+    node: &str,
+    name: &str,
+    description: &str,
+    writable: bool,
+) -> Result<ExportOptions, OptionError> {
+    let member = |name: &str, value: &str| (name.to_owned(), Value::Text(value.to_owned()));
+    let object = vec![
+        member("type", "nbd"),
+        member("id", name),
+        member("node-name", node),
+        member("name", name),
+        member("description", description),
+        ("writable".to_owned(), Value::Bool(writable)),
+    ];
+    read(object, &Context::new(Dialect::Json))
+}

@@ -138,6 +138,22 @@ impl Daemon {
         Err(DaemonError::new(refused))
     }
 
+    /// `nbd-server-stop`: takes no more clients, and has all of its exports end; what is returned
+    /// completes when they have, as with [`delete_export`](Self::delete_export).
+    pub(super) async fn stop_nbd_server(
+        &mut self,
+    ) -> Result<Vec<oneshot::Receiver<()>>, DaemonError> {
+        let graph = self.graph.without_nbd_server()?;
+        if let Some(server) = self.nbd_server.take() {
+            server.stop().await;
+        }
+        let exports: Vec<String> = graph.nbd_exports().cloned().collect();
+        self.graph = graph;
+        let serving = |id: &&String| self.exports.state(id) != Some(State::ShuttingDown);
+        let ids: Vec<&String> = exports.iter().filter(serving).collect();
+        Ok(ids.into_iter().map(|id| self.exports.stop(id)).collect())
+    }
+
     /// An export has ended: what it used may go from now on.
     pub(super) fn export_ended(&mut self, id: &str) {
         self.graph = self.graph.without_export(id);

@@ -1,7 +1,7 @@
 //! QMP's commands, as operations of the daemon.
 
 use control::qmp::{Command, QmpError};
-use control::{Property, ThrottleGroupOptions, Value};
+use control::{Action, Property, ThrottleGroupOptions, Value};
 use serde_json::{Value as Json, json};
 
 use super::exports::ExportInfo;
@@ -34,17 +34,33 @@ impl Daemon {
     /// Carries a command out and answers it.
     pub(super) async fn carry_out(&mut self, request: Request) {
         let Request { command, answer } = request;
-        let Command::BlockExportDel { id, mode } = command else {
-            return answer.send(self.outcome(command).await);
+        let ends = match command {
+            Command::BlockExportDel { id, mode } => {
+                self.delete_export(&id, mode).map(|end| vec![end])
+            }
+            Command::NbdServerRemove { name, mode } => match self.graph.is_nbd_export(&name) {
+                Some(false) => {
+                    let message = format!("Block export '{name}' is not an NBD export");
+                    Err(DaemonError::new(message))
+                }
+                _ => self.delete_export(&name, mode).map(|end| vec![end]),
+            },
+            Command::NbdServerStop => self.stop_nbd_server().await,
+            command => return answer.send(self.outcome(command).await),
         };
-        let end = match self.delete_export(&id, mode) {
-            Ok(end) => end,
+        let ends = match ends {
+            Ok(ends) => ends,
             Err(error) => return answer.send(Err(error.into())),
         };
         // As soon as what it used is free again, as QSD does it. Nobody else waits for that.
         let enough = self.control.sleep_until(self.control.now_ns() + EXPORT_END_NS);
         self.control.spawn(async move {
-            let _ = until(end, enough).await;
+            let all = async {
+                for end in ends {
+                    let _ = end.await;
+                }
+            };
+            let _ = until(all, enough).await;
             answer.send(Ok(json!({})));
         });
     }
@@ -53,6 +69,10 @@ impl Daemon {
         match command {
             Command::Add(action) => self.add(&action).await?,
             Command::ObjectDel { id } => self.delete_object(&id)?,
+            Command::NbdServerAdd { device, name, description, writable } => {
+                let export = self.graph.nbd_export(&device, &name, &description, writable);
+                self.add(&Action::Export(export.map_err(DaemonError::from)?)).await?;
+            }
             Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
             Command::BlockResize { device, node_name, size } => {
                 self.resize(device.as_deref(), node_name.as_deref(), size).await?;
@@ -89,7 +109,10 @@ impl Daemon {
             }
             Command::Job(command) => return self.job_command(*command).await,
             // Those are answered where it is known when.
-            Command::BlockExportDel { .. } | Command::Quit => {}
+            Command::BlockExportDel { .. }
+            | Command::NbdServerRemove { .. }
+            | Command::NbdServerStop
+            | Command::Quit => {}
         }
         Ok(json!({}))
     }

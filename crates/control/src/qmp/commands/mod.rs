@@ -7,6 +7,7 @@ mod block;
 mod export;
 mod job;
 mod monitor;
+mod nbd;
 mod object;
 mod stats;
 
@@ -29,6 +30,7 @@ static FAMILIES: &[&[CommandRow]] = &[
     object::COMMANDS,
     block::COMMANDS,
     export::COMMANDS,
+    nbd::COMMANDS,
     job::COMMANDS,
     stats::COMMANDS,
 ];
@@ -101,6 +103,26 @@ pub enum Command {
         /// The export's name.
         id: String,
         /// Whether to disturb its client.
+        mode: DeleteMode,
+    },
+    /// `nbd-server-stop`.
+    NbdServerStop,
+    /// `nbd-server-add`.
+    NbdServerAdd {
+        /// The node's name.
+        device: String,
+        /// The export's name, and its id.
+        name: String,
+        /// For people.
+        description: String,
+        /// Whether clients may write, if the node can be written to.
+        writable: bool,
+    },
+    /// `nbd-server-remove`.
+    NbdServerRemove {
+        /// The export's id.
+        name: String,
+        /// Whether to disturb its clients.
         mode: DeleteMode,
     },
     /// `qom-list`.
