@@ -49,6 +49,8 @@ pub struct Session {
     /// one record at a time, so that it never holds plaintext that nobody has asked for.
     shown: usize,
     closed: bool,
+    /// It has failed: nothing can be asked of the connection any more.
+    failed: bool,
     /// The name of a client that is not let in.
     refused: Arc<OnceLock<String>>,
 }
@@ -65,7 +67,16 @@ impl Session {
         refused: Arc<OnceLock<String>>,
     ) -> Self {
         let input = vec![0; INPUT].into_boxed_slice();
-        Session { connection, input, begin: 0, end: 0, shown: 0, closed: false, refused }
+        Session {
+            connection,
+            input,
+            begin: 0,
+            end: 0,
+            shown: 0,
+            closed: false,
+            failed: false,
+            refused,
+        }
     }
 
     /// Whether it is not known yet who the client is. No plaintext comes, and none can be sent.
@@ -113,6 +124,9 @@ impl Session {
         plain: &mut dyn FnMut(&[u8]),
     ) -> Result<Progress, SessionError> {
         while !self.closed {
+            if self.failed {
+                return Err(over());
+            }
             let shown = &mut self.input[self.begin..self.begin + self.shown];
             let UnbufferedStatus { mut discard, state } =
                 self.connection.process_tls_records(shown);
@@ -143,6 +157,7 @@ impl Session {
             }
             self.discard(discard);
             if let Some(error) = failed {
+                self.failed = true;
                 self.last_words(out);
                 return Err(self.why(error));
             }
@@ -151,6 +166,7 @@ impl Session {
             }
             if show_more && !self.show_next_record() {
                 if self.end - self.begin == self.input.len() {
+                    self.failed = true;
                     return Err(SessionError::TooLong);
                 }
                 return Ok(Progress::Input);
@@ -184,6 +200,9 @@ impl Session {
         out: &mut [u8],
         mut write: impl FnMut(&mut Traffic<'_>, &mut [u8]) -> Result<usize, EncryptError>,
     ) -> Result<usize, SessionError> {
+        if self.failed {
+            return Err(over());
+        }
         let mut at = 0;
         loop {
             // It was shown these before, so nothing new comes of them.
@@ -276,6 +295,11 @@ fn append(
     };
     out.resize(at + required_size, 0);
     encoded.encode(&mut out[at..]).map(drop).map_err(no_room)
+}
+
+/// What a session says that has failed before.
+fn over() -> SessionError {
+    SessionError::Protocol(Error::General("it has failed before".into()))
 }
 
 /// It is promised that there is room.

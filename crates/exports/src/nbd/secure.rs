@@ -34,6 +34,8 @@ pub(super) struct Secure {
     /// The protocol's own messages, already encrypted.
     words: Vec<u8>,
     closed: bool,
+    /// All that can still be sent is why.
+    failed: bool,
 }
 
 impl Secure {
@@ -55,6 +57,7 @@ impl Secure {
             record: vec![0; MAX_PLAIN + MAX_EXPANSION].into(),
             words: Vec::new(),
             closed: false,
+            failed: false,
         })
     }
 
@@ -88,8 +91,11 @@ impl Secure {
     pub(super) fn decrypt(&mut self, state: &mut State) -> Result<Progress, &'static str> {
         let Secure { session, words, place, .. } = self;
         let progress = session.process(words, &mut |plain| give(state, place, plain));
+        self.failed |= progress.is_err();
         match progress {
-            Ok(_) if words.len() > MAX_WORDS => Err("the client does not read what it asks for"),
+            Ok(_) if self.words.len() > MAX_WORDS => {
+                Err("the client does not read what it asks for")
+            }
             progress => progress.map_err(|error| error.reason()),
         }
     }
@@ -109,7 +115,7 @@ impl Secure {
 
     /// Whether some of that is left.
     pub(super) fn has_plain(&self) -> bool {
-        self.at < self.plain.len()
+        !self.failed && self.at < self.plain.len()
     }
 
     /// Says that there will be no more.
@@ -130,6 +136,9 @@ impl Secure {
         let mut end = self.encrypted.copy_in(0, &self.words);
         self.words.drain(..end);
         for _ in 0..RECORDS {
+            if self.failed {
+                break;
+            }
             let len = self.plain.copy_out(self.at, &mut self.chunk);
             if len == 0 {
                 break;
