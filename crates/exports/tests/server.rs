@@ -379,9 +379,8 @@ impl BlockNode for Picky {
 fn a_node_that_cannot_work_on_a_thread_shows_when_the_export_starts() {
     let daemon = Daemon::new();
     let dir = Dir::new();
-    let mut config = daemon.config(Listen::Path(dir.socket()), 1);
-    config.node = Arc::new(Picky);
-    let error = daemon.start(config).err().unwrap();
+    let config = daemon.config(Listen::Path(dir.socket()), 1);
+    let error = daemon.start_with(config, Arc::new(Picky)).err().unwrap();
     assert_eq!(error.to_string(), "cannot work on I/O thread io0: not here");
     assert!(!dir.socket().exists());
 }

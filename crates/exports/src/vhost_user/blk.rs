@@ -11,45 +11,19 @@ use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::{self, DeviceConfig, start_queue};
-use event_loop::{EventLoop, LoopHandle};
+use event_loop::EventLoop;
 use queue::Queue;
 
 use super::device::{Device, DeviceOnLoop, FlushDone};
 use super::error::ExportError;
-use super::export::{VhostUserExport, queue_stats};
+use super::export::{VhostUserConfig, VhostUserExport, queue_stats};
 use super::flush::flush;
-use super::listener::Listen;
 use super::server::MAX_QUEUES;
 
-/// What `--export type=vhost-user-blk` says.
-pub struct VhostUserBlkConfig {
-    /// `id`: its name in messages.
-    pub id: String,
-    /// `addr`.
-    pub listen: Listen,
-    /// `node-name`.
-    pub node: Arc<dyn BlockNode>,
-    /// `iothread`: at least one; queue i is served by thread i, counted round.
-    pub io_threads: Vec<LoopHandle>,
-    /// `num-queues`: from 1 to 256.
-    pub num_queues: u16,
-    /// `writable`.
-    pub writable: bool,
-    /// Whether the guest finds the write cache off. It may switch it on.
-    pub writethrough: bool,
-    /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
-    pub logical_block_size: u32,
-    /// `pin-memory`: the guest's memory is registered with the I/O threads' rings, which saves the
-    /// look-up of its pages with every request, and pins all of it. Pages that the VMM discards
-    /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
-    /// it cannot be had, a warning says why.
-    pub pin_memory: bool,
-    /// Serial number; its first 20 bytes count.
-    pub serial: String,
-}
-
 impl VhostUserExport {
-    /// Offers a node as a virtio-blk device. When this returns front ends can connect.
+    /// Offers a node as a virtio-blk device with this serial number, of which the first 20 bytes count.
+    /// When this returns front ends can connect. Of [`VhostUserConfig::num_queues`] there are at most
+    /// 256.
     ///
     /// # Errors
     ///
@@ -57,9 +31,11 @@ impl VhostUserExport {
     /// be used from one of the I/O threads.
     pub async fn blk(
         control_loop: EventLoop,
-        config: VhostUserBlkConfig,
+        config: VhostUserConfig,
+        node: Arc<dyn BlockNode>,
+        serial: String,
     ) -> Result<Self, ExportError> {
-        let VhostUserBlkConfig { id, listen, node, io_threads, num_queues, .. } = config;
+        let num_queues = config.num_queues;
         let stats = queue_stats(num_queues, MAX_QUEUES)?;
         let device = virtio_blk::Device::new(DeviceConfig {
             geometry: node.geometry(),
@@ -67,12 +43,11 @@ impl VhostUserExport {
             logical_block_size: config.logical_block_size,
             writable: config.writable,
             writethrough: config.writethrough,
-            serial: config.serial,
+            serial,
         })
         .map_err(|error| ExportError::Config(error.to_string()))?;
         let blk = Blk { device: Arc::new(device), num_queues, node, stats: stats.clone() };
-        let (pin, blk) = (config.pin_memory, Arc::new(blk));
-        VhostUserExport::start(control_loop, id, listen, io_threads, blk, stats, pin).await
+        VhostUserExport::start(control_loop, config, Arc::new(blk), stats).await
     }
 }
 

@@ -14,6 +14,30 @@ use super::error::ExportError;
 use super::listener::Listen;
 use super::server::Server;
 
+/// What `--export type=vhost-user-blk` and `-scsi` have in common.
+pub struct VhostUserConfig {
+    /// `id`: its name in messages.
+    pub id: String,
+    /// `addr`.
+    pub listen: Listen,
+    /// `iothread`: at least one; queue i, those of virtio-scsi that carry no commands included, is
+    /// served by thread i, counted round.
+    pub io_threads: Vec<LoopHandle>,
+    /// `num-queues`: request queues, at least one.
+    pub num_queues: u16,
+    /// `writable`.
+    pub writable: bool,
+    /// Whether the guest finds the write cache off. It may switch it on.
+    pub writethrough: bool,
+    /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
+    pub logical_block_size: u32,
+    /// `pin-memory`: the guest's memory is registered with the I/O threads' rings, which saves the
+    /// look-up of its pages with every request, and pins all of it. Pages that the VMM discards
+    /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
+    /// it cannot be had, a warning says why.
+    pub pin_memory: bool,
+}
+
 /// Block nodes offered over a vhost-user socket. Dropping it stops it without waiting.
 pub struct VhostUserExport {
     id: String,
@@ -28,13 +52,11 @@ impl VhostUserExport {
     /// Offers a device. `stats` are those of its request queues.
     pub(super) async fn start(
         control_loop: EventLoop,
-        id: String,
-        listen: Listen,
-        io_threads: Vec<LoopHandle>,
+        config: VhostUserConfig,
         device: Arc<dyn Device>,
         stats: Arc<[Arc<QueueStats>]>,
-        pin_memory: bool,
     ) -> Result<Self, ExportError> {
+        let VhostUserConfig { id, listen, io_threads, pin_memory, .. } = config;
         let first_queue = usize::from(device.num_queues()).saturating_sub(stats.len());
         let server =
             Server::start(control_loop, id.clone(), listen, device, &io_threads, pin_memory)

@@ -30,10 +30,9 @@ pub mod session;
 pub mod wire;
 mod worker;
 
-pub use blk::VhostUserBlkConfig;
 pub use error::{ExportError, SessionError};
 pub use eventfd::{EventFd, NotEventfd};
-pub use export::VhostUserExport;
+pub use export::{VhostUserConfig, VhostUserExport};
 pub use listener::{Listen, Listener};
-pub use scsi::{MAX_REQUEST_QUEUES, VhostUserScsiConfig};
+pub use scsi::MAX_REQUEST_QUEUES;
 pub use server::{MAX_QUEUES, Server};

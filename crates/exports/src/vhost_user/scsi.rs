@@ -12,45 +12,22 @@ use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
-use event_loop::{EventLoop, LoopHandle};
+use event_loop::EventLoop;
 use queue::Queue;
 
 use super::device::{Device, DeviceOnLoop, FlushDone};
 use super::error::ExportError;
-use super::export::{VhostUserExport, queue_stats};
+use super::export::{VhostUserConfig, VhostUserExport, queue_stats};
 use super::flush::flush;
-use super::listener::Listen;
 use super::server::MAX_QUEUES;
 
 /// The most request queues: the control queue and the event queue take two of all.
 pub const MAX_REQUEST_QUEUES: u16 = MAX_QUEUES - FIRST_REQUEST_QUEUE;
 
-/// What `--export type=vhost-user-scsi` says.
-pub struct VhostUserScsiConfig {
-    /// `id`: its name in messages. Serial numbers are `<id>-<lun>`.
-    pub id: String,
-    /// `addr`.
-    pub listen: Listen,
-    /// `node-name` or `luns`: the nodes of the logical units, LUN 0 first; 1 to 256.
-    pub nodes: Vec<Arc<dyn BlockNode>>,
-    /// `iothread`: at least one; queue i, the two that carry no commands included, is served by
-    /// thread i, counted round.
-    pub io_threads: Vec<LoopHandle>,
-    /// `num-queues`: request queues, from 1 to [`MAX_REQUEST_QUEUES`].
-    pub num_queues: u16,
-    /// `writable`.
-    pub writable: bool,
-    /// Whether the guest finds the write cache off. It may switch it on.
-    pub writethrough: bool,
-    /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
-    pub logical_block_size: u32,
-    /// `pin-memory`: as in [`VhostUserBlkConfig`](super::VhostUserBlkConfig).
-    pub pin_memory: bool,
-}
-
 impl VhostUserExport {
-    /// Offers nodes as logical units of a virtio-scsi device. When this returns front ends can
-    /// connect.
+    /// Offers nodes, 1 to 256, as logical units of a virtio-scsi device, LUN 0 first. When this returns
+    /// front ends can connect. Of [`VhostUserConfig::num_queues`] there are at most
+    /// [`MAX_REQUEST_QUEUES`]. Serial numbers are `<id>-<lun>`.
     ///
     /// # Errors
     ///
@@ -58,9 +35,10 @@ impl VhostUserExport {
     /// be used from one of the I/O threads.
     pub async fn scsi(
         control_loop: EventLoop,
-        config: VhostUserScsiConfig,
+        config: VhostUserConfig,
+        nodes: Vec<Arc<dyn BlockNode>>,
     ) -> Result<Self, ExportError> {
-        let VhostUserScsiConfig { id, listen, nodes, io_threads, num_queues, .. } = config;
+        let (id, num_queues) = (&config.id, config.num_queues);
         let stats = queue_stats(num_queues, MAX_REQUEST_QUEUES)?;
         let lun = |(number, node): (usize, &Arc<dyn BlockNode>)| LunConfig {
             geometry: node.geometry(),
@@ -76,8 +54,7 @@ impl VhostUserExport {
         })
         .map_err(|error| ExportError::Config(error.to_string()))?;
         let scsi = Scsi { device: Arc::new(device), nodes, stats: stats.clone() };
-        let (pin, scsi) = (config.pin_memory, Arc::new(scsi));
-        VhostUserExport::start(control_loop, id, listen, io_threads, scsi, stats, pin).await
+        VhostUserExport::start(control_loop, config, Arc::new(scsi), stats).await
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Server {
 impl Server {
     /// Offers a device under the name `id`. Its queues are spread over the I/O threads, queue i on
     /// thread i, counted round. When this returns front ends can connect. `pin_memory`: see
-    /// [`VhostUserBlkConfig`](super::VhostUserBlkConfig).
+    /// [`VhostUserConfig`](super::VhostUserConfig).
     ///
     /// # Errors
     ///

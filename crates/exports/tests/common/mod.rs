@@ -16,7 +16,7 @@ use block::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use block::request::{Op, Request as BlockRequest};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, RingChoice, oneshot};
 use exports::vhost_user::wire::{HEADER_LEN, Request};
-use exports::vhost_user::{ExportError, Listen, VhostUserBlkConfig, VhostUserExport};
+use exports::vhost_user::{ExportError, Listen, VhostUserConfig, VhostUserExport};
 use guest_memory::test_util::{USER_BASE, memfd_region};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
@@ -253,23 +253,31 @@ impl Daemon {
         daemon
     }
 
-    pub(crate) fn config(&self, listen: Listen, num_queues: u16) -> VhostUserBlkConfig {
-        VhostUserBlkConfig {
+    pub(crate) fn config(&self, listen: Listen, num_queues: u16) -> VhostUserConfig {
+        VhostUserConfig {
             id: "e0".into(),
             listen,
-            node: self.disk.clone(),
             io_threads: self.io_threads.iter().map(|thread| thread.handle().clone()).collect(),
             num_queues,
             writable: true,
             writethrough: false,
             logical_block_size: 512,
             pin_memory: false,
-            serial: "serial".into(),
         }
     }
 
-    pub(crate) fn start(&self, config: VhostUserBlkConfig) -> Result<VhostUserExport, ExportError> {
-        run_on(&self.control, move |event_loop| VhostUserExport::blk(event_loop, config))
+    pub(crate) fn start(&self, config: VhostUserConfig) -> Result<VhostUserExport, ExportError> {
+        self.start_with(config, self.disk.clone())
+    }
+
+    pub(crate) fn start_with(
+        &self,
+        config: VhostUserConfig,
+        node: Arc<dyn BlockNode>,
+    ) -> Result<VhostUserExport, ExportError> {
+        run_on(&self.control, move |event_loop| {
+            VhostUserExport::blk(event_loop, config, node, "serial".into())
+        })
     }
 
     pub(crate) fn export(&self) -> &VhostUserExport {

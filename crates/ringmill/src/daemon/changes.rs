@@ -13,7 +13,7 @@ use control::{
 };
 use event_loop::oneshot;
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
-use exports::vhost_user::{Listen, VhostUserBlkConfig, VhostUserExport, VhostUserScsiConfig};
+use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
@@ -163,28 +163,22 @@ impl Daemon {
 
     async fn start_export(&mut self, options: &ExportOptions) -> Result<Running, DaemonError> {
         match &options.kind {
-            ExportKind::VhostUserBlk(vhost_user) => {
-                let blk = self.start_blk(options, vhost_user).await;
-                blk.map(Running::VhostUser)
-            }
-            ExportKind::VhostUserScsi { options: vhost_user, .. } => {
-                let scsi = self.start_scsi(options, vhost_user).await;
-                scsi.map(Running::VhostUser)
+            ExportKind::VhostUserBlk(vhost_user)
+            | ExportKind::VhostUserScsi { options: vhost_user, .. } => {
+                self.start_vhost_user(options, vhost_user).await.map(Running::VhostUser)
             }
             ExportKind::Nbd(nbd) => self.start_nbd(options, nbd).await.map(Running::Nbd),
         }
     }
 
-    async fn start_blk(
+    async fn start_vhost_user(
         &mut self,
         options: &ExportOptions,
         vhost_user: &VhostUserOptions,
     ) -> Result<VhostUserExport, DaemonError> {
-        let config = VhostUserBlkConfig {
-            serial: options.id.clone(),
+        let config = VhostUserConfig {
             id: options.id.clone(),
             listen: listen(&vhost_user.addr)?,
-            node: self.nodes.get(&options.node_name)?,
             io_threads: self.threads.handles(&options.iothreads)?,
             num_queues: vhost_user.num_queues,
             writable: options.writable,
@@ -192,28 +186,14 @@ impl Daemon {
             logical_block_size: vhost_user.logical_block_size,
             pin_memory: vhost_user.pin_memory,
         };
-        let started = VhostUserExport::blk(self.control.clone(), config).await;
-        started.map_err(DaemonError::with_advice)
-    }
-
-    async fn start_scsi(
-        &mut self,
-        options: &ExportOptions,
-        vhost_user: &VhostUserOptions,
-    ) -> Result<VhostUserExport, DaemonError> {
-        let nodes = options.nodes().map(|name| self.nodes.get(name));
-        let config = VhostUserScsiConfig {
-            id: options.id.clone(),
-            listen: listen(&vhost_user.addr)?,
-            nodes: nodes.collect::<Result<_, _>>()?,
-            io_threads: self.threads.handles(&options.iothreads)?,
-            num_queues: vhost_user.num_queues,
-            writable: options.writable,
-            writethrough: options.writethrough,
-            logical_block_size: vhost_user.logical_block_size,
-            pin_memory: vhost_user.pin_memory,
+        let control = self.control.clone();
+        let started = if let ExportKind::VhostUserScsi { .. } = options.kind {
+            let nodes = options.nodes().map(|name| self.nodes.get(name));
+            VhostUserExport::scsi(control, config, nodes.collect::<Result<_, _>>()?).await
+        } else {
+            let node = self.nodes.get(&options.node_name)?;
+            VhostUserExport::blk(control, config, node, options.id.clone()).await
         };
-        let started = VhostUserExport::scsi(self.control.clone(), config).await;
         started.map_err(DaemonError::with_advice)
     }
 
