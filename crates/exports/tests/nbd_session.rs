@@ -14,6 +14,7 @@ const SERVER: u32 = 2;
 const INFO: u32 = 3;
 const META_CONTEXT: u32 = 4;
 const UNSUPPORTED: u32 = 0x8000_0001;
+const POLICY: u32 = 0x8000_0002;
 const INVALID: u32 = 0x8000_0003;
 const UNKNOWN: u32 = 0x8000_0006;
 const EXTENDED: u32 = 0x8000_000a;
@@ -99,7 +100,7 @@ fn a_client_looks_round_and_goes() {
     assert_eq!(client.replies(code::LIST, b""), [SERVER, SERVER, ACK]);
     assert_eq!(client.replies(code::LIST, b"x"), [INVALID]);
     assert_eq!(client.replies(77, b"anything"), [UNSUPPORTED]);
-    assert_eq!(client.replies(code::STARTTLS, b""), [UNSUPPORTED]);
+    assert_eq!(client.replies(code::STARTTLS, b""), [POLICY]);
     assert_eq!(client.replies(code::INFO, &info("nobody", &[])), [UNKNOWN]);
     assert_eq!(client.replies(code::GO, &info("nobody", &[])), [UNKNOWN]);
     assert_eq!(client.replies(code::INFO, &info("disk", &[1, 2, 3])), [INFO, INFO, INFO, ACK]);
