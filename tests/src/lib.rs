@@ -15,6 +15,7 @@ pub mod nbd;
 pub mod pattern;
 mod program;
 mod qmp;
+pub mod schema;
 mod scratch;
 mod server;
 pub mod tls;

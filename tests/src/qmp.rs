@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::schema::Schema;
 use crate::{PATIENCE, eventually};
 
 /// A connection to a QMP server, past the greeting.
@@ -15,6 +16,8 @@ pub struct Qmp {
     stream: BufReader<UnixStream>,
     /// Came while an answer was waited for.
     events: VecDeque<Value>,
+    /// What the server says of itself; each answer is held to it.
+    schema: Schema,
 }
 
 impl Qmp {
@@ -22,10 +25,13 @@ impl Qmp {
     pub fn connect(path: &Path) -> Self {
         let stream = eventually("a QMP server", || UnixStream::connect(path).ok());
         stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-        let mut qmp = Self { stream: BufReader::new(stream), events: VecDeque::new() };
+        let (events, schema) = (VecDeque::new(), Schema::default());
+        let mut qmp = Self { stream: BufReader::new(stream), events, schema };
         let greeting = qmp.receive();
         assert!(greeting.get("QMP").is_some(), "not a greeting: {greeting}");
-        qmp.execute("qmp_capabilities", json!({}));
+        qmp.ask("qmp_capabilities", json!({}));
+        let mut schema = qmp.ask("query-qmp-schema", json!({}));
+        qmp.schema = Schema::new(&schema["return"].take());
         qmp
     }
 
@@ -33,11 +39,15 @@ impl Qmp {
     ///
     /// # Panics
     ///
-    /// When the server answers with an error.
+    /// When the server answers with an error, or with what its own schema does not have.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Value {
         let mut answer = self.ask(command, arguments);
         match answer.get_mut("return") {
-            Some(value) => value.take(),
+            Some(value) => {
+                let wrong = self.schema.wrong(command, value);
+                assert!(wrong.is_empty(), "{command}: not as the schema has it: {wrong:?}");
+                value.take()
+            }
             None => panic!("{command}: {answer}"),
         }
     }
@@ -83,7 +93,10 @@ impl Qmp {
         loop {
             let mut message = self.events.pop_front().unwrap_or_else(|| self.receive());
             if message.get("event").and_then(Value::as_str) == Some(event) {
-                return message.get_mut("data").map_or(Value::Null, Value::take);
+                let data = message.get_mut("data").map_or(json!({}), Value::take);
+                let wrong = self.schema.wrong(event, &data);
+                assert!(wrong.is_empty(), "{event}: not as the schema has it: {wrong:?}");
+                return data;
             }
         }
     }

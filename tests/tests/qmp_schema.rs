@@ -1,7 +1,8 @@
 //! `query-qmp-schema`: what ringmill says of itself, beside what qemu-storage-daemon says.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use integration::schema::{Schema, list, text};
 use integration::{Qmp, Scratch, ServerCommand, tied_command, tool};
 use serde_json::{Value, json};
 
@@ -18,32 +19,8 @@ const OURS: &[&str] = &[
     "query-named-block-nodes-> []/children",
 ];
 
-/// A schema by names, with which side it is in messages.
-struct Schema(BTreeMap<String, Value>);
-
-impl Schema {
-    fn of(qmp: &mut Qmp) -> Self {
-        let entries = qmp.execute("query-qmp-schema", json!({}));
-        let entries = entries.as_array().expect("a list").iter().cloned();
-        Schema(entries.map(|entry| (text(&entry, "name").to_owned(), entry)).collect())
-    }
-
-    fn get(&self, name: &str) -> &Value {
-        self.0.get(name).unwrap_or_else(|| panic!("{name} is not defined"))
-    }
-
-    fn commands(&self) -> impl Iterator<Item = &str> {
-        let commands = self.0.values().filter(|entry| entry["meta-type"] == "command");
-        commands.map(|entry| text(entry, "name"))
-    }
-}
-
-fn text<'a>(entry: &'a Value, member: &str) -> &'a str {
-    entry[member].as_str().unwrap_or_else(|| panic!("{entry} has no {member}"))
-}
-
-fn list<'a>(entry: &'a Value, member: &str) -> impl Iterator<Item = &'a Value> {
-    entry[member].as_array().into_iter().flatten()
+fn schema(qmp: &mut Qmp) -> Schema {
+    Schema::new(&qmp.execute("query-qmp-schema", json!({})))
 }
 
 /// Two schemas, and what the first has that does not fit the second.
@@ -150,10 +127,10 @@ fn what_ours_takes_and_returns_fits_the_schema_of_qemu_storage_daemon() {
         .args(["--monitor", "chardev=m"])
         .spawn()
         .expect("qemu-storage-daemon runs");
-    let theirs = Schema::of(&mut Qmp::connect(&socket));
+    let theirs = schema(&mut Qmp::connect(&socket));
     child.kill().and_then(|()| child.wait()).expect("our child");
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
-    let ours = Schema::of(&mut Qmp::connect(&server.socket("qmp")));
+    let ours = schema(&mut Qmp::connect(&server.socket("qmp")));
     server.stop();
 
     let known: BTreeSet<&str> = theirs.commands().collect();
