@@ -146,7 +146,7 @@ static FIELDS: &[Field<Draft>] = &[
     hint("cache-clean-interval", "seconds after which tables are forgotten; without effect"),
     Field {
         name: "encrypt",
-        kind: Kind::Nested { shape: || Shape::Any, read: refuse_encryption },
+        kind: Kind::Nested { shape: || Shape::Object(Vec::new()), read: refuse_encryption },
         need: Need::Optional("none"),
         help: "encryption of the image; not supported",
     },
