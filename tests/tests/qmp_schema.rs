@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 /// What of ours QSD does not have, by path: options and words of our own, and those that the oldest
 /// QSD which this is compared with (10.0) does not have yet.
 const OURS: &[&str] = &[
+    "blockdev-backup/on-cbw-error",
     "object-add/iothread/poll-policy",
     "object-add/iothread/poll-weight",
     "object-add/iothread/cpu-affinity",
@@ -90,8 +91,12 @@ impl Comparison<'_> {
             let found = list(theirs, "variants").find(|variant| variant["case"] == *case);
             found.map(|variant| self.theirs.get(text(variant, "type")))
         };
-        let mut pairs: Vec<(String, &Value, Vec<&Value>)> =
-            vec![(at.to_owned(), ours, vec![theirs])];
+        let mut all = vec![theirs];
+        if ours.get("tag").is_none() {
+            // What theirs has by a tag may be optional in ours.
+            all.extend(list(theirs, "variants").map(|case| self.theirs.get(text(case, "type"))));
+        }
+        let mut pairs: Vec<(String, &Value, Vec<&Value>)> = vec![(at.to_owned(), ours, all)];
         for variant in list(ours, "variants") {
             let Some(theirs_too) = their_variant(&variant["case"]) else {
                 // The word of the tag is found, too, unless it is one of theirs without members.
