@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// The answer to `query-qmp-schema`, by names.
 #[derive(Debug, Default)]
@@ -118,19 +118,26 @@ pub fn list<'a>(entry: &'a Value, member: &str) -> impl Iterator<Item = &'a Valu
     entry[member].as_array().into_iter().flatten()
 }
 
-#[test]
-fn what_is_not_described_is_found() {
-    let schema = Schema::new(&json!([
-        {"name": "q", "meta-type": "command", "ret-type": "[0]"},
-        {"name": "[0]", "meta-type": "array", "element-type": "0"},
-        {"name": "0", "meta-type": "object", "members": [
-            {"name": "a", "type": "int"}, {"name": "b", "type": "1", "default": null}]},
-        {"name": "1", "meta-type": "enum", "values": ["x"]},
-        {"name": "int", "meta-type": "builtin", "json-type": "int"},
-    ]));
-    assert!(schema.wrong("q", &json!([{"a": 1}, {"a": 2, "b": "x"}])).is_empty());
-    for wrong in [json!({}), json!([{}]), json!([{"a": "1"}]), json!([{"a": 1, "c": 1}])] {
-        assert_eq!(schema.wrong("q", &wrong).len(), 1, "{wrong}");
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_described_is_found() {
+        let schema = Schema::new(&json!([
+            {"name": "q", "meta-type": "command", "ret-type": "[0]"},
+            {"name": "[0]", "meta-type": "array", "element-type": "0"},
+            {"name": "0", "meta-type": "object", "members": [
+                {"name": "a", "type": "int"}, {"name": "b", "type": "1", "default": null}]},
+            {"name": "1", "meta-type": "enum", "values": ["x"]},
+            {"name": "int", "meta-type": "builtin", "json-type": "int"},
+        ]));
+        assert!(schema.wrong("q", &json!([{"a": 1}, {"a": 2, "b": "x"}])).is_empty());
+        for wrong in [json!({}), json!([{}]), json!([{"a": "1"}]), json!([{"a": 1, "c": 1}])] {
+            assert_eq!(schema.wrong("q", &wrong).len(), 1, "{wrong}");
+        }
+        assert_eq!(schema.wrong("q", &json!([{"a": 1.5, "b": "y"}])).len(), 2);
     }
-    assert_eq!(schema.wrong("q", &json!([{"a": 1.5, "b": "y"}])).len(), 2);
 }
