@@ -269,6 +269,11 @@ impl NodeRegistry {
         })
     }
 
+    /// What the node of that name was opened with.
+    pub fn options(&self, name: &str) -> Option<&BlockdevOptions> {
+        self.nodes.get(name).map(|entry| &entry.options)
+    }
+
     fn edge_to(&self, node: Arc<dyn BlockNode>) -> Arc<Edge> {
         let edge = Edge::new(node);
         let mut edges = self.edges.borrow_mut();

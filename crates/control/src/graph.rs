@@ -242,7 +242,12 @@ impl Graph {
         graph
     }
 
-    fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
+    /// Checks that no job uses a node.
+    ///
+    /// # Errors
+    ///
+    /// One does.
+    pub fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
         match self.jobs.values().find(|job| job.source == node || job.target == node) {
             Some(job) => Err(OptionError::new(format!(
                 "Node '{node}' is busy: block device is in use by block job: {}",
@@ -252,8 +257,8 @@ impl Graph {
         }
     }
 
-    /// With all that used node `old` using `new` instead. A node that was defined inside another one is
-    /// gone then.
+    /// With all that used node `old` using `new` instead, but for `new` itself. A node that was defined
+    /// inside another one is gone then, if `new` does not lie on it.
     #[must_use]
     pub fn with_replaced(&self, old: &str, new: &str) -> Graph {
         let mut graph = self.clone();
@@ -275,7 +280,14 @@ impl Graph {
             }
         }
         if graph.nodes.get(old).is_some_and(|node| node.nested) {
-            graph.nodes.remove(old);
+            // It goes with the new one, if that lies on it, else now.
+            match graph.nodes.get_mut(new) {
+                Some(above) if above.uses.iter().any(|name| name == old) => {
+                    above.uses.retain(|name| name != old);
+                    above.owns.push(old.to_owned());
+                }
+                _ => drop(graph.nodes.remove(old)),
+            }
         }
         graph
     }

@@ -96,6 +96,15 @@ impl NodeRegistry {
         qcow2::probe(&opened.node)
     }
 
+    /// The path of the file that the image of the node of that name lies in, if it is all of that file.
+    pub fn image_path(&self, name: &str) -> Option<PathBuf> {
+        let whole = |options: &RawOptions| options.offset == 0 && options.size.is_none();
+        match &self.nodes.get(name)?.options.driver {
+            Driver::Raw(raw) if !whole(raw) => None,
+            _ => self.path_of(&BlockdevRef::Name(name.to_owned())),
+        }
+    }
+
     /// The path of the file that a node lies in.
     fn path_of(&self, node: &BlockdevRef) -> Option<PathBuf> {
         let options = match node {
@@ -105,6 +114,7 @@ impl NodeRegistry {
         match &options.driver {
             Driver::File(file) | Driver::HostDevice(file) => Some(Path::to_owned(&file.filename)),
             Driver::Raw(raw) => self.path_of(&raw.file),
+            Driver::Qcow2(qcow2) => self.path_of(&qcow2.file),
             _ => None,
         }
     }

@@ -20,7 +20,7 @@ mod request;
 mod schema;
 mod session;
 
-pub use commands::{Command, DeleteMode, LatencyBoundaries};
+pub use commands::{Command, DeleteMode, LatencyBoundaries, SnapshotSync};
 pub(crate) use commands::{CommandRow, all as commands};
 pub use error::{ErrorClass, QmpError};
 pub(crate) use events::EVENTS;

@@ -71,7 +71,7 @@ impl Daemon {
     /// Opens a node. An image that a killed daemon was writing to stays locked until the kernel has
     /// finished its last requests: which is waited for, as they must not overtake those of ours. No
     /// event tells of it.
-    async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
+    pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
         let patience = self.control.now_ns() + LAST_REQUESTS_NS;
         loop {
             let connections = Connections::new(&self.control, options).await?;

@@ -37,6 +37,11 @@ impl DaemonError {
         DaemonError { message: error.to_string(), hint: open_files::advice(&error) }
     }
 
+    /// With what to do about it.
+    pub(super) fn with_hint(self, hint: &str) -> Self {
+        DaemonError { hint: Some(hint.to_owned()), ..self }
+    }
+
     /// With what it is about in front.
     pub(super) fn of(self, what: &str) -> Self {
         DaemonError { message: format!("{what}: {}", self.message), ..self }

@@ -17,6 +17,7 @@ mod qmp;
 mod running;
 mod signal;
 mod signals;
+mod snapshot;
 mod stalls;
 mod statistics;
 mod status;

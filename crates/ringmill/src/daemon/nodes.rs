@@ -83,7 +83,7 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     image
 }
 
-fn name(driver: &Driver) -> &'static str {
+pub(super) fn name(driver: &Driver) -> &'static str {
     match driver {
         Driver::File(_) => "file",
         Driver::HostDevice(_) => "host_device",

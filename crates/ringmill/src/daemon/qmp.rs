@@ -107,6 +107,8 @@ impl Daemon {
             Command::XQueryIothreadStats => {
                 return Ok(self.threads.statistics().iter().map(statistics::qmp::thread).collect());
             }
+            Command::BlockdevSnapshotSync(snapshot) => self.snapshot_sync(*snapshot).await?,
+            Command::BlockdevSnapshot { node, overlay } => self.snapshot(&node, &overlay).await?,
             Command::Job(command) => return self.job_command(*command).await,
             // Those are answered where it is known when.
             Command::BlockExportDel { .. }

@@ -9,11 +9,13 @@ mod job;
 mod monitor;
 mod nbd;
 mod object;
+mod snapshot;
 mod stats;
 
 use serde_json::{Map, Value as Json};
 
 pub(super) use self::monitor::{NEGOTIATION, version};
+pub use self::snapshot::SnapshotSync;
 pub use self::stats::LatencyBoundaries;
 use super::reply::{Member, Reply, Returns};
 use super::session::Capabilities;
@@ -32,6 +34,7 @@ static FAMILIES: &[&[CommandRow]] = &[
     export::COMMANDS,
     nbd::COMMANDS,
     job::COMMANDS,
+    snapshot::COMMANDS,
     stats::COMMANDS,
 ];
 
@@ -171,6 +174,15 @@ pub enum Command {
     XQueryExportStats,
     /// `x-query-iothread-stats`.
     XQueryIothreadStats,
+    /// `blockdev-snapshot-sync`.
+    BlockdevSnapshotSync(Box<SnapshotSync>),
+    /// `blockdev-snapshot`.
+    BlockdevSnapshot {
+        /// The node that stays as it is.
+        node: String,
+        /// The image that comes above it.
+        overlay: String,
+    },
     /// Those about jobs.
     Job(Box<JobCommand>),
     /// `quit`.

@@ -1,0 +1,158 @@
+//! `blockdev-snapshot-sync` and `blockdev-snapshot`: an image comes between a node and its users.
+
+use std::path::Path;
+use std::thread;
+
+use block::graph::drain;
+use block::options::{
+    Backing, BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, Locking,
+    Qcow2Options,
+};
+use block::{CreateQcow2, create_qcow2};
+use control::Action;
+use control::qmp::SnapshotSync;
+use event_loop::oneshot;
+
+use super::{Daemon, DaemonError, nodes};
+
+impl Daemon {
+    /// `blockdev-snapshot-sync`.
+    pub(super) async fn snapshot_sync(
+        &mut self,
+        snapshot: SnapshotSync,
+    ) -> Result<(), DaemonError> {
+        let SnapshotSync { node_name, snapshot_file, snapshot_node_name, .. } = snapshot;
+        let node = self.nodes.node(&node_name).map_err(|_| {
+            let device = &snapshot.device;
+            DaemonError::new(format!("Cannot find device='{device}' nor node-name='{node_name}'"))
+        })?;
+        match snapshot.format.as_deref().unwrap_or("qcow2") {
+            "qcow2" => {}
+            known @ ("raw" | "file" | "host_device" | "nbd" | "null-co" | "null-aio") => {
+                let message = format!("Backing file not supported for file format '{known}'");
+                return Err(DaemonError::new(message));
+            }
+            other => return Err(DaemonError::new(format!("Unknown file format '{other}'"))),
+        }
+        let Some(name) = snapshot_node_name else {
+            return Err(DaemonError::new("New overlay node-name missing"));
+        };
+        if self.nodes.names().any(|other| other == name) {
+            return Err(DaemonError::new("New overlay node-name already in use"));
+        }
+        self.graph.free_of_jobs(&node_name)?;
+        let Some(below) = self.nodes.options(&node_name).cloned() else {
+            return Err(DaemonError::new(format!("Node '{node_name}' is gone")));
+        };
+        if !snapshot.existing {
+            let Some(path) = self.nodes.image_path(&node_name) else {
+                let message = format!("Node '{node_name}' has no file that an image could name");
+                return Err(DaemonError::new(message));
+            };
+            let path = std::path::absolute(path).map_err(DaemonError::new)?;
+            let backing = (path.display().to_string(), nodes::name(&below.driver).to_owned());
+            let size = node.geometry().size;
+            drop(node);
+            let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
+            make(&snapshot_file, create).await?;
+        }
+        let file = FileOptions { filename: snapshot_file, aio: None, locking: Locking::Auto };
+        let file = BlockdevOptions {
+            node_name: None,
+            read_only: false,
+            auto_read_only: false,
+            discard: Discard::Unmap,
+            detect_zeroes: DetectZeroes::Off,
+            cache: below.cache,
+            driver: Driver::File(file),
+        };
+        let overlay = BlockdevOptions {
+            node_name: Some(name),
+            discard: below.discard,
+            driver: Driver::Qcow2(Qcow2Options {
+                file: BlockdevRef::Inline(Box::new(file.clone())),
+                data_file: None,
+                backing: Backing::Node(BlockdevRef::Name(node_name.clone())),
+                pass_discard_request: None,
+                discard_no_unref: false,
+            }),
+            ..file
+        };
+        self.put_above(&node_name, &overlay).await
+    }
+
+    /// `blockdev-snapshot`.
+    pub(super) async fn snapshot(&mut self, node: &str, overlay: &str) -> Result<(), DaemonError> {
+        for name in [node, overlay] {
+            self.nodes.node(name)?;
+            self.graph.free_of_jobs(name)?;
+        }
+        let before = self.nodes.options(overlay).cloned();
+        let Some((before, Driver::Qcow2(image))) = before.map(|o| (o.clone(), o.driver)) else {
+            return Err(DaemonError::new("The overlay does not support backing images"));
+        };
+        if image.backing != Backing::None {
+            return Err(DaemonError::new("The overlay already has a backing image")
+                .with_hint("Open it with backing=null."));
+        }
+        if !self.nodes.edges(overlay).is_empty() {
+            return Err(DaemonError::new("The overlay is already in use"));
+        }
+        let backing = Backing::Node(BlockdevRef::Name(node.to_owned()));
+        let driver = Driver::Qcow2(Qcow2Options { backing, ..image });
+        let after = BlockdevOptions { driver, ..before.clone() };
+        // It is opened anew, with what is behind it.
+        self.delete_node(overlay)?;
+        let put = self.put_above(node, &after).await;
+        if put.is_err() {
+            self.add(&Action::Blockdev(before)).await?;
+        }
+        put
+    }
+
+    /// Opens an image with a node behind it, and has the node's users use the image.
+    async fn put_above(
+        &mut self,
+        node: &str,
+        overlay: &BlockdevOptions,
+    ) -> Result<(), DaemonError> {
+        let name = overlay.node_name.as_deref().unwrap_or_default();
+        let graph = self.graph.with(&Action::Blockdev(overlay.clone()))?.with_replaced(node, name);
+        // Before there is the image, which is none of them.
+        let users = self.nodes.edges(node);
+        self.open_node(overlay).await?;
+        let moved = self.move_users(users, node, name).await;
+        if let Err(error) = moved {
+            self.nodes.remove(name)?;
+            return Err(error);
+        }
+        self.graph = graph;
+        self.exports.node_replaced(node, name);
+        Ok(())
+    }
+
+    async fn move_users(
+        &self,
+        users: Vec<std::sync::Arc<block::graph::Edge>>,
+        from: &str,
+        to: &str,
+    ) -> Result<(), DaemonError> {
+        let target = self.nodes.node(to)?;
+        let sizes = (self.nodes.node(from)?.geometry().size, target.geometry().size);
+        if sizes.0 != sizes.1 {
+            let message = format!("'{to}' has {} bytes, and '{from}' has {}", sizes.1, sizes.0);
+            return Err(DaemonError::new(message));
+        }
+        let users = drain(users).await.map_err(DaemonError::new)?;
+        users.point_to(&target).await.map_err(DaemonError::new)
+    }
+}
+
+/// Makes an image, on a thread of its own, since that waits for the disk.
+async fn make(path: &Path, create: CreateQcow2) -> Result<(), DaemonError> {
+    let (done, is_done) = oneshot::channel();
+    let path = path.to_owned();
+    let make = move || done.send(create_qcow2(&path, &create));
+    thread::Builder::new().name("create".into()).spawn(make).map_err(DaemonError::new)?;
+    Ok(is_done.await.map_err(DaemonError::new)??)
+}
