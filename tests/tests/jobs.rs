@@ -1,115 +1,13 @@
 //! Jobs: a disk moves to other storage, and is backed up, while it is in use.
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::Ordering;
 
-use integration::{
-    BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
-};
+use common::{Load, MIB, check, check_moment, create, daemon, wait_for_end, wait_for_status};
+use integration::{BlkClient, Guest, Image, Qmp, Scratch};
 use serde_json::{Value, json};
-
-/// Size of the disks.
-const MIB: u64 = 16;
-const BLOCKS: u64 = (MIB << 20) / pattern::BLOCK as u64;
-
-fn daemon(scratch: &Scratch, image: &Image, options: &str) -> Server {
-    ServerCommand::new(scratch)
-        .monitor("qmp")
-        .iothread("io0")
-        .iothread("io1")
-        .file("disk", image, options)
-        .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
-        .start()
-}
-
-fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
-    qmp.execute(
-        "blockdev-add",
-        json!({"driver": "file", "node-name": node, "filename": path, "discard": "unmap"}),
-    );
-}
-
-/// Makes a file by a job, and a node of it.
-fn create(qmp: &mut Qmp, node: &str, path: &Path, size: u64) {
-    let options = json!({"driver": "file", "filename": path, "size": size});
-    qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
-    wait_for_status(qmp, "create", "concluded");
-    assert_eq!(qmp.execute("query-jobs", json!({}))[0].get("error"), None);
-    qmp.execute("job-dismiss", json!({"id": "create"}));
-    add_file(qmp, node, path);
-}
-
-fn wait_for_status(qmp: &mut Qmp, id: &str, status: &str) {
-    while qmp.wait_for("JOB_STATUS_CHANGE") != json!({"id": id, "status": status}) {}
-}
-
-/// Ended without an error.
-fn wait_for_end(qmp: &mut Qmp, id: &str) {
-    let data = qmp.wait_for("BLOCK_JOB_COMPLETED");
-    assert_eq!((&data["device"], data.get("error")), (&json!(id), None), "{data}");
-}
-
-/// A client that writes and checks what it reads, until it is told to stop.
-struct Load {
-    stop: Arc<AtomicBool>,
-    /// How many blocks have been written.
-    written: Arc<AtomicU64>,
-    /// Gives the blocks written, in order; the generation of each is its place in the list, plus one.
-    thread: JoinHandle<Vec<u64>>,
-}
-
-impl Load {
-    fn start(mut blk: BlkClient, seed: u64) -> Load {
-        let (stop, written) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (stopped, count) = (stop.clone(), written.clone());
-        let thread = thread::spawn(move || {
-            let (mut state, mut log, mut model) = (seed, Vec::new(), BTreeMap::new());
-            while !stopped.load(Ordering::Relaxed) {
-                let index = pattern::splitmix64(&mut state) % BLOCKS;
-                let generation = log.len() as u64 + 1;
-                blk.write(index * 8, &pattern::block(index, generation));
-                log.push(index);
-                model.insert(index, generation);
-                count.store(generation, Ordering::Relaxed);
-                let index = pattern::splitmix64(&mut state) % BLOCKS;
-                let expected = model.get(&index).copied().unwrap_or(0);
-                let found = pattern::generation(index, &blk.read(index * 8, pattern::BLOCK));
-                assert_eq!(found, Ok(expected), "block {index}");
-            }
-            log
-        });
-        Load { stop, written, thread }
-    }
-
-    /// Waits until some more has been written.
-    fn go_on(&self) {
-        let before = self.written.load(Ordering::Relaxed);
-        eventually("writes", || {
-            (self.written.load(Ordering::Relaxed) >= before + 50).then_some(())
-        });
-    }
-
-    fn finish(self) -> Vec<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("what was read is what was written")
-    }
-}
-
-/// Checks that an image is what it was after the first `count` writes of `log`.
-fn check(image: &Image, log: &[u64], count: usize) {
-    let mut model = BTreeMap::new();
-    model.extend(log.iter().take(count).zip(1..));
-    for index in 0..BLOCKS {
-        let found =
-            pattern::generation(index, &image.read(index * pattern::BLOCK as u64, pattern::BLOCK));
-        let expected: u64 = model.get(&index).copied().unwrap_or(0);
-        assert_eq!(found, Ok(expected), "block {index} of {}", image.path().display());
-    }
-}
 
 #[test]
 fn a_disk_moves_while_it_is_in_use() {
@@ -184,17 +82,6 @@ fn a_mirror_that_is_cancelled_leaves_the_disk_where_it_is() {
     server.stop();
     check(&image, &log, log.len());
     check_moment(&Image::existing(&scratch.path("copy.img")), &log, before..=after);
-}
-
-/// Checks that an image is the disk as it was at one moment, after so many writes.
-fn check_moment(image: &Image, log: &[u64], moment: std::ops::RangeInclusive<u64>) {
-    let newest = (0..BLOCKS).map(|index| {
-        let data = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
-        pattern::generation(index, &data).expect("a whole block")
-    });
-    let newest = newest.max().unwrap_or(0);
-    assert!(moment.contains(&newest), "as of write {newest}, not one of {moment:?}");
-    check(image, log, newest as usize);
 }
 
 #[test]

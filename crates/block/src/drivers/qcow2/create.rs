@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use imago::FormatCreateBuilder;
 use imago::qcow2::Qcow2;
+use nix::errno::Errno;
 
 use super::open::{Below, run_apart};
 use super::storage::{NodeStorage, Role, Shared, sync};
@@ -82,5 +83,9 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
 }
 
 fn failed(path: &Path, error: &io::Error) -> OpenError {
-    OpenError::new(format!("Could not create '{}': {error}", path.display()))
+    let message = format!("Could not create '{}'", path.display());
+    match error.raw_os_error() {
+        Some(errno) => OpenError::os(message, Errno::from_raw(errno)),
+        None => OpenError::new(format!("{message}: {error}")),
+    }
 }

@@ -308,6 +308,8 @@ fn read_create(value: Value, at: &Context) -> Result<CreateOptions, OptionError>
     };
     match driver.as_str() {
         "file" => FILE.read(object, at, &["driver"], "driver 'file'"),
+        "qcow2" => Err(OptionError::not_yet("blockdev-create with driver 'qcow2'")
+            .hint("qemu-img create makes one, and blockdev-snapshot-sync one above a node.")),
         other => {
             // Those that QSD can open and cannot make have no options to be made with.
             let known = crate::blockdev::DRIVERS.iter().any(|row| row.name == other);

@@ -1,0 +1,122 @@
+//! Disks under a load that checks what it reads, and jobs.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually, pattern};
+use serde_json::json;
+
+/// Size of the disks.
+pub const MIB: u64 = 16;
+pub const BLOCKS: u64 = (MIB << 20) / pattern::BLOCK as u64;
+
+pub fn daemon(scratch: &Scratch, image: &Image, options: &str) -> Server {
+    ServerCommand::new(scratch)
+        .monitor("qmp")
+        .iothread("io0")
+        .iothread("io1")
+        .file("disk", image, options)
+        .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
+        .start()
+}
+
+pub fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
+    qmp.execute(
+        "blockdev-add",
+        json!({"driver": "file", "node-name": node, "filename": path, "discard": "unmap"}),
+    );
+}
+
+/// Makes a file by a job, and a node of it.
+pub fn create(qmp: &mut Qmp, node: &str, path: &Path, size: u64) {
+    let options = json!({"driver": "file", "filename": path, "size": size});
+    qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
+    wait_for_status(qmp, "create", "concluded");
+    assert_eq!(qmp.execute("query-jobs", json!({}))[0].get("error"), None);
+    qmp.execute("job-dismiss", json!({"id": "create"}));
+    add_file(qmp, node, path);
+}
+
+pub fn wait_for_status(qmp: &mut Qmp, id: &str, status: &str) {
+    while qmp.wait_for("JOB_STATUS_CHANGE") != json!({"id": id, "status": status}) {}
+}
+
+/// Ended without an error.
+pub fn wait_for_end(qmp: &mut Qmp, id: &str) {
+    let data = qmp.wait_for("BLOCK_JOB_COMPLETED");
+    assert_eq!((&data["device"], data.get("error")), (&json!(id), None), "{data}");
+}
+
+/// A client that writes and checks what it reads, until it is told to stop.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    /// How many blocks have been written.
+    pub written: Arc<AtomicU64>,
+    /// Gives the blocks written, in order; the generation of each is its place in the list, plus one.
+    thread: JoinHandle<Vec<u64>>,
+}
+
+impl Load {
+    pub fn start(mut blk: BlkClient, seed: u64) -> Load {
+        let (stop, written) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (stopped, count) = (stop.clone(), written.clone());
+        let thread = thread::spawn(move || {
+            let (mut state, mut log, mut model) = (seed, Vec::new(), BTreeMap::new());
+            while !stopped.load(Ordering::Relaxed) {
+                let index = pattern::splitmix64(&mut state) % BLOCKS;
+                let generation = log.len() as u64 + 1;
+                blk.write(index * 8, &pattern::block(index, generation));
+                log.push(index);
+                model.insert(index, generation);
+                count.store(generation, Ordering::Relaxed);
+                let index = pattern::splitmix64(&mut state) % BLOCKS;
+                let expected = model.get(&index).copied().unwrap_or(0);
+                let found = pattern::generation(index, &blk.read(index * 8, pattern::BLOCK));
+                assert_eq!(found, Ok(expected), "block {index}");
+            }
+            log
+        });
+        Load { stop, written, thread }
+    }
+
+    /// Waits until some more has been written.
+    pub fn go_on(&self) {
+        let before = self.written.load(Ordering::Relaxed);
+        eventually("writes", || {
+            (self.written.load(Ordering::Relaxed) >= before + 50).then_some(())
+        });
+    }
+
+    pub fn finish(self) -> Vec<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("what was read is what was written")
+    }
+}
+
+/// Checks that an image is what it was after the first `count` writes of `log`.
+pub fn check(image: &Image, log: &[u64], count: usize) {
+    let mut model = BTreeMap::new();
+    model.extend(log.iter().take(count).zip(1..));
+    for index in 0..BLOCKS {
+        let found =
+            pattern::generation(index, &image.read(index * pattern::BLOCK as u64, pattern::BLOCK));
+        let expected: u64 = model.get(&index).copied().unwrap_or(0);
+        assert_eq!(found, Ok(expected), "block {index} of {}", image.path().display());
+    }
+}
+
+/// Checks that an image is the disk as it was at one moment, after so many writes.
+pub fn check_moment(image: &Image, log: &[u64], moment: RangeInclusive<u64>) {
+    let newest = (0..BLOCKS).map(|index| {
+        let data = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
+        pattern::generation(index, &data).expect("a whole block")
+    });
+    let newest = newest.max().unwrap_or(0);
+    assert!(moment.contains(&newest), "as of write {newest}, not one of {moment:?}");
+    check(image, log, newest as usize);
+}

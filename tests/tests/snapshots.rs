@@ -1,0 +1,120 @@
+//! Snapshots: an image comes above a disk while it is in use, and what lies below stays as it is.
+
+mod common;
+
+use std::process::Command;
+use std::sync::atomic::Ordering;
+
+use common::{BLOCKS, Load, MIB, check, check_moment, create, daemon, wait_for_end};
+use integration::{BlkClient, Image, Qmp, Scratch, pattern, tool};
+use serde_json::json;
+
+#[test]
+fn what_lies_below_an_image_stays_as_it_is() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, 4);
+    load.go_on();
+
+    // By an image that the daemon makes.
+    let top = scratch.path("top.qcow2");
+    let snapshot = json!({"node-name": "disk", "snapshot-file": top, "snapshot-node-name": "top"});
+    let before = load.written.load(Ordering::Relaxed);
+    qmp.execute("blockdev-snapshot-sync", snapshot);
+    let first = before..=load.written.load(Ordering::Relaxed) + 1;
+    assert_eq!(qmp.execute("query-block-exports", json!({}))[0]["node-name"], "top");
+    load.go_on();
+
+    // By one that is there.
+    let over = scratch.path("over.qcow2");
+    let size = (MIB << 20).to_string();
+    let made = Command::new(tool("qemu-img"))
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&over)
+        .arg(size)
+        .status();
+    assert!(made.expect("qemu-img runs").success());
+    let file = json!({"driver": "file", "filename": over});
+    let node = json!({"driver": "qcow2", "node-name": "over", "file": file, "backing": null});
+    qmp.execute("blockdev-add", node);
+    qmp.execute("blockdev-snapshot", json!({"node": "top", "overlay": "over"}));
+    load.go_on();
+    for node in ["disk", "top", "over"] {
+        let why = qmp.refused("blockdev-del", json!({"node-name": node}));
+        assert!(why.contains("in use"), "{node}: {why}");
+    }
+
+    // All of it moves to one file.
+    let flat = scratch.path("flat.img");
+    create(&mut qmp, "flat", &flat, MIB << 20);
+    let mirror = json!({"job-id": "m", "device": "over", "target": "flat", "sync": "full"});
+    qmp.execute("blockdev-mirror", mirror);
+    qmp.wait_for("BLOCK_JOB_READY");
+    load.go_on();
+    qmp.execute("job-complete", json!({"id": "m"}));
+    wait_for_end(&mut qmp, "m");
+    load.go_on();
+    for node in ["over", "top", "disk"] {
+        qmp.execute("blockdev-del", json!({"node-name": node}));
+    }
+    let log = load.finish();
+    server.stop();
+    check_moment(&image, &log, first);
+    check(&Image::existing(&flat), &log, log.len());
+    // What was written between the two is in the image that the daemon has made.
+    let info = Image::existing(&top).qemu_img(&["check", "-q", "-f", "qcow2"]);
+    assert!(info.status.success(), "{info:?}");
+    let raw = scratch.path("top.img");
+    let converted = Command::new(tool("qemu-img"))
+        .args(["convert", "-f", "qcow2", "-O", "raw"])
+        .args([&top, &raw])
+        .status();
+    assert!(converted.expect("qemu-img runs").success());
+    let newest = (0..BLOCKS).map(|index| {
+        let data = Image::existing(&raw).read(index * pattern::BLOCK as u64, pattern::BLOCK);
+        pattern::generation(index, &data).expect("a whole block")
+    });
+    let newest = newest.max().unwrap_or(0);
+    check(&Image::existing(&raw), &log, newest as usize);
+}
+
+#[test]
+fn what_snapshots_refuse() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let file = scratch.path("top.qcow2");
+    for (arguments, words) in [
+        (json!({"snapshot-file": file}), "Cannot find device='' nor node-name=''"),
+        (
+            json!({"node-name": "disk", "snapshot-file": file, "format": "raw"}),
+            "Backing file not supported for file format 'raw'",
+        ),
+        (
+            json!({"node-name": "disk", "snapshot-file": file, "format": "bogus"}),
+            "Unknown file format 'bogus'",
+        ),
+        (json!({"node-name": "disk", "snapshot-file": file}), "New overlay node-name missing"),
+        (
+            json!({"node-name": "disk", "snapshot-file": file, "snapshot-node-name": "disk"}),
+            "New overlay node-name already in use",
+        ),
+        (
+            json!({
+                "node-name": "disk", "snapshot-file": "/nonexistent/top.qcow2",
+                "snapshot-node-name": "top",
+            }),
+            "Could not create '/nonexistent/top.qcow2': No such file or directory",
+        ),
+    ] {
+        assert_eq!(qmp.refused("blockdev-snapshot-sync", arguments), words);
+    }
+    let why = qmp.refused("blockdev-snapshot", json!({"node": "disk", "overlay": "disk"}));
+    assert_eq!(why, "The overlay does not support backing images");
+    assert_eq!(qmp.execute("query-block-exports", json!({}))[0]["node-name"], "disk");
+    server.stop();
+}
