@@ -42,6 +42,16 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         value[name] = member;
         value
     };
+    let reopen = |more: Value| {
+        let mut options = file.clone();
+        options.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+        json!({"options": [options]})
+    };
+    let mirror = |more: Value| {
+        let mut options = json!({"job-id": "j", "device": "f", "target": "n0", "sync": "full"});
+        options.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+        options
+    };
     vec![
         Exchange {
             command: "query-version",
@@ -135,6 +145,32 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
                 "*/image/dirty-flag",
             ],
         },
+        same("blockdev-reopen", json!({})),
+        same("blockdev-reopen", reopen(json!({"node-name": "f", "read-only": true}))),
+        same("blockdev-reopen", reopen(json!({"node-name": "f"}))),
+        same("blockdev-reopen", reopen(json!({"node-name": "f", "frob": 1}))),
+        same("blockdev-reopen", reopen(json!({"node-name": "f", "filename": "/frob"}))),
+        same("blockdev-reopen", reopen(json!({"node-name": "f", "locking": "off"}))),
+        same("blockdev-reopen", reopen(json!({"node-name": "frob"}))),
+        same("blockdev-reopen", reopen(json!({}))),
+        same("job-cancel", json!({"id": "frob"})),
+        same("job-dismiss", json!({})),
+        same("block-job-cancel", json!({"device": "frob"})),
+        same("block-job-set-speed", json!({"device": "frob", "speed": 1})),
+        same("query-jobs", json!({})),
+        same("query-block-jobs", json!({})),
+        same("blockdev-mirror", mirror(json!({"target": "f"}))),
+        same("blockdev-mirror", mirror(json!({"device": "frob"}))),
+        same("blockdev-mirror", mirror(json!({"target": "frob"}))),
+        same("blockdev-mirror", mirror(json!({"sync": "frob"}))),
+        same("blockdev-mirror", mirror(json!({"granularity": 100}))),
+        same("blockdev-mirror", mirror(json!({"granularity": 1000}))),
+        same("blockdev-backup", mirror(json!({"target": "f"}))),
+        same("blockdev-backup", mirror(json!({"device": "frob"}))),
+        same("blockdev-backup", mirror(json!({}))),
+        same("blockdev-snapshot-sync", json!({"snapshot-file": "/nonexistent"})),
+        same("blockdev-snapshot", json!({"node": "f", "overlay": "frob"})),
+        same("blockdev-snapshot", json!({"node": "f", "overlay": "n0"})),
         same("block-export-add", with(export("e", "n0", "e"), "writable", json!(true))),
         same("block-export-add", export("e", "n0", "f")),
         same("block-export-add", export("1e", "n0", "f")),

@@ -1,6 +1,7 @@
 //! All nodes of a process, by name, and how they are opened.
 
 mod implicit;
+mod reopen;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +9,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 
 use crate::connections::Connections;
-use crate::drivers::file::{FileNode, Kind};
+use crate::drivers::file::{FileNode, ImageLock, Kind};
 use crate::drivers::nbd::NbdNode;
 use crate::drivers::null::{Answer, NullNode};
 use crate::drivers::raw::RawNode;
@@ -16,7 +17,9 @@ use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
 use crate::graph::{Edge, drain};
 use crate::node::{BlockNode, ResizeError};
-use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, NullOptions};
+use crate::options::{
+    BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, NullOptions,
+};
 
 /// Longest node name, bytes: QEMU's limit.
 const MAX_NAME: usize = 31;
@@ -36,6 +39,8 @@ pub struct NodeRegistry {
     edges: RefCell<Vec<Weak<Edge>>>,
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     generated: u32,
+    /// Of nodes' images.
+    locks: BTreeMap<String, Weak<ImageLock>>,
     /// Made for the node that is being opened.
     connections: Connections,
 }
@@ -359,10 +364,8 @@ impl NodeRegistry {
         nested: &mut Vec<Opened>,
     ) -> Result<Arc<dyn BlockNode>, OpenError> {
         Ok(match &options.driver {
-            Driver::File(file) => Arc::new(FileNode::open(name, Kind::File, options, file)?),
-            Driver::HostDevice(file) => {
-                Arc::new(FileNode::open(name, Kind::HostDevice, options, file)?)
-            }
+            Driver::File(file) => self.open_file(name, Kind::File, options, file)?,
+            Driver::HostDevice(file) => self.open_file(name, Kind::HostDevice, options, file)?,
             Driver::Raw(raw) => {
                 let file = child(children, "file", &name)?;
                 Arc::new(RawNode::new(name, options, raw, file)?)
@@ -385,6 +388,18 @@ impl NodeRegistry {
             Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
             Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
         })
+    }
+
+    fn open_file(
+        &mut self,
+        name: String,
+        kind: Kind,
+        options: &BlockdevOptions,
+        file: &FileOptions,
+    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let node = FileNode::open(name.clone(), kind, options, file)?;
+        self.remember_lock(&name, &node);
+        Ok(Arc::new(node))
     }
 
     fn open_child(

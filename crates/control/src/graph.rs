@@ -31,6 +31,8 @@ pub struct Graph {
 #[derive(Debug, Clone, Default)]
 struct Node {
     access: Access,
+    /// What lies behind the image, of those below.
+    backing: Option<String>,
     /// Nodes below that have names: those referred to, and those defined in place.
     uses: Vec<String>,
     owns: Vec<String>,
@@ -49,6 +51,7 @@ struct Access {
 #[derive(Debug, Clone)]
 struct Export {
     nodes: Vec<String>,
+    writable: bool,
     /// Those it refers to.
     objects: Vec<String>,
     address: Address,
@@ -292,6 +295,63 @@ impl Graph {
         graph
     }
 
+    /// With a node's other options.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, a job uses it, or it is not to be written any more and somebody does.
+    pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
+        let name = options.node_name.as_deref().unwrap_or_default();
+        self.free_of_jobs(name)?;
+        let mut graph = self.clone();
+        let Some(node) = graph.nodes.get_mut(name) else {
+            let message = format!("Failed to find node with node-name='{name}'");
+            return Err(OptionError::new(message));
+        };
+        node.access.read_only = options.read_only;
+        let owns = &node.owns;
+        let children = options.driver.children().into_iter();
+        let named = children.filter_map(|(_, child)| match child {
+            BlockdevRef::Name(name) if !owns.contains(name) => Some(name.clone()),
+            _ => None,
+        });
+        node.uses = named.collect();
+        if options.read_only && graph.is_written(name) {
+            let message = "Cannot make block node read-only, there is a writer on it";
+            return Err(OptionError::new(message));
+        }
+        graph.tell_above(name, options.read_only);
+        Ok(graph)
+    }
+
+    /// Whether an export may write to a node, or to one that writes to it.
+    fn is_written(&self, name: &str) -> bool {
+        self.exports.values().any(|e| e.writable && e.nodes.iter().any(|node| node == name))
+            || self
+                .above(name)
+                .any(|(above, node)| !node.access.read_only && self.is_written(above))
+    }
+
+    /// The nodes that write to a node.
+    fn above<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a String, &'a Node)> {
+        self.nodes.iter().filter(move |(_, node)| {
+            node.uses.iter().chain(&node.owns).any(|below| below == name)
+                && node.backing.as_deref() != Some(name)
+        })
+    }
+
+    /// Notes in those above a node whether it can be written.
+    fn tell_above(&mut self, name: &str, read_only: bool) {
+        let above: Vec<String> = self.above(name).map(|(above, _)| above.clone()).collect();
+        for above in above {
+            if let Some(node) = self.nodes.get_mut(&above) {
+                node.access.below_read_only = read_only;
+                let read_only = read_only || node.access.read_only;
+                self.tell_above(&above, read_only);
+            }
+        }
+    }
+
     fn add(&mut self, action: &Action) -> Result<(), OptionError> {
         match action {
             Action::Object(object) => {
@@ -395,6 +455,9 @@ impl Graph {
                 BlockdevRef::Inline(below) => self.node(below, &mut node)?,
                 BlockdevRef::Name(name) => {
                     node.uses.push(name.clone());
+                    if role == "backing" {
+                        node.backing = Some(name.clone());
+                    }
                     self.find(name, name)?
                 }
             };
@@ -489,7 +552,8 @@ impl Graph {
             });
         }
         let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
-        self.exports.insert(id.clone(), Export { nodes, objects, address });
+        self.exports
+            .insert(id.clone(), Export { nodes, writable: export.writable, objects, address });
         Ok(())
     }
 }

@@ -274,6 +274,24 @@ pub(crate) fn read(object: Object, at: &Context) -> Result<BlockdevOptions, Opti
     Ok(node)
 }
 
+/// Reads the nodes of `blockdev-reopen`.
+pub(crate) fn read_all(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>, OptionError> {
+    let Value::List(nodes) = value else { return Err(table::wrong_type(at.whole(), "array")) };
+    let read = |(n, node)| {
+        let prefix = format!("{}[{n}].", at.whole());
+        let at = Context { prefix, ..at.clone() };
+        let Value::Object(object) = node else {
+            return Err(table::wrong_type(at.whole(), "object"));
+        };
+        let node = read_node(object, Inherited::default(), &at)?;
+        match node.node_name {
+            Some(_) => Ok(node),
+            None => Err(OptionError::new("node-name not specified")),
+        }
+    };
+    nodes.into_iter().enumerate().map(read).collect()
+}
+
 /// A node by name or in place.
 fn read_ref(value: Value, inherited: Inherited, at: &Context) -> Result<BlockdevRef, OptionError> {
     match value {

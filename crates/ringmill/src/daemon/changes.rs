@@ -85,6 +85,26 @@ impl Daemon {
         }
     }
 
+    /// `blockdev-reopen`. Nodes are opened anew one after the other: when one cannot be, those before it
+    /// have changed.
+    pub(super) async fn reopen(
+        &mut self,
+        mut nodes: Vec<BlockdevOptions>,
+    ) -> Result<(), DaemonError> {
+        // Those that lie on others come after them.
+        nodes.sort_by_key(|options| options.driver.children().len());
+        let mut graph = self.graph.clone();
+        for options in &nodes {
+            graph = graph.with_reopened(options)?;
+        }
+        for options in &nodes {
+            let name = options.node_name.as_deref().unwrap_or_default();
+            self.nodes.reopen(name, options).await?;
+            self.graph = self.graph.with_reopened(options)?;
+        }
+        Ok(())
+    }
+
     /// `object-del`.
     pub(super) fn delete_object(&mut self, id: &str) -> Result<(), DaemonError> {
         let graph = self.graph.without_object(id)?;

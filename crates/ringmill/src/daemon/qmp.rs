@@ -107,6 +107,7 @@ impl Daemon {
             Command::XQueryIothreadStats => {
                 return Ok(self.threads.statistics().iter().map(statistics::qmp::thread).collect());
             }
+            Command::BlockdevReopen { options } => self.reopen(options).await?,
             Command::BlockdevSnapshotSync(snapshot) => self.snapshot_sync(*snapshot).await?,
             Command::BlockdevSnapshot { node, overlay } => self.snapshot(&node, &overlay).await?,
             Command::Job(command) => return self.job_command(*command).await,

@@ -10,8 +10,10 @@
 use std::fmt;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use event_loop::sync::lock;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -100,7 +102,8 @@ impl CreationLock {
 #[derive(Debug)]
 pub(crate) struct ImageLock {
     fd: Arc<OwnedFd>,
-    claims: Claims,
+    path: PathBuf,
+    claims: Mutex<Claims>,
 }
 
 impl ImageLock {
@@ -118,7 +121,8 @@ impl ImageLock {
             return Ok(None);
         }
         // From here on an early return gives back what was locked so far.
-        let lock = ImageLock { fd: fd.clone(), claims };
+        let (path_buf, fd_of_lock) = (path.to_owned(), fd.clone());
+        let image_lock = ImageLock { fd: fd_of_lock, path: path_buf, claims: Mutex::new(claims) };
         for byte in claims.bytes() {
             match set(fd, byte, libc::F_RDLCK) {
                 Ok(()) => {}
@@ -139,25 +143,83 @@ impl ImageLock {
                 }
             }
         }
-        for &p in claims.in_use {
-            if is_locked(fd, path, NOT_SHARED + p as i64)? {
-                let message = format!("Failed to get \"{p}\" lock");
-                return Err(conflict(fd, path, message, NOT_SHARED + p as i64, p));
-            }
-        }
-        for &p in claims.not_shared {
-            if is_locked(fd, path, IN_USE + p as i64)? {
-                let message = format!("Failed to get shared \"{p}\" lock");
-                return Err(conflict(fd, path, message, IN_USE + p as i64, p));
-            }
-        }
-        Ok(Some(lock))
+        look_for_others(fd, path, claims)?;
+        Ok(Some(image_lock))
     }
+
+    /// What it claims.
+    pub(crate) fn claims(&self) -> Claims {
+        *lock(&self.claims)
+    }
+
+    /// Claims something else from now on.
+    ///
+    /// # Errors
+    ///
+    /// Somebody is in the way; then it claims what it did.
+    pub(crate) fn change(&self, wanted: Claims) -> Result<(), OpenError> {
+        let mut claims = lock(&self.claims);
+        let (before, after): (Vec<_>, Vec<_>) =
+            (claims.bytes().collect(), wanted.bytes().collect());
+        let give_up = |bytes: &[i64], keep: &[i64]| {
+            for &byte in bytes.iter().filter(|byte| !keep.contains(byte)) {
+                let _ = set(&self.fd, byte, libc::F_UNLCK);
+            }
+        };
+        for &byte in after.iter().filter(|byte| !before.contains(byte)) {
+            if let Err(errno) = set(&self.fd, byte, libc::F_RDLCK) {
+                give_up(&after, &before);
+                let message = format!("Failed to lock byte {byte} of '{}'", self.path.display());
+                return Err(OpenError::os(message, errno));
+            }
+        }
+        if let Err(error) = look_for_others(&self.fd, &self.path, wanted) {
+            give_up(&after, &before);
+            return Err(error);
+        }
+        give_up(&before, &after);
+        *claims = wanted;
+        Ok(())
+    }
+
+    /// Checks that a file is the one that is locked: another one may have its name by now.
+    pub(crate) fn check_is_of(&self, fd: &OwnedFd, path: &Path) -> Result<(), OpenError> {
+        let inode = |fd: &OwnedFd| {
+            let stat = nix::sys::stat::fstat(fd.as_fd());
+            stat.map(|stat| (stat.st_dev, stat.st_ino)).map_err(|errno| {
+                OpenError::os(format!("Could not stat '{}'", path.display()), errno)
+            })
+        };
+        match inode(fd)? == inode(&self.fd)? {
+            true => Ok(()),
+            false => {
+                let message = format!("'{}' is not the file any more that it was", path.display());
+                Err(OpenError::new(message))
+            }
+        }
+    }
+}
+
+/// Looks whether others do what `claims` does not share, or do not share what it does.
+fn look_for_others(fd: &OwnedFd, path: &Path, claims: Claims) -> Result<(), OpenError> {
+    for &p in claims.in_use {
+        if is_locked(fd, path, NOT_SHARED + p as i64)? {
+            let message = format!("Failed to get \"{p}\" lock");
+            return Err(conflict(fd, path, message, NOT_SHARED + p as i64, p));
+        }
+    }
+    for &p in claims.not_shared {
+        if is_locked(fd, path, IN_USE + p as i64)? {
+            let message = format!("Failed to get shared \"{p}\" lock");
+            return Err(conflict(fd, path, message, IN_USE + p as i64, p));
+        }
+    }
+    Ok(())
 }
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
-        for byte in self.claims.bytes() {
+        for byte in self.claims().bytes() {
             // The close of the last descriptor would do it as well; somebody may hold one longer.
             let _ = set(&self.fd, byte, libc::F_UNLCK);
         }

@@ -24,7 +24,7 @@ use nix::errno::Errno;
 
 use self::channel::FileChannel;
 pub use self::locks::CreationLock;
-use self::locks::ImageLock;
+pub(crate) use self::locks::{Claims, ImageLock};
 use self::plan::Limits;
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
@@ -71,7 +71,7 @@ pub(crate) struct FileNode {
     grows: AtomicBool,
     watchers: Watchers,
     /// Dropped with the node.
-    _lock: Option<ImageLock>,
+    lock: Option<Arc<ImageLock>>,
 }
 
 impl FileNode {
@@ -82,7 +82,23 @@ impl FileNode {
         common: &BlockdevOptions,
         options: &FileOptions,
     ) -> Result<FileNode, OpenError> {
-        open::open(name, kind, common, options)
+        open::open(name, kind, common, options, None)
+    }
+
+    /// Opens the image that an earlier node has `locked`, whose lock this one takes over.
+    pub(crate) fn reopen(
+        name: String,
+        kind: Kind,
+        common: &BlockdevOptions,
+        options: &FileOptions,
+        locked: Option<Arc<ImageLock>>,
+    ) -> Result<FileNode, OpenError> {
+        open::open(name, kind, common, options, locked)
+    }
+
+    /// Its lock, if the image is locked.
+    pub(crate) fn lock(&self) -> Option<&Arc<ImageLock>> {
+        self.lock.as_ref()
     }
 
     /// The size now, bytes.

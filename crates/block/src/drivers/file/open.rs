@@ -28,6 +28,7 @@ pub(super) fn open(
     kind: Kind,
     common: &BlockdevOptions,
     options: &FileOptions,
+    locked: Option<Arc<ImageLock>>,
 ) -> Result<FileNode, OpenError> {
     let path = &options.filename;
     let (file, read_only) = open_file(path, kind, common)?;
@@ -84,7 +85,15 @@ pub(super) fn open(
         write_cache: !read_only,
     };
     let fd = Arc::new(OwnedFd::from(file));
-    let lock = ImageLock::take(&fd, path, options.locking, Claims::of_disk(read_only))?;
+    let claims = Claims::of_disk(read_only);
+    let lock = match locked {
+        Some(lock) => {
+            lock.check_is_of(&fd, path)?;
+            lock.change(claims)?;
+            Some(lock)
+        }
+        None => ImageLock::take(&fd, path, options.locking, claims)?.map(Arc::new),
+    };
     Ok(FileNode {
         // A node's name has no zero bytes.
         trace_name: CString::new(&*name).unwrap_or_default(),
@@ -105,7 +114,7 @@ pub(super) fn open(
         flush_failed: AtomicBool::new(false),
         grows: AtomicBool::new(false),
         watchers: Watchers::default(),
-        _lock: lock,
+        lock,
     })
 }
 

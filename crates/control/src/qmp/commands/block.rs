@@ -1,7 +1,10 @@
 //! Block nodes.
 
+use ::block::options::BlockdevOptions;
+
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
 use crate::blockdev;
+use crate::shape::Shape;
 use crate::storage_daemon::Action;
 use crate::table::{Field, Kind, Need, Table, put};
 
@@ -15,6 +18,16 @@ pub(super) static COMMANDS: &[CommandRow] = &[
             read: |given, at| Ok(Action::Blockdev(blockdev::read(given, at)?)),
             shape: blockdev::shape,
         },
+        returns: Returns::Nothing,
+    },
+    CommandRow {
+        name: "blockdev-reopen",
+        help: "change options of nodes while they are in use",
+        example: r#"{"options": [{"driver": "file", "node-name": "disk0", "filename": "/srv/disk0.img", "discard": "unmap"}]}"#,
+        arguments: Arguments::Table(&Table {
+            fields: REOPEN,
+            build: |options| Ok(Job::Run(Command::BlockdevReopen { options })),
+        }),
         returns: Returns::Nothing,
     },
     CommandRow {
@@ -51,6 +64,16 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         returns: Returns::Data("one for each node", Reply::List(&Reply::Object(NODE))),
     },
 ];
+
+static REOPEN: &[Field<Vec<BlockdevOptions>>] = &[Field {
+    name: "options",
+    kind: Kind::Nested {
+        shape: || Shape::List(Box::new(blockdev::shape()), ""),
+        read: |nodes, value, at| put(nodes, blockdev::read_all(value, at)?),
+    },
+    need: Need::Required,
+    help: "all options of each node: what is left out counts as its default",
+}];
 
 #[derive(Default)]
 struct Del {

@@ -12,6 +12,7 @@ mod object;
 mod snapshot;
 mod stats;
 
+use ::block::options::BlockdevOptions;
 use serde_json::{Map, Value as Json};
 
 pub(super) use self::monitor::{NEGOTIATION, version};
@@ -174,6 +175,11 @@ pub enum Command {
     XQueryExportStats,
     /// `x-query-iothread-stats`.
     XQueryIothreadStats,
+    /// `blockdev-reopen`.
+    BlockdevReopen {
+        /// All options of each node.
+        options: Vec<BlockdevOptions>,
+    },
     /// `blockdev-snapshot-sync`.
     BlockdevSnapshotSync(Box<SnapshotSync>),
     /// `blockdev-snapshot`.

@@ -1,0 +1,154 @@
+//! Opening a node anew, with other options, while it is in use: `blockdev-reopen`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::{Child, Held, NodeRegistry};
+use crate::drivers::file::{Claims, FileNode, ImageLock, Kind};
+use crate::drivers::raw::RawNode;
+use crate::error::OpenError;
+use crate::graph::drain;
+use crate::node::BlockNode;
+use crate::options::{BlockdevOptions, BlockdevRef, Driver, FileOptions};
+
+/// Opening one node, for a node that opens others.
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<(), OpenError>> + 'a>>;
+
+impl NodeRegistry {
+    /// Gives a node other options, while requests go on: those below first, if they are defined inside
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, an option cannot be changed, or the image cannot be opened that way. Then
+    /// the node is as it was; one below it that came first may have changed.
+    pub fn reopen<'a>(&'a mut self, name: &'a str, options: &'a BlockdevOptions) -> Opening<'a> {
+        Box::pin(async move {
+            let missing = || OpenError::new(format!("Failed to find node with node-name='{name}'"));
+            let entry = self.nodes.get(name).ok_or_else(missing)?;
+            check(name, &entry.options.driver, &options.driver)?;
+            let before = entry.children.clone();
+            let mut children = Vec::new();
+            for (role, child) in options.driver.children() {
+                let old = before.iter().find(|old| old.role == role).ok_or_else(missing)?;
+                let below = old.edge.node().name().to_owned();
+                let edge = match child {
+                    BlockdevRef::Name(wanted) if *wanted == below => old.edge.clone(),
+                    BlockdevRef::Name(wanted) => self.get_edge(wanted)?,
+                    BlockdevRef::Inline(options) => {
+                        self.reopen(&below, options).await?;
+                        old.edge.clone()
+                    }
+                };
+                children.push(Child { role, edge });
+            }
+            let (node, lock) = self.open_anew(name, options, &children)?;
+            let users =
+                drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
+            if let Err(error) = users.point_to(&node).await {
+                if let Some((lock, claims)) = lock {
+                    // Less than what it has now, or what it had a moment ago.
+                    let _ = lock.change(claims);
+                }
+                return Err(OpenError::new(error.to_string()));
+            }
+            let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
+            let held = match entry.node {
+                Held::Top(_) => Held::Top(node),
+                Held::Nested(_) => Held::Nested(Arc::downgrade(&node)),
+            };
+            let before = std::mem::replace(&mut entry.node, held);
+            entry.children = children;
+            entry.options = BlockdevOptions { node_name: Some(name.to_owned()), ..options.clone() };
+            drop((before, users));
+            self.forget_closed();
+            Ok(())
+        })
+    }
+
+    /// A node that is not in use yet, and its image's lock with what that claimed before.
+    #[expect(clippy::type_complexity, reason = "used once")]
+    fn open_anew(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        children: &[Child],
+    ) -> Result<(Arc<dyn BlockNode>, Option<(Arc<ImageLock>, Claims)>), OpenError> {
+        let mut open_file = |kind, file: &FileOptions| {
+            let held = self.locks.get(name).and_then(std::sync::Weak::upgrade);
+            let before = held.clone().map(|lock| {
+                let claims = lock.claims();
+                (lock, claims)
+            });
+            let node = FileNode::reopen(name.to_owned(), kind, options, file, held)?;
+            self.remember_lock(name, &node);
+            Ok::<_, OpenError>((Arc::new(node) as Arc<dyn BlockNode>, before))
+        };
+        match &options.driver {
+            Driver::File(file) => open_file(Kind::File, file),
+            Driver::HostDevice(file) => open_file(Kind::HostDevice, file),
+            Driver::Raw(raw) => {
+                let file = super::child(children, "file", name)?;
+                Ok((Arc::new(RawNode::new(name.to_owned(), options, raw, file)?), None))
+            }
+            Driver::NullCo(null) => {
+                Ok((super::null_node(name.to_owned(), super::Answer::Inline, null, options)?, None))
+            }
+            Driver::NullAio(null) => Ok((
+                super::null_node(name.to_owned(), super::Answer::FromLoop, null, options)?,
+                None,
+            )),
+            _ => Err(unsupported(name, &options.driver)),
+        }
+    }
+
+    /// So that whoever opens the image anew takes its lock over.
+    pub(super) fn remember_lock(&mut self, name: &str, node: &FileNode) {
+        self.locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = node.lock() {
+            self.locks.insert(name.to_owned(), Arc::downgrade(lock));
+        }
+    }
+}
+
+fn unsupported(name: &str, driver: &Driver) -> OpenError {
+    let format = match driver {
+        Driver::Qcow2(_) => "qcow2",
+        Driver::Nbd(_) => "nbd",
+        _ => "of another node",
+    };
+    OpenError::new(format!(
+        "Block format '{format}' used by node '{name}' does not support reopening files"
+    ))
+}
+
+/// Checks that what stays the same does. The messages are QEMU's.
+fn check(name: &str, before: &Driver, after: &Driver) -> Result<(), OpenError> {
+    let changed = match (before, after) {
+        (Driver::File(before), Driver::File(after))
+        | (Driver::HostDevice(before), Driver::HostDevice(after)) => [
+            ("filename", before.filename != after.filename),
+            ("aio", before.aio != after.aio),
+            ("locking", before.locking != after.locking),
+        ],
+        (Driver::NullCo(before), Driver::NullCo(after))
+        | (Driver::NullAio(before), Driver::NullAio(after)) => [
+            ("size", before.size != after.size),
+            ("latency-ns", before.latency_ns != after.latency_ns),
+            ("read-zeroes", before.read_zeroes != after.read_zeroes),
+        ],
+        (Driver::Raw(before), Driver::Raw(after)) => {
+            let into = matches!(before.file, BlockdevRef::Name(_))
+                && matches!(after.file, BlockdevRef::Inline(_));
+            [("file.driver", into), ("", false), ("", false)]
+        }
+        (before, after) if std::mem::discriminant(before) == std::mem::discriminant(after) => {
+            return Err(unsupported(name, before));
+        }
+        _ => [("driver", true), ("", false), ("", false)],
+    };
+    match changed.iter().find(|(_, changed)| *changed) {
+        Some((option, _)) => Err(OpenError::new(format!("Cannot change the option '{option}'"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,103 @@
+//! `blockdev-reopen`: other options for nodes that are in use.
+
+mod common;
+
+use std::process::Command;
+
+use common::{Load, MIB, check, daemon};
+use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, tool};
+use serde_json::{Value, json};
+
+fn file(image: &Image, more: Value) -> Value {
+    let mut options = json!({"driver": "file", "node-name": "disk", "filename": image.path()});
+    for (name, value) in more.as_object().expect("an object") {
+        options[name] = value.clone();
+    }
+    json!({"options": [options]})
+}
+
+/// Whether other programs are kept from writing to the image.
+fn is_locked(image: &Image) -> bool {
+    let mut io = Command::new(tool("qemu-io"));
+    let io = io.args(["-f", "raw", "-c", "quit"]).arg(image.path()).output();
+    !io.expect("qemu-io runs").status.success()
+}
+
+#[test]
+fn options_change_under_a_load() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, 5);
+    let files = server.open_files();
+    for round in 0..10 {
+        let direct = round % 2 == 0;
+        qmp.execute("blockdev-reopen", file(&image, json!({"cache": {"direct": direct}})));
+        let nodes = qmp.execute("query-named-block-nodes", json!({}));
+        assert_eq!(nodes[0]["cache"]["direct"], direct);
+        assert!(is_locked(&image), "the lock goes along");
+        load.go_on();
+    }
+    // One descriptor more: the one that holds the lock.
+    assert!(server.open_files() <= files + 1, "{} of {files}", server.open_files());
+    let why = qmp.refused("blockdev-reopen", file(&image, json!({"read-only": true})));
+    assert_eq!(why, "Cannot make block node read-only, there is a writer on it");
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+    assert!(!is_locked(&image));
+}
+
+#[test]
+fn a_lock_follows_what_a_node_may_do() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("blockdev-reopen", file(&image, json!({"read-only": true})));
+    // Others may read it now.
+    let elsewhere = Scratch::new();
+    let reader = ServerCommand::new(&elsewhere).monitor("qmp");
+    let reader = reader.file("reader", &image, "read-only=on").start();
+    let why = qmp.refused("blockdev-reopen", file(&image, json!({})));
+    assert!(why.contains("lock"), "{why}");
+    assert_eq!(qmp.execute("query-named-block-nodes", json!({}))[0]["ro"], true);
+    reader.stop();
+    qmp.execute("blockdev-reopen", file(&image, json!({})));
+    assert_eq!(qmp.execute("query-named-block-nodes", json!({}))[0]["ro"], false);
+
+    // Another file of that name is another disk.
+    std::fs::rename(image.path(), scratch.path("elsewhere.img")).expect("another name");
+    std::fs::write(image.path(), vec![0; 4096]).expect("another file");
+    let why = qmp.refused("blockdev-reopen", file(&image, json!({})));
+    assert!(why.contains("not the file"), "{why}");
+    server.stop();
+}
+
+#[test]
+fn a_child_changes() {
+    let scratch = Scratch::new();
+    let (one, two) = (Image::filled(&scratch, "one.img", 1), Image::empty(&scratch, "two.img", 1));
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .file("one", &one, "")
+        .file("two", &two, "")
+        .arg("--blockdev")
+        .arg("raw,node-name=top,file=one")
+        .export("top", "")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut blk = BlkClient::connect(&server.socket("top"), 1, 16).expect("the export serves");
+    assert_ne!(blk.read(0, 512), [0; 512]);
+    let top =
+        |file: &str| json!({"options": [{"driver": "raw", "node-name": "top", "file": file}]});
+    qmp.execute("blockdev-reopen", top("two"));
+    assert_eq!(blk.read(0, 512), [0; 512]);
+    qmp.execute("blockdev-del", json!({"node-name": "one"}));
+    assert!(qmp.refused("blockdev-del", json!({"node-name": "two"})).contains("in use"));
+    assert!(qmp.refused("blockdev-reopen", top("none")).contains("node-name='none'"));
+    drop(blk);
+    server.stop();
+}
