@@ -70,9 +70,6 @@ impl Daemon {
     pub(super) async fn start_backup(&mut self, options: BackupOptions) -> Result<(), QmpError> {
         let BackupOptions { copy, on_cbw_error } = options;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
-        if ends.size != ends.target.geometry().size {
-            return Err(QmpError::generic("Source and target image have different sizes"));
-        }
         let backup = Backup::new(ends.size, CLUSTER, on_cbw_error);
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
@@ -152,6 +149,11 @@ impl Daemon {
         self.graph
             .with_job(&copy.job.id, kind, &copy.device, &copy.target)
             .map_err(DaemonError::from)?;
+        let size = |name| self.nodes.node(name).map(|node| node.geometry().size);
+        let sizes = [size(&copy.device), size(&copy.target)];
+        if kind == "backup" && matches!(&sizes, [Ok(source), Ok(target)] if source != target) {
+            return Err(QmpError::generic("Source and target image have different sizes"));
+        }
         if !self.nodes.edges(&copy.target).is_empty() {
             return Err(QmpError::generic(format!(
                 "Node '{}' is busy: it is used by an export or by another node",
