@@ -43,6 +43,9 @@ impl NodeRegistry {
                 children.push(Child { role, edge });
             }
             let (node, lock) = self.open_anew(name, options, &children)?;
+            if self.grows(name) {
+                node.let_grow();
+            }
             let users =
                 drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
             if let Err(error) = users.point_to(&node).await {
@@ -100,6 +103,16 @@ impl NodeRegistry {
             )),
             _ => Err(unsupported(name, &options.driver)),
         }
+    }
+
+    /// Whether a format lies on a node that finds room in it as it needs.
+    fn grows(&self, name: &str) -> bool {
+        self.nodes.iter().any(|(above, entry)| {
+            let is_below =
+                |child: &Child| child.role != "backing" && child.edge.node().name() == name;
+            entry.children.iter().any(is_below)
+                && (matches!(entry.options.driver, Driver::Qcow2(_)) || self.grows(above))
+        })
     }
 
     /// So that whoever opens the image anew takes its lock over.
