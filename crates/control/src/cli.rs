@@ -16,6 +16,7 @@ use crate::serve::{self, ServeOptions};
 use crate::shape::{Member, Shape};
 use crate::storage_daemon::{self, StorageDaemonOptions};
 use crate::table::{self, Context, Field, Kind, Syntax};
+use crate::top::{self, TopOptions};
 use crate::value::{Dialect, Value};
 
 /// The program's own name, in front of its messages.
@@ -35,6 +36,8 @@ pub enum Command {
     StorageDaemon(StorageDaemonOptions),
     /// `ringmill ctl SOCKET [COMMAND [ARGUMENT…]]`.
     Ctl(CtlOptions),
+    /// `ringmill top SOCKET`.
+    Top(TopOptions),
     /// `ringmill probe [FILE]`.
     Probe(ProbeOptions),
     /// Help or version: print it on standard output, with a line end, and exit with 0.
@@ -69,7 +72,7 @@ pub(crate) struct CliOption {
 }
 
 /// The commands there are.
-pub(crate) static COMMANDS: &[&Subcommand] = &[&SERVE, &STORAGE_DAEMON, &CTL, &PROBE];
+pub(crate) static COMMANDS: &[&Subcommand] = &[&SERVE, &STORAGE_DAEMON, &CTL, &TOP, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -147,6 +150,25 @@ static CTL: Subcommand = Subcommand {
         ("ringmill ctl --json /run/ringmill.qmp events", "events, for a program to read"),
     ],
     read: |_, parser| ctl(parser),
+};
+
+static TOP: Subcommand = Subcommand {
+    name: "top",
+    usage: "<socket> [options]",
+    help: "watch what a running daemon does",
+    about: "Shows what the daemon whose QMP monitor listens on <socket>, a path or <host>:<port>, does: \
+            its exports with requests, throughput, latency percentiles, mean and present depth and \
+            answers per batch, and its I/O threads with CPU time, polling and wake-ups. On a terminal \
+            the view is kept up to date; q ends it, s sorts it otherwise, + and - change the interval.",
+    options: || erased(top::OPTIONS),
+    examples: &[
+        ("ringmill top /run/ringmill.qmp", "a live view"),
+        (
+            "ringmill top /run/ringmill.qmp --batch --count 1 --interval-ms 5000 --sort requests",
+            "what is done in five seconds, the busiest export first",
+        ),
+    ],
+    read: |_, parser| top(parser),
 };
 
 static PROBE: Subcommand = Subcommand {
@@ -300,6 +322,18 @@ fn ctl(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
                 ctl::Finished::Options(options) => Command::Ctl(options),
                 ctl::Finished::Help(text) => Command::Print(text),
             })
+        }
+    }
+}
+
+fn top(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    match scan(top::OPTIONS, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(&TOP, RINGMILL))),
+        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+        Scanned::Options(given, arguments) => {
+            let mut draft = top::start(arguments);
+            given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
+            top::finish(draft).map(Command::Top)
         }
     }
 }

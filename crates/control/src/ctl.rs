@@ -133,7 +133,7 @@ pub(crate) fn finish(draft: Draft) -> Result<Finished, OptionError> {
 }
 
 /// A path, or `HOST:PORT`.
-fn socket(word: OsString) -> CtlSocket {
+pub(crate) fn socket(word: OsString) -> CtlSocket {
     let inet = word.to_str().filter(|text| {
         let port = text.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
         matches!(port, Some(Ok(_))) && !text.contains('/')

@@ -45,6 +45,7 @@ mod storage_daemon;
 mod table;
 #[cfg(test)]
 mod tests;
+mod top;
 mod trace;
 mod value;
 
@@ -63,5 +64,6 @@ pub use probe::ProbeOptions;
 pub use scalar::is_identifier;
 pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
+pub use top::{TopOptions, TopSort};
 pub use trace::{TraceEvents, TraceOptions};
 pub use value::{Object, Value};

@@ -10,6 +10,7 @@ mod pidfile;
 mod probe;
 mod serve;
 mod storage_daemon;
+mod top;
 mod trace;
 
 use std::env;
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
         }
     };
     // A probe prints what it finds; what the loops it tries log would be noise.
-    if !matches!(command, Command::Probe(_) | Command::Ctl(_)) {
+    if !matches!(command, Command::Probe(_) | Command::Ctl(_) | Command::Top(_)) {
         logger::start(program);
     }
     run(command).unwrap_or_else(|error| {
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, DaemonError> {
     match command {
         Command::Print(text) => Ok(print(&text)),
+        Command::Top(options) => top::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
         Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Serve(options) => serve::run(&options).map(|()| ExitCode::SUCCESS),

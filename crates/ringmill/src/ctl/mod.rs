@@ -1,6 +1,6 @@
 //! `ringmill ctl`: a daemon's monitor, for people.
 
-mod client;
+pub(crate) mod client;
 mod table;
 mod views;
 
