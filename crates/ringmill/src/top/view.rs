@@ -15,7 +15,7 @@ const EXPORTS: [&str; 11] = [
     "EXPORT", "TYPE", "REQ/S", "MIB/S", "P50 US", "P99 US", "P99.9 US", "DEPTH", "NOW", "BATCH",
     "ERR/S",
 ];
-const THREADS: [&str; 9] = [
+const THREADS: [&str; 8] = [
     "I/O THREAD",
     "CPU %",
     "POLLED %",
@@ -24,7 +24,6 @@ const THREADS: [&str; 9] = [
     "WAKE-UPS/S",
     "ITER/S",
     "ENTERS/S",
-    "",
 ];
 
 /// Lines that a view takes.
@@ -53,7 +52,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, head: &str, view: &View) {
     });
     let widths = [20, 15, 9, 9, 9, 9, 9, 7, 5, 6, 6].map(Constraint::Length);
     frame.render_widget(Table::new(rows, widths).header(heading(&EXPORTS, 2)), export_area);
-    let widths = [20, 7, 9, 10, 10, 11, 10, 10, 0].map(Constraint::Length);
+    let widths = [20, 7, 9, 10, 10, 11, 10, 10].map(Constraint::Length);
     let rows = view.threads.iter().map(turns);
     frame.render_widget(Table::new(rows, widths).header(heading(&THREADS, 1)), thread_area);
 }
