@@ -111,7 +111,7 @@ fn turns(turns: &Turns) -> Row<'static> {
 /// A number of three digits or more.
 fn short(number: f64) -> String {
     match number {
-        n if n == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         n if n < 10.0 => format!("{n:.2}"),
         n if n < 100.0 => format!("{n:.1}"),
         n => format!("{n:.0}"),
