@@ -122,8 +122,6 @@ impl BlockingOp {
                     libc::fallocate(self.fd, mode, off(offset), off(len)) as isize
                 }
                 // Above.
-                // Sockets are the ring's.
-                IoOp::SendNow => 0,
                 IoOp::Extents { .. } => 0,
                 IoOp::BlkDiscard { offset, len } => {
                     libc::ioctl(self.fd, BLKDISCARD, &[offset, len]) as isize

@@ -276,15 +276,13 @@ impl EventLoop {
         target: &Rc<dyn IoTarget>,
         token: u32,
     ) {
-        let of_socket = file.is_socket_for(op);
-        let by_ring = engine == Engine::Uring && self.0.does_file_io || of_socket;
+        let by_ring = engine == Engine::Uring && self.0.does_file_io || file.is_socket_for(op);
         let refused = match op {
             _ if self.0.closing.get() => Some(libc::ECANCELED),
             // -1 would mean the file's own position, preadv2(2).
             IoOp::Read { offset } | IoOp::Write { offset, .. } if offset > i64::MAX as u64 => {
                 Some(libc::EINVAL)
             }
-            IoOp::SendNow if !of_socket => Some(libc::ENOTSOCK),
             _ => None,
         };
         let in_flight = |engine| {

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,10 +28,6 @@ pub enum IoOp {
         /// `RWF_DSYNC`: on stable storage before the completion.
         dsync: bool,
     },
-    /// Send the buffers, as send(2) with `MSG_DONTWAIT`: what the socket takes now, or `-EAGAIN`. It
-    /// completes as it is submitted, so the call that submits it goes on to wait for what comes after,
-    /// where a [`Write`](Self::Write) ends that call. `-ENOTSOCK` for other files.
-    SendNow,
     /// fsync(2), or fdatasync(2).
     Fsync {
         /// Skip metadata that reading the data back does not need.
@@ -102,11 +99,22 @@ impl LoopFile {
         self.0.fd.as_raw_fd()
     }
 
+    /// Sends to a socket what it takes now; bytes. Nothing is in flight afterwards, and no completion
+    /// comes: for what a socket nearly always takes, such as replies. The rest is an
+    /// [`IoOp::Write`], which waits for room.
+    ///
+    /// # Errors
+    ///
+    /// sendmsg(2) with `MSG_DONTWAIT`: `EAGAIN` when it takes nothing now, `ENOTSOCK` for other files.
+    pub fn send_now(&self, bufs: &IoBufs) -> io::Result<usize> {
+        crate::ring::send_now(self.0.fd.as_fd(), bufs)
+    }
+
     /// Whether `op` reads or writes a socket, which is any ring's: a thread that does it could not
     /// be stopped.
     #[inline]
     pub(crate) fn is_socket_for(&self, op: IoOp) -> bool {
-        self.0.is_socket && matches!(op, IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SendNow)
+        self.0.is_socket && matches!(op, IoOp::Read { .. } | IoOp::Write { .. })
     }
 }
 

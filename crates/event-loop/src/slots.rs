@@ -28,11 +28,9 @@ impl InFlight {
             Some(index) => RingFile::Fixed(index),
             None => RingFile::Fd(self.file.raw_fd()),
         };
-        let (write, offset, rw_flags) = match self.op {
-            IoOp::Read { offset } => (false, offset, 0),
-            IoOp::Write { offset, dsync: false } => (true, offset, 0),
-            IoOp::Write { offset, dsync: true } => (true, offset, libc::RWF_DSYNC),
-            IoOp::SendNow => (true, 0, libc::RWF_NOWAIT),
+        let (write, offset, dsync) = match self.op {
+            IoOp::Read { offset } => (false, offset, false),
+            IoOp::Write { offset, dsync } => (true, offset, dsync),
             IoOp::Fsync { data_only } => return Some(RingOp::Fsync { file, data_only }),
             IoOp::Fallocate { mode, offset, len } => {
                 return Some(RingOp::Fallocate { file, mode, offset, len });
@@ -42,6 +40,7 @@ impl InFlight {
             }
         };
         let socket = self.file.0.is_socket;
+        let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };
         Some(match self.bufs.iovecs() {
             [segment] => {
                 let segment = *segment;

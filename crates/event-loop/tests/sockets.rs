@@ -177,80 +177,24 @@ fn e12_what_waits_for_a_socket_ends_with_the_loop() {
 
 #[test]
 fn what_is_sent_now_is_taken_now_or_refused() {
-    let _watchdog = Watchdog::new("sent now");
-    each(|name, event_loop, engine| {
-        let (mut theirs, ours) = pair(false);
-        let send = |bufs| run(event_loop, &ours, IoOp::SendNow, engine, bufs);
-        for _ in 0..3 {
-            assert_eq!(send(two_segments()), 8, "{name}, {engine:?}");
-            assert_eq!(send(filled(b'x', 5)), 5, "{name}, {engine:?}");
-            let mut bytes = [0; 13];
-            theirs.read_exact(&mut bytes).unwrap();
-            assert_eq!(&bytes[8..], b"xxxxx", "{name}, {engine:?}");
-        }
-        // Until it is full: nothing waits.
-        let mut taken = 0;
-        loop {
-            match send(filled(1, 1 << 16)) {
-                count if count > 0 => taken += count,
-                refused => {
-                    assert_eq!(refused, -libc::EAGAIN, "{name}, {engine:?}");
-                    break;
-                }
-            }
-        }
-        assert!(taken > 0, "{name}, {engine:?}");
-        drop(theirs);
-        assert_eq!(send(filled(0, 8)), -libc::EPIPE, "{name}, {engine:?}: nobody reads");
-        let file: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
-        let result = run(event_loop, &file, IoOp::SendNow, engine, filled(0, 8));
-        assert_eq!(result, -libc::ENOTSOCK, "{name}, {engine:?}");
-    });
-}
-
-#[derive(Default)]
-struct Done(Cell<u64>);
-
-impl IoTarget for Done {
-    fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
-        assert_eq!(result, 8);
-        self.0.set(self.0.get() + 1);
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let (mut theirs, ours) = pair(false);
+    let ours = event_loop.register_file(ours);
+    for _ in 0..3 {
+        assert_eq!(ours.send_now(&two_segments()).unwrap(), 8);
+        assert_eq!(ours.send_now(&filled(b'x', 5)).unwrap(), 5);
+        let mut bytes = [0; 13];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes[8..], b"xxxxx");
     }
-}
-
-/// A conversation: each of our words is answered by one.
-#[test]
-fn a_word_sent_now_does_not_end_the_wait_for_the_answer() {
-    const WORDS: u64 = 200;
-    let _watchdog = Watchdog::new("words");
-    let calls = |op: IoOp| {
-        let event_loop =
-            EventLoop::new(LoopConfig { poll: NO_POLLING, ..LoopConfig::default() }).unwrap();
-        if !event_loop.has_io_uring() {
-            return None;
-        }
-        let (mut theirs, ours) = pair(false);
-        let echo = std::thread::spawn(move || {
-            let mut word = [0; 8];
-            for _ in 0..WORDS {
-                theirs.read_exact(&mut word).unwrap();
-                theirs.write_all(&word).unwrap();
-            }
-        });
-        let before = event_loop.stats().enters.get();
-        let done = Rc::new(Done::default());
-        let target: Rc<dyn IoTarget> = done.clone();
-        for word in 1..=WORDS {
-            submit(&event_loop, &ours, (READ, Engine::Uring), filled(0, 8), &target, 0);
-            submit(&event_loop, &ours, (op, Engine::Uring), two_segments(), &target, 1);
-            while done.0.get() < 2 * word {
-                event_loop.run_once(true).unwrap();
-            }
-        }
-        echo.join().unwrap();
-        Some(event_loop.stats().enters.get() - before)
-    };
-    // One for each word, and a few for the loop's own.
-    let Some(calls) = calls(IoOp::SendNow) else { return };
-    assert!((WORDS..WORDS + 8).contains(&calls), "{calls} system calls for {WORDS} words");
+    // Until it is full: nothing waits.
+    let refused =
+        std::iter::repeat_with(|| ours.send_now(&filled(1, 1 << 16))).find_map(Result::err);
+    assert_eq!(refused.unwrap().raw_os_error(), Some(libc::EAGAIN));
+    drop(theirs);
+    let gone = ours.send_now(&filled(0, 8)).unwrap_err();
+    assert_eq!(gone.raw_os_error(), Some(libc::EPIPE));
+    let file: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+    let no_socket = event_loop.register_file(file).send_now(&filled(0, 8)).unwrap_err();
+    assert_eq!(no_socket.raw_os_error(), Some(libc::ENOTSOCK));
 }

@@ -6,6 +6,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::NodeRegistry;
 use block::node::BlockNode;
@@ -283,4 +284,40 @@ fn requests_allocate_nothing_whatever_their_size() {
             assert!(cost.enters <= cost.iterations, "{case}: {kind}, {len}");
         }
     }
+}
+
+struct SetAtTheEnd(Arc<AtomicBool>);
+
+impl Drop for SetAtTheEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Nothing else happens on the loop: what is left of the replies has to wake it.
+#[test]
+fn replies_that_a_socket_does_not_take_at_once_all_arrive() {
+    const REPLIES: u64 = 96;
+    const LEN: usize = 4096;
+    let rig = Rig::new("full", RingChoice::default(), null());
+    let Rig { event_loop, mut client, _server, _export } = rig;
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let at_the_end = SetAtTheEnd(done.clone());
+    let client = std::thread::spawn(move || {
+        // Set before the end of the connection wakes the loop.
+        let (_at_the_end, client) = (at_the_end, &mut client);
+        let requests: Vec<u8> =
+            (0..REPLIES).flat_map(|n| request(READ, n, n * 8192, LEN as u32)).collect();
+        let mut replies = vec![0; (16 + LEN) * REPLIES as usize];
+        for _ in 0..50 {
+            client.write_all(&requests).unwrap();
+            client.read_exact(&mut replies).expect("all replies");
+        }
+    });
+    while !done.load(Ordering::Acquire) {
+        event_loop.run_once(true).unwrap();
+    }
+    client.join().unwrap();
 }

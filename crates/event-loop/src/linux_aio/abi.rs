@@ -72,7 +72,6 @@ pub(super) fn takes(op: &IoOp) -> bool {
     match op {
         IoOp::Read { .. } | IoOp::Write { .. } | IoOp::Fsync { .. } => true,
         IoOp::Fallocate { .. }
-        | IoOp::SendNow
         | IoOp::Extents { .. }
         | IoOp::BlkDiscard { .. }
         | IoOp::BlkZeroOut { .. } => false,

@@ -91,7 +91,7 @@ impl EpollRing {
         Ok(Some(stand_in))
     }
 
-    /// Reads or writes a socket, now or (unless it [sends now](RingOp::sends_now)) when it is ready.
+    /// Reads or writes a socket, now or when it is ready.
     ///
     /// # Safety
     ///
@@ -99,7 +99,7 @@ impl EpollRing {
     unsafe fn transfer(&mut self, fd: RawFd, op: RingOp, user_data: u64) {
         // SAFETY: this function's contract.
         let result = unsafe { socket::transfer(fd, &op) };
-        if result != -libc::EAGAIN || op.sends_now() {
+        if result != -libc::EAGAIN {
             return self.complete(user_data, result, false);
         }
         let write =

@@ -18,6 +18,8 @@ mod workers;
 use std::io;
 use std::os::fd::RawFd;
 
+pub(crate) use socket::send_now;
+
 /// An operation as a ring takes it: raw descriptors and pointers, which the loop's slots keep alive.
 #[derive(Debug, Clone, Copy)]
 pub enum RingOp {
@@ -27,8 +29,7 @@ pub enum RingOp {
         file: RingFile,
         /// Memory to memory, or memory to file.
         write: bool,
-        /// The file is a socket: the offset means nothing, and of flags `RWF_NOWAIT` that what is
-        /// written is sent as by `MSG_DONTWAIT`.
+        /// The file is a socket: offset and flags mean nothing.
         socket: bool,
         /// The segment.
         segment: libc::iovec,
@@ -45,8 +46,7 @@ pub enum RingOp {
         file: RingFile,
         /// Memory to memory, or memory to file.
         write: bool,
-        /// The file is a socket: the offset means nothing, and of flags `RWF_NOWAIT` that what is
-        /// written is sent as by `MSG_DONTWAIT`.
+        /// The file is a socket: offset and flags mean nothing.
         socket: bool,
         /// The first segment's description.
         segments: *const libc::iovec,
@@ -97,21 +97,6 @@ pub enum RingOp {
         /// The operation's.
         user_data: u64,
     },
-}
-
-impl RingOp {
-    /// Whether it sends to a socket what that takes now: its completion is there when it has been
-    /// submitted.
-    #[inline]
-    pub(crate) fn sends_now(&self) -> bool {
-        match *self {
-            RingOp::Rw { socket: true, write: true, rw_flags, .. }
-            | RingOp::RwVectored { socket: true, write: true, rw_flags, .. } => {
-                rw_flags & libc::RWF_NOWAIT != 0
-            }
-            _ => false,
-        }
-    }
 }
 
 /// A file as the ring knows it.

@@ -1,47 +1,28 @@
-//! Reading and writing a socket without io_uring, and without waiting; messages for io_uring.
+//! Reading and writing a socket without io_uring, and without waiting.
 
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
+use crate::buf::IoBufs;
 use crate::ring::RingOp;
 
-/// Headers of messages that are queued for a ring, each in one place until it was submitted.
-pub(super) struct MessageHeaders(Vec<libc::msghdr>);
-
-impl MessageHeaders {
-    /// None; room for so many.
-    pub(super) fn new(capacity: usize) -> Self {
-        MessageHeaders(Vec::with_capacity(capacity))
-    }
-
-    /// Adds that of a message of so many segments. `None`: there is no room.
-    pub(super) fn add(
-        &mut self,
-        segments: *const libc::iovec,
-        count: u32,
-    ) -> Option<*const libc::msghdr> {
-        // Growing would move those that are there.
-        if self.0.len() == self.0.capacity() {
-            return None;
-        }
-        self.0.push(header(segments, count as usize));
-        self.0.last().map(std::ptr::from_ref)
-    }
-
-    /// All were submitted.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
-}
-
-fn header(segments: *const libc::iovec, count: usize) -> libc::msghdr {
+/// Sends these segments: what the socket takes now.
+///
+/// # Errors
+///
+/// sendmsg(2) with `MSG_DONTWAIT`; `EAGAIN`: it takes nothing now.
+pub(crate) fn send_now(socket: BorrowedFd<'_>, bufs: &IoBufs) -> io::Result<usize> {
     // SAFETY: all zeroes is a message header without address, segments and control data.
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    header.msg_iov = segments.cast_mut();
-    header.msg_iovlen = count;
-    header
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = bufs.iovecs().as_ptr().cast_mut();
+    message.msg_iovlen = bufs.iovecs().len();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the header is ours, and leads to segments of memory that `bufs` owns; the kernel only
+    // reads them, and is done with them when this returns.
+    let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 /// Does what `op`, a read or write of the socket `fd`, asks for, by recvmsg(2) or sendmsg(2): a
@@ -63,7 +44,10 @@ pub(super) unsafe fn transfer(fd: RawFd, op: &RingOp) -> i32 {
         // As read(2) and the ring have it; recvmsg(2) waits for a byte.
         return 0;
     }
-    let mut message = header(segments, count);
+    // SAFETY: all zeroes is a message header without address, segments and control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = segments.cast_mut();
+    message.msg_iovlen = count;
     loop {
         // SAFETY: the header is ours, and leads to the segments alone, which are valid by this
         // function's contract.

@@ -10,7 +10,6 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use crate::ring::buffers::{self, BufferTable};
 use crate::ring::restrict::restrict;
 use crate::ring::setup::{Refused, RingFlags, TaskRun};
-use crate::ring::socket::MessageHeaders;
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, workers};
 
 /// Places in the table of registered files. Sparse: an unused place costs 8 bytes in the kernel.
@@ -36,10 +35,6 @@ pub(crate) struct UringRing {
     defers: bool,
     /// Most entries queued at once; the kernel rounds the queue itself up to a power of two.
     max_queued: usize,
-    /// Queued operations that complete as they are submitted.
-    immediate: u32,
-    /// Of queued messages.
-    headers: MessageHeaders,
 }
 
 /// Completions that find room before the kernel must set some aside.
@@ -110,17 +105,8 @@ impl UringRing {
         let defers = flags.task_run == TaskRun::Defer;
         let max_queued = entries.max(1) as usize;
         let buffers = None;
-        let mut ring = UringRing {
-            ring,
-            free_files,
-            buffers,
-            vectored_fixed,
-            wait_flags,
-            defers,
-            max_queued,
-            immediate: 0,
-            headers: MessageHeaders::new(max_queued),
-        };
+        let mut ring =
+            UringRing { ring, free_files, buffers, vectored_fixed, wait_flags, defers, max_queued };
         // A filter may let rings be made and not entered: better found here than in the first turn.
         ring.enter(Wait::No).map_err(Refused::Entry)?;
         Ok(ring)
@@ -152,8 +138,7 @@ fn entry(op: &RingOp) -> squeue::Entry {
             // A receive of nothing would wait for a byte.
             if socket && len > 0 {
                 if write {
-                    let flags = if op.sends_now() { libc::MSG_DONTWAIT } else { 0 };
-                    with_file!(file, |fd| opcode::Send::new(fd, base, len).flags(flags).build())
+                    with_file!(file, |fd| opcode::Send::new(fd, base, len).build())
                 } else {
                     with_file!(file, |fd| opcode::Recv::new(fd, base, len).build())
                 }
@@ -230,24 +215,11 @@ fn entry(op: &RingOp) -> squeue::Entry {
 
 impl Ring for UringRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
-        let sends_now = op.sends_now();
-        let entry = match *op {
-            RingOp::RwVectored { file, segments, count, .. } if sends_now => {
-                let Some(header) = self.headers.add(segments, count) else { return false };
-                with_file!(file, |fd| opcode::SendMsg::new(fd, header)
-                    .flags(libc::MSG_DONTWAIT as u32)
-                    .build())
-            }
-            _ => entry(op),
-        };
-        let entry = entry.user_data(user_data);
+        let entry = entry(op).user_data(user_data);
         let mut queue = self.ring.submission();
         // SAFETY: the caller keeps descriptors and memory valid until the completion, as the
-        // trait's contract says; a message's header lasts until it has been submitted, which is as
-        // long as the kernel looks at it (IORING_FEAT_SUBMIT_STABLE, Linux 5.5).
-        let pushed = queue.len() < self.max_queued && unsafe { queue.push(&entry) }.is_ok();
-        self.immediate += u32::from(pushed && sends_now);
-        pushed
+        // trait's contract says.
+        queue.len() < self.max_queued && unsafe { queue.push(&entry) }.is_ok()
     }
 
     fn queued(&mut self) -> u32 {
@@ -262,13 +234,9 @@ impl Ring for UringRing {
         let to_submit = if queue.cq_overflow() { 0 } else { queue.len() as u32 };
         drop(queue);
         // GETEVENTS always: it runs deferred task work and flushes an overflown completion queue.
-        // What completes at once is not what is waited for. Fewer than were queued do no harm, more
-        // would: hence none where not all that was queued is surely submitted now.
-        let immediate = std::mem::take(&mut self.immediate);
-        let immediate = if to_submit > 0 { immediate } else { 0 };
         let (mut flags, min_complete) = match wait {
             Wait::No => (ENTER_GETEVENTS, 0),
-            Wait::For(_) | Wait::Forever => (ENTER_GETEVENTS | self.wait_flags, 1 + immediate),
+            Wait::For(_) | Wait::Forever => (ENTER_GETEVENTS | self.wait_flags, 1),
         };
         let timespec = match wait {
             Wait::For(ns) => types::Timespec::from(std::time::Duration::from_nanos(ns)),
@@ -296,9 +264,6 @@ impl Ring for UringRing {
                 size,
             )
         };
-        if self.ring.submission().is_empty() {
-            self.headers.clear();
-        }
         if result >= 0 {
             return Ok(());
         }

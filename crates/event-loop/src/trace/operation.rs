@@ -31,7 +31,6 @@ impl RingOp {
     /// Its `IORING_OP_*`.
     pub(crate) fn trace_opcode(&self) -> u8 {
         match self {
-            RingOp::RwVectored { .. } if self.sends_now() => opcode::SendMsg::CODE,
             RingOp::Rw { socket: true, write: false, .. } => opcode::Recv::CODE,
             RingOp::Rw { socket: true, write: true, .. } => opcode::Send::CODE,
             RingOp::Rw { write: false, buffer: Some(_), .. } => opcode::ReadFixed::CODE,

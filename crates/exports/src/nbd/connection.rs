@@ -31,9 +31,6 @@ use super::wire::reply::Reply;
 const RECEIVE: u32 = 0;
 const SEND: u32 = 1;
 
-/// How a socket is written that did not take all at once.
-const WHEN_READY: IoOp = IoOp::Write { offset: 0, dsync: false };
-
 /// How long a client that is sent away may take to read its last replies, nanoseconds.
 const LAST_REPLIES_NS: u64 = 1_000_000_000;
 
@@ -250,11 +247,22 @@ impl Connection {
         }
     }
 
-    /// As most sockets take replies at once, the loop need not wake up for that.
-    fn send(&self, op: IoOp, bufs: IoBufs) {
+    /// Most sockets take replies at once: no operation is needed then, whose completion would wake the
+    /// loop up for nothing.
+    fn send(&self, mut bufs: IoBufs) {
+        match self.socket.send_now(&bufs) {
+            Ok(bytes) => bufs.advance(bytes),
+            // Also of errors it is better told by its own completion.
+            Err(_) => return self.send_when_ready(bufs),
+        }
+        if bufs.is_empty() { self.all_sent(bufs) } else { self.send_when_ready(bufs) }
+    }
+
+    fn send_when_ready(&self, bufs: IoBufs) {
         let Some(me) = self.me.upgrade() else { return };
         self.sending.set(true);
         let target: Rc<dyn IoTarget> = me;
+        let op = IoOp::Write { offset: 0, dsync: false };
         self.event_loop.submit(&self.socket, op, Engine::Uring, bufs, &target, SEND);
     }
 
@@ -264,13 +272,13 @@ impl Connection {
             Ok(bytes) if bytes > 0 => {
                 bufs.advance(bytes);
                 if !bufs.is_empty() {
-                    return self.send(WHEN_READY, bufs);
+                    return self.send_when_ready(bufs);
                 }
             }
             _ => {
                 let errno = Errno::from_raw(result.wrapping_neg());
                 if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
-                    return self.send(WHEN_READY, bufs);
+                    return self.send_when_ready(bufs);
                 }
                 self.deaf.set(true);
                 self.end_input(match errno {
@@ -279,8 +287,14 @@ impl Connection {
                 });
             }
         }
-        if let Some(op) = self.encrypt(&mut bufs) {
-            return self.send(op, bufs);
+        self.all_sent(bufs);
+    }
+
+    /// All that was to be sent is out, or never will be.
+    fn all_sent(&self, mut bufs: IoBufs) {
+        if self.encrypt(&mut bufs) {
+            // Not at once: a long reply has many parts, and others are to get their turn.
+            return self.send_when_ready(bufs);
         }
         self.send_bufs.replace(bufs);
         self.state.borrow_mut().sent();
@@ -298,30 +312,24 @@ impl Connection {
         }
         drop(state);
         let mut bufs = self.send_bufs.take();
-        if let Some(op) = self.encrypt(&mut bufs) {
-            return self.send(op, bufs);
+        if self.encrypt(&mut bufs) {
+            return self.send(bufs);
         }
         self.send_bufs.replace(bufs);
         // There may be replies that were not sent after all.
         self.state.borrow_mut().sent();
     }
 
-    /// With TLS, puts as much as goes out at once of what is to be sent into `bufs`, and says how. `None`:
-    /// there is nothing.
-    fn encrypt(&self, bufs: &mut IoBufs) -> Option<IoOp> {
-        let mut secure = self.secure.as_ref().filter(|_| !self.deaf.get())?.borrow_mut();
-        let encrypted = secure.encrypt(bufs);
-        // The loop has to wake up for what comes after it.
-        let op = if secure.has_plain() { WHEN_READY } else { IoOp::SendNow };
-        drop(secure);
-        match encrypted {
-            Ok(any) => any.then_some(op),
-            Err(why) => {
-                self.deaf.set(true);
-                self.end_input(End::Tls(why));
-                None
-            }
-        }
+    /// With TLS, puts as much as goes out at once of what is to be sent into `bufs`. `false`: there is
+    /// nothing.
+    fn encrypt(&self, bufs: &mut IoBufs) -> bool {
+        let Some(secure) = self.secure.as_ref().filter(|_| !self.deaf.get()) else { return false };
+        let encrypted = secure.borrow_mut().encrypt(bufs);
+        encrypted.unwrap_or_else(|why| {
+            self.deaf.set(true);
+            self.end_input(End::Tls(why));
+            false
+        })
     }
 
     fn hang_up(&self, how: Shutdown) {
@@ -415,7 +423,7 @@ impl DeferredCall for Connection {
                     let mut bufs = self.send_bufs.take();
                     self.state.borrow_mut().gather(&mut bufs);
                     self.publish();
-                    self.send(IoOp::SendNow, bufs);
+                    self.send(bufs);
                 }
                 None => {}
                 Some(secure) => self.send_encrypted(secure),

@@ -113,11 +113,6 @@ impl Secure {
         &mut self.plain
     }
 
-    /// Whether some of that is left.
-    pub(super) fn has_plain(&self) -> bool {
-        !self.failed && self.at < self.plain.len()
-    }
-
     /// Says that there will be no more.
     pub(super) fn close(&mut self) {
         if !std::mem::replace(&mut self.closed, true)

@@ -15,7 +15,6 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
         IoOp::Extents { .. } => c"lseek",
         IoOp::BlkDiscard { .. } => c"BLKDISCARD",
         IoOp::BlkZeroOut { .. } => c"BLKZEROOUT",
-        IoOp::SendNow => c"send",
     }
 }
 
@@ -23,7 +22,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
 pub(super) fn range(op: IoOp, len: u64) -> (u64, u64) {
     match op {
         IoOp::Read { offset } | IoOp::Write { offset, .. } => (offset, len),
-        IoOp::Fsync { .. } | IoOp::SendNow => (0, 0),
+        IoOp::Fsync { .. } => (0, 0),
         IoOp::Fallocate { offset, len, .. }
         | IoOp::Extents { offset, len }
         | IoOp::BlkDiscard { offset, len }
