@@ -1,0 +1,80 @@
+//! A node that is the export of another NBD server, ringmill's own: a daemon in front of a daemon.
+
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Image, Scratch, Server, ServerCommand, eventually, tied_command, tool};
+
+/// The daemon that has the image.
+fn storage(scratch: &Scratch, name: &'static str, image: &Image) -> Server {
+    let command =
+        ServerCommand::new(scratch).named(name).iothread("a").file("disk", image, "discard=unmap");
+    nbd_export(nbd_server(command, scratch, ""), "disk", ",writable=on,iothread=a").start()
+}
+
+/// The daemon in front of it, which two threads serve.
+fn front(scratch: &Scratch, storage: &Scratch) -> Server {
+    let path = storage.path("nbd.sock");
+    let node = format!(
+        "driver=nbd,node-name=disk,server.type=unix,server.path={},export=disk,discard=unmap,\
+         reconnect-delay=600",
+        path.display()
+    );
+    let command = ServerCommand::new(scratch).iothread("a").iothread("b");
+    let command = nbd_server(command.arg("--blockdev").arg(node), scratch, "");
+    nbd_export(command, "disk", ",writable=on,iothread.0=a,iothread.1=b").start()
+}
+
+fn path(image: &Image) -> &str {
+    image.path().to_str().expect("UTF-8")
+}
+
+#[test]
+fn an_image_goes_through_two_daemons() {
+    let (back, fore) = (Scratch::new(), Scratch::new());
+    let source = Image::filled(&fore, "source", 20);
+    let copy = Image::empty(&fore, "copy", 20);
+    let image = Image::empty(&back, "disk.img", 20);
+    let storage = storage(&back, "first", &image);
+    let server = front(&fore, &back);
+    let uri = nbd_uri(&fore, "disk");
+    client_output(&fore, "nbdcopy", &["--flush", path(&source), &uri]);
+    let compare = ["compare", "-fraw", "-Fraw", path(&source)];
+    client_output(&fore, "qemu-img", &[&compare[..], &[path(&image)]].concat());
+    client_output(&fore, "nbdcopy", &[&uri, path(&copy)]);
+    client_output(&fore, "qemu-img", &[&compare[..], &[path(&copy)]].concat());
+    // What takes no data goes through as such: whole clusters, and less than a sector.
+    for command in ["write -z -u 1M 2M", "discard 8M 1M", "write -P 7 1000 10", "read -P 7 1000 10"]
+    {
+        client_output(&fore, "qemu-io", &["-fraw", "-c", command, &uri]);
+    }
+    client_output(&fore, "qemu-io", &["-fraw", "-c", "read -P 0 1M 2M", path(&image)]);
+    let map = client_output(&fore, "nbdinfo", &["--map", &uri]);
+    assert!(map.lines().any(|line| line.contains("hole,zero")), "{map}");
+    server.stop();
+    storage.stop();
+}
+
+#[test]
+fn the_storage_is_killed_while_an_image_is_copied() {
+    let (back, fore) = (Scratch::new(), Scratch::new());
+    let source = Image::filled(&fore, "source", 128);
+    let image = Image::empty(&back, "disk.img", 128);
+    let first = storage(&back, "first", &image);
+    let server = front(&fore, &back);
+    let uri = nbd_uri(&fore, "disk");
+    let mut copying: Command = tied_command(&tool("nbdcopy"));
+    let mut copying = copying.args(["--flush", path(&source), &uri]).spawn().expect("nbdcopy runs");
+    eventually("the first data", || {
+        let written = std::fs::metadata(image.path()).expect("the image").blocks();
+        (written > 0).then_some(())
+    });
+    drop(first);
+    let second = storage(&back, "second", &image);
+    assert!(copying.wait().expect("our child").success());
+    let compare = ["compare", "-fraw", "-Fraw", path(&source), path(&image)];
+    client_output(&fore, "qemu-img", &compare);
+    server.stop();
+    second.stop();
+}
