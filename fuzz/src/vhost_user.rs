@@ -9,11 +9,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::node::Watcher;
 use event_loop::EventLoop;
 use exports::vhost_user::device::{Device, DeviceOnLoop};
 use exports::vhost_user::session::{Action, MAX_QUEUE_SIZE, Session, Step};
 use exports::vhost_user::wire::{
-    HEADER_LEN, Header, MAX_CONFIG, MAX_PAYLOAD, Message, Reply, Request, parse,
+    HEADER_LEN, Header, InflightDescription, MAX_CONFIG, MAX_PAYLOAD, Message, Reply, Request,
+    parse,
 };
 use guest_memory::test_util::memfd_region;
 use guest_memory::{GuestMemory, Region};
@@ -48,6 +50,12 @@ impl Device for Nothing {
 
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
         if (offset, data.len()) == (32, 1) { Ok(()) } else { Err("read-only".into()) }
+    }
+
+    fn watch(&self, _: &Watcher) {}
+
+    fn refresh(&self) -> bool {
+        false
     }
 
     fn attach(self: Arc<Self>, _: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>> {
@@ -206,6 +214,17 @@ impl FrontEnd {
                 assert!(index < NUM_QUEUES);
             }
             Action::SetEnabled { index, .. } => assert!(self.running.contains(&index)),
+            Action::TellChanges(_) => {}
+            Action::CreateInflight { num_queues, queue_size, payload_len } => {
+                assert!(num_queues <= NUM_QUEUES && queue_size <= MAX_QUEUE_SIZE);
+                let (mmap_size, mmap_offset) = (1 << 16, 0);
+                let description =
+                    InflightDescription { mmap_size, mmap_offset, num_queues, queue_size };
+                return Some(Reply::Inflight { description, payload_len });
+            }
+            Action::SetInflight { description, .. } => {
+                assert!(self.running.is_empty() && description.queue_size <= MAX_QUEUE_SIZE);
+            }
             Action::ResetRings => {
                 self.session.rings_reset();
                 self.running.clear();
