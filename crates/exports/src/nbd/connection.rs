@@ -117,6 +117,11 @@ impl Connection {
         }
     }
 
+    /// The export has another size now, bytes.
+    pub(super) fn set_size(&self, size: u64) {
+        self.state.borrow_mut().set_size(size);
+    }
+
     /// Takes no more requests, finishes those under way, sends their replies, and ends.
     pub(super) fn stop(&self) {
         self.end_input(End::Stopped);

@@ -6,11 +6,11 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use block::node::BlockNode;
+use block::node::{BlockNode, Changes, Watcher};
 use devices::QueueStats;
 use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
@@ -83,7 +83,8 @@ struct Shared {
 
 struct Export {
     id: String,
-    info: Arc<ExportInfo>,
+    /// Replaced when the node gets another size.
+    info: RefCell<Arc<ExportInfo>>,
     io_threads: Vec<LoopHandle>,
     workers: Vec<WorkerHandle>,
     /// Who gets the next connection.
@@ -214,9 +215,43 @@ impl NbdExport {
     }
 }
 
+impl Export {
+    fn watch(&self, node: &Arc<dyn BlockNode>) -> Changes {
+        let (watcher, changes) = Watcher::new();
+        node.watch(watcher);
+        // What has changed since its geometry was asked for.
+        self.resized(node.geometry().size);
+        changes
+    }
+
+    /// New clients are told of the new size, and the requests of all judged by it. There is no message
+    /// for clients that are connected.
+    fn resized(&self, size: u64) {
+        let before = self.info.borrow().clone();
+        if before.size == size {
+            return;
+        }
+        // Of that the size is a multiple.
+        let fits = size.is_multiple_of(before.minimum_block.into());
+        let minimum_block = if fits { before.minimum_block } else { 512 };
+        self.info.replace(Arc::new(ExportInfo { size, minimum_block, ..(*before).clone() }));
+        self.workers.iter().for_each(|worker| worker.resized(size));
+    }
+}
+
+/// Follows changes of an export's node for as long as there are both.
+async fn follow(export: Weak<Export>, node: WeakNode, mut changes: Changes) {
+    while changes.next().await.is_some() {
+        let (Some(export), Some(node)) = (export.upgrade(), node.upgrade()) else { return };
+        export.resized(node.geometry().size);
+    }
+}
+
+type WeakNode = std::sync::Weak<dyn BlockNode>;
+
 impl Shared {
     fn has_export(&self, name: &str) -> bool {
-        self.exports.borrow().iter().any(|export| export.info.name == name)
+        self.exports.borrow().iter().any(|export| export.info.borrow().name == name)
     }
 
     async fn add(self: Rc<Self>, config: NbdExportConfig) -> Result<NbdExport, ExportError> {
@@ -263,7 +298,7 @@ impl Shared {
         });
         let export = Rc::new(Export {
             id,
-            info,
+            info: RefCell::new(info),
             io_threads,
             workers,
             next: Cell::new(0),
@@ -271,6 +306,8 @@ impl Shared {
             clients: Cell::new(0),
         });
         self.exports.borrow_mut().push(export.clone());
+        let changes = export.watch(&node);
+        self.event_loop.spawn(follow(Rc::downgrade(&export), Arc::downgrade(&node), changes));
         Ok(NbdExport { shared: self, export })
     }
 
@@ -321,6 +358,8 @@ impl Shared {
             }
         }
         export.clients.set(export.clients.get() + 1);
+        // It may have another one since the handshake.
+        let agreed = Agreed { size: export.info.borrow().size, ..agreed };
         let served = worker.serve(socket, agreed, secured).await;
         export.clients.set(export.clients.get() - 1);
         match served {
@@ -336,7 +375,7 @@ impl Shared {
         &self,
         socket: &Arc<OwnedFd>,
     ) -> Option<(Rc<Export>, Agreed, Option<Box<Secured>>)> {
-        let infos = || self.exports.borrow().iter().map(|e| e.info.clone()).collect();
+        let infos = || self.exports.borrow().iter().map(|e| e.info.borrow().clone()).collect();
         let negotiation = negotiate(&self.event_loop, socket, self.tls.as_ref(), infos);
         let deadline = match self.handshake_max_seconds {
             0 => u64::MAX,
@@ -348,7 +387,7 @@ impl Shared {
             Some(Ok(Negotiated { export: info, agreed, secured })) => {
                 // It may have been stopped meanwhile.
                 let exports = self.exports.borrow();
-                let export = exports.iter().find(|export| Arc::ptr_eq(&export.info, &info));
+                let export = exports.iter().find(|export| export.info.borrow().name == info.name);
                 return export.cloned().map(|export| (export, agreed, secured));
             }
             Some(Err(Failure::Left)) => log::debug!("NBD server: client left"),

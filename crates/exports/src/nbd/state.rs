@@ -142,6 +142,11 @@ impl State {
         bufs.append_part(&self.arena.whole, INPUT.start + self.end, INPUT.len() - self.end);
     }
 
+    /// The export has another size now, bytes: requests from here on are judged by it.
+    pub(super) fn set_size(&mut self, size: u64) {
+        self.agreed.size = size;
+    }
+
     /// That many bytes have come to the memory just given; not zero.
     pub(super) fn received(&mut self, mut bytes: usize) {
         if let Incoming::Payload { len, got, .. } = &mut self.incoming {

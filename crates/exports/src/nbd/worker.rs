@@ -106,6 +106,8 @@ impl WorkerHandle {
         self.ask(|worker, answer| {
             let flushed = worker.clone();
             worker.idle.set(Some(Box::new(move || flushed.flush(answer))));
+            // For good: nobody uses the channel afterwards.
+            worker.channel.drain_begin();
             worker.stop_connections();
             worker.check_idle();
         })
@@ -121,6 +123,15 @@ impl WorkerHandle {
             };
             answer.send(connections.iter().flat_map(of).collect());
         })
+    }
+
+    /// The export has another size now, bytes.
+    pub(super) fn resized(&self, size: u64) {
+        // One whose loop is gone serves nobody.
+        let _ = self.jobs.send(Box::new(move |worker| {
+            let connections = worker.connections.borrow();
+            connections.values().for_each(|connection| connection.set_size(size));
+        }));
     }
 
     fn ask<R: Send + 'static>(

@@ -1,0 +1,100 @@
+//! Disks that change their size while guests and clients use them (`block_resize`).
+
+use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand};
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+
+fn resize(server: &Server, node: &str, size: u64) {
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("block_resize", json!({"node-name": node, "size": size}));
+}
+
+/// `DISK` grows while a file system on it is mounted, and what is new is used; then it becomes smaller.
+const JOB: &str = "
+    await() { until [ $(cat /sys/block/DISK/size) = $1 ]; do sleep 0.1; done; }
+    /bin/mke2fs -q -t ext4 /dev/DISK
+    mount -t ext4 /dev/DISK /mnt
+    head -c 1000000 /dev/urandom >/mnt/a
+    md5sum </mnt/a >/tmp/before
+    sync
+    echo mounted
+    read line
+    await 65536
+    dmesg | grep 'DISK.*\\(new size\\|capacity change\\)' >/dev/null
+    dd if=/dev/urandom of=/dev/DISK bs=1M seek=24 count=8 oflag=direct 2>/dev/null
+    umount /mnt
+    mount -t ext4 /dev/DISK /mnt
+    md5sum </mnt/a >/tmp/after
+    cmp /tmp/before /tmp/after
+    umount /mnt
+    md5sum </dev/DISK
+    echo grown
+    read line
+    await 32768
+    md5sum </dev/DISK";
+
+fn grows_and_becomes_smaller(server: Server, guest: Guest, disk: &str, image: &Image) {
+    let mut guest = guest.boot(&JOB.replace("DISK", disk));
+    guest.expect("mounted");
+    resize(&server, "disk", 32 * MIB);
+    guest.send("resized");
+    let grown = guest.line();
+    assert_eq!(grown, format!("{}  -", image.md5()));
+    guest.expect("grown");
+    resize(&server, "disk", 16 * MIB);
+    guest.send("resized");
+    let lines = guest.finish();
+    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())));
+    server.stop();
+}
+
+#[test]
+fn a_guest_sees_its_virtio_blk_disk_grow() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 16);
+    let command = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "");
+    let server = command.monitor("qmp").start();
+    let guest = Guest::new().disk(server.socket("disk"));
+    grows_and_becomes_smaller(server, guest, "vda", &image);
+}
+
+#[test]
+fn a_guest_sees_its_scsi_disk_grow() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 16);
+    let command = ServerCommand::new(&scratch).file("disk", &image, "");
+    let command = command.export_scsi("scsi", &["disk"], "");
+    let server = command.monitor("qmp").start();
+    let guest = Guest::new().scsi(server.socket("scsi"));
+    grows_and_becomes_smaller(server, guest, "sda", &image);
+}
+
+#[test]
+fn nbd_clients_see_the_new_size_when_they_come() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 4);
+    let command = ServerCommand::new(&scratch)
+        .arg("--object")
+        .arg("throttle-group,id=group,limits.iops-total=100000")
+        .arg("--blockdev")
+        .arg(format!(
+            "throttle,node-name=disk,throttle-group=group,file.driver=raw,file.file.driver=file,\
+             file.file.filename={}",
+            image.path().display()
+        ))
+        .monitor("qmp");
+    let command = nbd_export(nbd_server(command, &scratch, ""), "disk", ",writable=on");
+    let server = command.start();
+    let uri = nbd_uri(&scratch, "disk");
+    let size = || client_output(&scratch, "nbdinfo", &["--size", &uri]).trim().to_owned();
+    assert_eq!(size(), (4 * MIB).to_string());
+    resize(&server, "disk", 8 * MIB);
+    assert_eq!(size(), (8 * MIB).to_string());
+    client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 7 7M 1M", &uri]);
+    resize(&server, "disk", 2 * MIB);
+    assert_eq!(size(), (2 * MIB).to_string());
+    server.stop();
+    assert_eq!(std::fs::metadata(image.path()).expect("the image").len(), 2 * MIB);
+}
