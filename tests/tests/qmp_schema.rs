@@ -15,6 +15,7 @@ const OURS: &[&str] = &[
     "object-add/iothread/cpu-affinity",
     "block-export-add/iothread:array",
     "block-export-add/type=vhost-user-scsi",
+    "block-export-add/stall-timeout-ms",
     "block-export-add/vhost-user-blk/pin-memory",
     "query-block-exports-> []/type=vhost-user-scsi",
     "query-named-block-nodes-> []/children",
