@@ -4,6 +4,15 @@ use integration::nbd::{nbd_export, nbd_server, nbd_uri};
 use integration::{BlkClient, Request, Scratch, Segment, ServerCommand, eventually, request, tool};
 use nix::sys::signal::Signal;
 
+/// Whether no thread of a process runs: proc(5), the state in `stat`.
+fn has_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    })
+}
+
 /// The disk is that of another daemon, which stops when it is told to and goes on when it is told to.
 #[test]
 fn a_request_that_takes_long_is_told_of_and_that_it_was_answered() {
@@ -31,6 +40,8 @@ fn a_request_that_takes_long_is_told_of_and_that_it_was_answered() {
     }
 
     back.signal(Signal::SIGSTOP);
+    // Each of its threads stops when it gets to.
+    eventually("the daemon behind to stop", || has_stopped(back.pid()).then_some(()));
     let segments = vec![Segment { at: 0, len: 1024, device_writes: false }];
     blk.submit(0, &Request { kind: request::OUT, sector: 8, segments });
     let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
