@@ -29,7 +29,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
     let qom = |path: &str, property: &str| json!({"path": path, "property": property});
     let set = |property: &str, value: Value| json!({"path": "/objects/t0", "property": property, "value": value});
     let null = |name: &str| json!({"driver": "null-co", "node-name": name});
-    let nbd = |server: Value| json!({"driver": "nbd", "node-name": "n", "server": server});
+    let nbd_node = |server: Value| json!({"driver": "nbd", "node-name": "n", "server": server});
     let file = json!({"driver": "file", "filename": image.path()});
     let export = |id: &str, node: &str, socket: &str| {
         let addr = json!({"type": "unix", "path": dir.join(socket)});
@@ -123,11 +123,11 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         ),
         same("blockdev-add", with(null("n"), "frob", json!(1))),
         same("blockdev-add", json!({"driver": "nbd", "node-name": "n"})),
-        same("blockdev-add", nbd(json!({"type": "unix"}))),
-        same("blockdev-add", nbd(json!({"type": "unix", "path": dir.join("nowhere")}))),
-        same("blockdev-add", nbd(json!({"type": "inet", "host": "127.0.0.1", "port": "1"}))),
-        same("blockdev-add", nbd(json!({"type": "inet", "host": "127.0.0.1", "port": "x"}))),
-        same("blockdev-add", nbd(json!({"type": "frob"}))),
+        same("blockdev-add", nbd_node(json!({"type": "unix"}))),
+        same("blockdev-add", nbd_node(json!({"type": "unix", "path": dir.join("nowhere")}))),
+        same("blockdev-add", nbd_node(json!({"type": "inet", "host": "127.0.0.1", "port": "1"}))),
+        same("blockdev-add", nbd_node(json!({"type": "inet", "host": "127.0.0.1", "port": "x"}))),
+        same("blockdev-add", nbd_node(json!({"type": "frob"}))),
         same(
             "blockdev-add",
             json!({"driver": "raw", "node-name": "r", "offset": 1 << 20, "file": "n0", "read-only": true}),
