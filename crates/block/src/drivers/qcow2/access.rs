@@ -243,31 +243,67 @@ impl Image {
     ) -> Result<(), Errno> {
         let end = start + memory.len() as u64;
         let clusters = self.clusters(start..end);
-        // Nothing is asked of what lies past the disk's end.
+        // Nothing is asked of what lies past the disk's end, and zeroes are written there.
         let last = clusters.end.min(self.size());
         let mut whole = self.around(channels, clusters.start..start).await?;
         whole.append(&memory);
         whole.append(&self.around(channels, end..last).await?);
-        let mut at = 0;
-        while at < whole.len() {
-            let from = clusters.start + at as u64;
+        let rest = (clusters.end - last) as usize;
+        whole.append(&AlignedBuf::io_bufs(rest, ALIGN).ok_or(Errno::ENOMEM)?);
+        let mut at = clusters.start;
+        while at < last {
             // A cluster that reads as zeroes may have a place that it keeps, one by one.
             let most = if place == Place::Zeroes { self.cluster } else { u64::MAX };
-            let len = (last - from).min(most);
-            let prepared = self.qcow2.prepare_data_mapping(from, len, true).await;
-            let prepared = prepared.map_err(errno_of)?;
-            let len = prepared.length().min(len) as usize;
-            if len == 0 {
-                return Err(Errno::EIO);
-            }
-            let op = Op::Write { fua: false };
-            self.store(channels, op, prepared.offset(), part(&whole, at, len)).await.0?;
-            self.shared.wrote_new_data();
-            self.qcow2.commit_data_mapping(prepared).await.map_err(errno_of)?;
-            self.changed();
-            at += len;
+            let end = last.min(at.saturating_add(most));
+            at = self.allocate_some(channels, at..end, clusters.start, &whole, place).await?;
         }
         Ok(())
+    }
+
+    /// Writes to as many new clusters of the range as follow each other in the file; returns where the
+    /// next one begins. `whole` is what is to be on the disk from `first` on.
+    async fn allocate_some(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        first: u64,
+        whole: &IoBufs,
+        place: Place,
+    ) -> Result<u64, Errno> {
+        loop {
+            let changing = self.change_metadata(channels).await?;
+            let len = range.end - range.start;
+            let prepared = self.qcow2.prepare_data_mapping(range.start, len, true).await;
+            let prepared = prepared.map_err(errno_of)?;
+            let end = range.start + prepared.length().min(len);
+            if end == range.start {
+                return Err(Errno::EIO);
+            }
+            // All of the last one.
+            let len = self.clusters(range.start..end).end - range.start;
+            let host = prepared.offset();
+            if !self.may_write(host..host + len) {
+                drop((prepared, changing));
+                self.wait_for_metadata().await;
+                continue;
+            }
+            if place == Place::Compressed {
+                self.give_up();
+            }
+            let data = part(whole, (range.start - first) as usize, len as usize);
+            self.store(channels, Op::Write { fua: false }, host, data).await.0?;
+            self.wrote_new_data();
+            self.qcow2.commit_data_mapping(prepared).await.map_err(errno_of)?;
+            self.changed();
+            return Ok(end);
+        }
+    }
+
+    /// Whether new clusters may be written to: nothing in the file says that they are somebody else's.
+    fn may_write(&self, host: Range<u64>) -> bool {
+        let Some(metadata) = &self.shared.metadata else { return true };
+        // With a data file each cluster has its own place for ever.
+        self.has_data_file || (metadata.is_free() && metadata.forget(host))
     }
 
     /// What the disk has in a range beside what is written.

@@ -68,7 +68,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     let below = Below { file: node, data_file: None, backing: None };
     let create = create.clone();
     let created = run_apart(&below, move |channels| async move {
-        let storage = NodeStorage::new(Role::File, "#create", Arc::new(Shared::default()));
+        let storage = NodeStorage::new(Role::File, "#create", Shared::new(None));
         let mut builder = Qcow2::<NodeStorage>::create_builder(storage)
             .size(create.size)
             .cluster_size(create.cluster_size as usize)

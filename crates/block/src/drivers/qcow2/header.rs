@@ -55,6 +55,10 @@ pub(crate) struct Header {
     pub(crate) backing: Option<Backing>,
     /// The guest's data lies in another file.
     pub(crate) data_file: Option<DataFile>,
+    /// Bits of a reference count: a power of two, 1 to 64.
+    pub(crate) refcount_bits: u32,
+    /// The L1 table: first byte and number of bytes.
+    pub(crate) l1_table: (u64, u64),
     /// The refcount table: first byte and number of bytes.
     pub(crate) refcount_table: (u64, u64),
 }
@@ -161,7 +165,16 @@ impl Header {
         };
         let data_file =
             (incompatible & DATA_FILE != 0).then_some(DataFile { filename: extensions.data_file });
-        Ok(Header { version, cluster, size, backing, data_file, refcount_table })
+        Ok(Header {
+            version,
+            cluster,
+            size,
+            backing,
+            data_file,
+            refcount_bits: 1 << order,
+            l1_table: (u64_at(40), u64::from(u32_at(36)) * ENTRY),
+            refcount_table,
+        })
     }
 }
 

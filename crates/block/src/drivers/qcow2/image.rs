@@ -3,20 +3,23 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use imago::format::drivers::FormatDriverInstance;
 use imago::qcow2::Qcow2;
 use imago::storage::drivers::{CommonStorageHelper, RangeBlockedGuard};
 use nix::errno::Errno;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, RwLock, RwLockReadGuard, Semaphore};
 
 use super::context::Channels;
+use super::metadata::Metadata;
 use super::storage::{self, NodeStorage, Shared};
 
 /// Requests that find room for data, or give it up, at once. Each holds on to a table, of which
 /// [`imago`] has 128 in memory.
 const ALLOCATING: usize = 64;
+/// Bytes of metadata in memory from which on they are written without a flush.
+const MOST_KEPT: usize = 32 << 20;
 
 /// An opened image.
 pub(super) struct Image {
@@ -27,6 +30,7 @@ pub(super) struct Image {
     pub(super) cluster: u64,
     pub(super) version: u32,
     pub(super) has_backing: bool,
+    pub(super) has_data_file: bool,
     /// Requests at work on the disk: those that use the mapping of their clusters, side by side, and
     /// those that change it, alone.
     ranges: CommonStorageHelper,
@@ -35,7 +39,12 @@ pub(super) struct Image {
     /// on stable storage.
     changes: AtomicU64,
     flushed: AtomicU64,
+    /// Held by who writes metadata to the file.
     flushing: Mutex<()>,
+    /// Held by requests that change metadata, side by side; alone by who takes all of it to be written.
+    changing: RwLock<()>,
+    /// The guest's data has been written where metadata will lead to.
+    new_data: AtomicBool,
 }
 
 impl Image {
@@ -51,11 +60,14 @@ impl Image {
             cluster: header.cluster,
             version: header.version,
             has_backing,
+            has_data_file: header.data_file.is_some(),
             ranges: CommonStorageHelper::default(),
             allocating: Semaphore::new(ALLOCATING),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             flushing: Mutex::default(),
+            changing: RwLock::default(),
+            new_data: AtomicBool::new(false),
         }
     }
 
@@ -99,11 +111,61 @@ impl Image {
             return storage::sync(channels).await;
         }
         let _turn = self.flushing.lock().await;
-        let changes = self.changes.load(Ordering::Acquire);
-        self.qcow2.flush().await.map_err(errno_of)?;
+        let changes = self.write_metadata(channels).await?;
         storage::sync(channels).await?;
         self.flushed.fetch_max(changes, Ordering::Release);
         Ok(())
+    }
+
+    /// Writes all metadata there is now to the file. Who calls it has `flushing`. Returns up to which
+    /// change that is.
+    async fn write_metadata(&self, channels: &Channels) -> Result<u64, Errno> {
+        let Some(metadata) = &self.shared.metadata else { return Ok(0) };
+        let (changes, given_up, data) = {
+            let _alone = self.changing.write().await;
+            let changes = self.changes.load(Ordering::Acquire);
+            self.qcow2.flush().await.map_err(errno_of)?;
+            (changes, metadata.begin(), self.new_data.swap(false, Ordering::AcqRel))
+        };
+        let written = metadata.write_out(channels, given_up, data).await;
+        if written.is_err() {
+            self.new_data.fetch_or(data, Ordering::AcqRel);
+        }
+        written.map(|()| changes)
+    }
+
+    /// The right to change metadata. What was written to the file before is not too far behind.
+    pub(super) async fn change_metadata(
+        &self,
+        channels: &Channels,
+    ) -> Result<RwLockReadGuard<'_, ()>, Errno> {
+        let is_due = || {
+            let metadata = self.shared.metadata.as_ref();
+            metadata.is_some_and(|metadata| metadata.len() > MOST_KEPT || !metadata.is_free())
+        };
+        if is_due() {
+            let _turn = self.flushing.lock().await;
+            // Somebody else may have done it meanwhile.
+            if is_due() {
+                self.write_metadata(channels).await?;
+            }
+        }
+        Ok(self.changing.read().await)
+    }
+
+    /// Waits until metadata that is being written is in the file.
+    pub(super) async fn wait_for_metadata(&self) {
+        drop(self.flushing.lock().await);
+    }
+
+    /// Clusters will be given up.
+    pub(super) fn give_up(&self) {
+        self.shared.metadata.iter().for_each(Metadata::give_up);
+    }
+
+    /// New data is in the file, at a place that no metadata in the file leads to.
+    pub(super) fn wrote_new_data(&self) {
+        self.new_data.store(true, Ordering::Release);
     }
 }
 

@@ -11,6 +11,7 @@ mod context;
 mod create;
 mod header;
 mod image;
+mod metadata;
 mod open;
 mod status;
 mod storage;

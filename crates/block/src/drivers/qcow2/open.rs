@@ -14,6 +14,7 @@ use super::Qcow2Node;
 use super::context::{Channels, Transfer, With};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
+use super::metadata::Metadata;
 use super::storage::{NodeStorage, Role, Shared};
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -177,15 +178,18 @@ impl Opening {
         let below = Below { file, data_file, backing };
         below.file.let_grow();
         below.data().let_grow();
-        let shared = Arc::new(Shared::default());
         let opened = {
-            let (shared, header, below_too) = (shared.clone(), header.clone(), below.clone());
+            let (header, below_too) = (header.clone(), below.clone());
             run_apart(&below, move |channels| async move {
-                check_refcount_table(&channels, &header, &below_too, read_only).await?;
-                open(&below_too, shared, read_only).await
+                let metadata = match read_only {
+                    true => None,
+                    false => Some(read_metadata(&channels, &header, &below_too).await?),
+                };
+                let shared = Shared::new(metadata);
+                Ok((open(&below_too, shared.clone(), read_only).await?, shared))
             })
         };
-        let qcow2 = opened.map_err(|error| failed(&name, "open", &error))?;
+        let (qcow2, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
         Ok(Qcow2Node {
             image: Arc::new(Image::new(qcow2, shared, &header, below.backing.is_some())),
@@ -215,18 +219,16 @@ async fn open(
     Ok(qcow2)
 }
 
+/// Where the metadata of an image is that will be written to.
+///
 /// Whoever looks for a free cluster goes through the blocks that the refcount table names, without
 /// waiting for anything where they are in memory. So it must not name one twice, nor any that is not
 /// in the file: there are no more of them than the file has clusters.
-async fn check_refcount_table(
+async fn read_metadata(
     channels: &Channels,
     header: &Header,
     below: &Below,
-    read_only: bool,
-) -> io::Result<()> {
-    if read_only {
-        return Ok(());
-    }
+) -> io::Result<Metadata> {
     let (offset, len) = header.refcount_table;
     let size = below.file.geometry().size;
     let table = read(channels, offset, len as usize).await?;
@@ -242,7 +244,7 @@ async fn check_refcount_table(
             io::ErrorKind::InvalidData,
             format!("the refcount table has a wrong entry, {block:#x}: qemu-img check -r all"),
         )),
-        None => Ok(()),
+        None => Ok(Metadata::new(header, &table)),
     }
 }
 

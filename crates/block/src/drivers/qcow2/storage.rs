@@ -1,7 +1,7 @@
 //! [`imago`]'s storage over a node of ours: its requests go down the channels of the loop that the task
 //! runs on.
 //!
-//! Only metadata goes this way. The guest's data goes from the guest's memory to the node below, by
+//! Only metadata goes this way, and what is written of it is [kept](super::metadata) first. The guest's data goes from the guest's memory to the node below, by
 //! where the image maps it ([`access`](super::access)).
 
 // The trait's methods are `unsafe`: whoever calls them keeps to alignments and to turns. Here they need
@@ -12,7 +12,6 @@ use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_loop::{AlignedBuf, IoBufs};
 use imago::Storage;
@@ -20,15 +19,13 @@ use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::PreallocateMode;
 use imago::storage::drivers::CommonStorageHelper;
 use nix::errno::Errno;
-use tokio::sync::Mutex;
 
 use super::context::{Channels, Transfer};
+use super::metadata::{Metadata, SECTOR};
 use super::writes::{Ticket, Writes};
 use crate::node::Channel;
 use crate::request::Op;
 
-/// Requests are multiples of this, bytes: sectors, whatever the node below would take.
-const SECTOR: usize = 512;
 /// Of the memory of requests, bytes: what `O_DIRECT` wants at most.
 const MEMORY: usize = 4096;
 
@@ -40,39 +37,23 @@ pub(super) enum Role {
 }
 
 /// What the storages of an image have in common.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared {
     /// All writes to the files.
     writes: Arc<Writes>,
-    /// Something was written that has to be on stable storage before metadata written later is: what
-    /// clusters are in use before who uses them, and data before the table that leads to it.
-    unsynced: AtomicBool,
-    /// Held while that is being done.
-    syncing: Mutex<()>,
+    /// What is written to the file of an image that is being used. Of one that is being created or only
+    /// read, nothing is kept.
+    pub(super) metadata: Option<Metadata>,
 }
 
 impl Shared {
+    pub(super) fn new(metadata: Option<Metadata>) -> Arc<Shared> {
+        Arc::new(Shared { writes: Arc::default(), metadata })
+    }
+
     /// Takes note of a write to one of the files that begins.
     pub(super) fn begin_write(&self) -> Ticket {
         self.writes.begin()
-    }
-
-    /// Data has been written to a cluster that the metadata do not lead to yet.
-    pub(super) fn wrote_new_data(&self) {
-        self.unsynced.store(true, Ordering::Release);
-    }
-
-    /// Before metadata is written: what was written before is on stable storage.
-    async fn order(&self, channels: &Channels) -> io::Result<()> {
-        let _turn = self.syncing.lock().await;
-        if !self.unsynced.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let synced = sync(channels).await;
-        if synced.is_err() {
-            self.unsynced.store(true, Ordering::Release);
-        }
-        Ok(synced?)
     }
 }
 
@@ -115,6 +96,11 @@ impl NodeStorage {
         }
     }
 
+    /// What is kept of what is written here.
+    fn metadata(&self) -> Option<&Metadata> {
+        self.shared.metadata.as_ref().filter(|_| self.role == Role::File)
+    }
+
     async fn change(&self, op: Op, offset: u64, len: u64, bufs: IoBufs) -> io::Result<()> {
         let channels = self.channels()?;
         let ticket = self.shared.begin_write();
@@ -132,6 +118,7 @@ fn memory(len: u64) -> io::Result<IoBufs> {
 
 impl Storage for NodeStorage {
     fn req_align(&self) -> usize {
+        // Whatever the node below would take.
         SECTOR
     }
 
@@ -143,10 +130,15 @@ impl Storage for NodeStorage {
     async unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, offset: u64) -> io::Result<()> {
         let channels = self.channels()?;
         let len = bufv.len();
+        let kept = self.metadata().map(|kept| kept.kept(offset..offset + len));
         let transfer =
             Transfer::start(self.channel(&channels), Op::Read, offset, len, memory(len)?);
-        let (result, bufs) = transfer.await;
+        let (result, mut bufs) = transfer.await;
         result?;
+        for (at, sector) in kept.into_iter().flatten() {
+            // Both begin with a sector, and end with one.
+            bufs.copy_in((at - offset) as usize, &sector);
+        }
         let mut at = 0;
         for mut slice in bufv.into_inner() {
             at += bufs.copy_out(at, &mut slice);
@@ -155,19 +147,26 @@ impl Storage for NodeStorage {
     }
 
     async unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
-        self.shared.order(&*self.channels()?).await?;
         let len = bufv.len();
+        if let Some(metadata) = self.metadata() {
+            let mut bytes = vec![0; len as usize];
+            bufv.copy_into_slice(&mut bytes);
+            metadata.write(offset, &bytes);
+            return Ok(());
+        }
         let mut bufs = memory(len)?;
         let mut at = 0;
         for slice in bufv.into_inner() {
             at += bufs.copy_in(at, &slice);
         }
-        self.change(Op::Write { fua: false }, offset, len, bufs).await?;
-        self.shared.unsynced.store(true, Ordering::Release);
-        Ok(())
+        self.change(Op::Write { fua: false }, offset, len, bufs).await
     }
 
     async unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        if self.metadata().is_some() {
+            // Around data that does not fill its cluster: whoever writes it fills all of it.
+            return Ok(());
+        }
         let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
         self.change(op, offset, length, IoBufs::new()).await
     }

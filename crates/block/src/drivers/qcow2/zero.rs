@@ -95,7 +95,8 @@ impl Image {
                     if let (Place::Data { at: host, own: true }, true) = (place, discarding.pass) {
                         self.punch(channels, host, found).await;
                     }
-                    self.change_to_zeroes(at..end, discarding.unref).await?;
+                    let compressed = place == Place::Compressed;
+                    self.change_to_zeroes(channels, at..end, discarding.unref, compressed).await?;
                 }
             }
             at = end;
@@ -113,9 +114,19 @@ impl Image {
         drop(punched);
     }
 
-    async fn change_to_zeroes(&self, range: Range<u64>, unref: bool) -> Result<(), Errno> {
+    async fn change_to_zeroes(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        unref: bool,
+        compressed: bool,
+    ) -> Result<(), Errno> {
+        let _changing = self.change_metadata(channels).await?;
         let Range { mut start, end } = range;
         while start < end {
+            if unref || compressed {
+                self.give_up();
+            }
             let len = end - start;
             let changed = match (unref, self.version) {
                 (false, _) => self.qcow2.ensure_zero_mapping(start, len).await,
