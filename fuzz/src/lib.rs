@@ -7,6 +7,7 @@ pub mod ahci;
 pub mod input;
 pub mod nbd;
 pub mod options;
+pub mod qcow2;
 pub mod qmp;
 pub mod queue;
 pub mod scsi;
@@ -35,6 +36,11 @@ mod tests {
     #[test]
     fn qmp() {
         replay("qmp", super::qmp::run);
+    }
+
+    #[test]
+    fn qcow2() {
+        replay("qcow2", super::qcow2::run);
     }
 
     #[test]
