@@ -1,0 +1,114 @@
+//! qcow2 images of a running daemon: under a guest's file system, and when the daemon is killed.
+
+use std::fs;
+use std::process::Command;
+
+use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Guest, Scratch, ServerCommand, client as python_client, tool};
+
+/// `--blockdev` for a qcow2 image in the scratch folder, as the node `disk`.
+fn qcow2<'a>(command: ServerCommand<'a>, scratch: &Scratch, options: &str) -> ServerCommand<'a> {
+    let path = scratch.path("disk.qcow2");
+    let blockdev = format!(
+        "qcow2,node-name=disk,discard=unmap,file.driver=file,file.filename={}{options}",
+        path.display()
+    );
+    command.arg("--blockdev").arg(blockdev)
+}
+
+/// What `qemu-img check` says: 0 that the image is whole, 3 that it has clusters that nobody uses.
+fn check(scratch: &Scratch) -> Option<i32> {
+    let output = client(scratch, "qemu-img", &["check", "-f", "qcow2", "disk.qcow2"]);
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    output.status.code()
+}
+
+const FILL: &str = "
+    /bin/mke2fs -q -t ext4 /dev/vda
+    mount -t ext4 -o discard /dev/vda /mnt
+    for i in 1 2 3 4 5 6 7 8; do
+        mkdir /mnt/$i
+        dd if=/dev/urandom of=/mnt/$i/large bs=64k count=$((i * 5)) 2>/dev/null
+        for j in 1 2 3 4 5 6 7 8; do
+            head -c $((i * j * 111)) /dev/urandom >/mnt/$i/small$j
+        done
+    done
+    sync
+    rm -r /mnt/3 /mnt/7
+    cd /mnt
+    find . -type f -exec md5sum {} + >/tmp/sums
+    mv /tmp/sums /mnt/sums
+    cd /
+    umount /mnt
+    e2fsck -fn /dev/vda 2>/dev/null >/tmp/fsck || { cat /tmp/fsck; exit 1; }";
+
+const LOOK: &str = "
+    e2fsck -fn /dev/vda 2>/dev/null >/tmp/fsck || { cat /tmp/fsck; exit 1; }
+    mount -t ext4 /dev/vda /mnt
+    cd /mnt
+    md5sum -c sums >/tmp/sums || { cat /tmp/sums; exit 1; }
+    wc -l <sums
+    cd /
+    umount /mnt";
+
+#[test]
+fn a_file_system_survives_on_a_chain_of_images() {
+    let scratch = Scratch::new();
+    let create = |arguments: &[&str]| {
+        client_output(
+            &scratch,
+            "qemu-img",
+            &[&["create", "-q", "-f", "qcow2"], arguments].concat(),
+        );
+    };
+    create(&["base.qcow2", "64M"]);
+    create(&["-o", "cluster_size=16k", "-F", "qcow2", "-b", "base.qcow2", "disk.qcow2"]);
+    for (job, output) in [(FILL, &[] as &[&str]), (LOOK, &["54"])] {
+        let command = ServerCommand::new(&scratch).iothread("io0").iothread("io1");
+        let server = qcow2(command, &scratch, "")
+            .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
+            .start();
+        let lines = Guest::new().disk(server.socket("disk")).queues(2).run(job);
+        server.stop();
+        assert_eq!(check(&scratch), Some(0));
+        assert_eq!(lines, output);
+        // The next one begins on top of this one.
+        fs::rename(scratch.path("disk.qcow2"), scratch.path("below.qcow2")).expect("a new name");
+        create(&["-F", "qcow2", "-b", "below.qcow2", "disk.qcow2"]);
+    }
+    let args = ["convert", "-f", "qcow2", "-O", "raw", "below.qcow2", "disk.raw"];
+    client_output(&scratch, "qemu-img", &args);
+    let fsck = Command::new(tool("e2fsck")).arg("-fn").arg(scratch.path("disk.raw")).output();
+    let fsck = fsck.expect("e2fsck runs");
+    assert!(fsck.status.success(), "{fsck:?}");
+}
+
+/// What was flushed is there, what was not is old or new, and the image is whole but for clusters that
+/// nobody uses.
+#[test]
+fn a_daemon_is_killed_under_load() {
+    for (seed, options) in [("1", "cluster_size=4k"), ("2", "cluster_size=512"), ("3", "")] {
+        let scratch = Scratch::new();
+        let options =
+            format!("refcount_bits=16{}{options}", if options.is_empty() { "" } else { "," });
+        let args = ["create", "-q", "-f", "qcow2", "-o", &options, "disk.qcow2", "64M"];
+        client_output(&scratch, "qemu-img", &args);
+        fs::write(scratch.path("model"), "{}").expect("a file");
+        let script = python_client("killed.py").display().to_string();
+        let uri = nbd_uri(&scratch, "disk");
+        for round in ["a", "b", "c", "d"] {
+            let command = ServerCommand::new(&scratch).named(round).iothread("io0").iothread("io1");
+            let command = nbd_server(qcow2(command, &scratch, ""), &scratch, "");
+            let export = ",writable=on,iothread.0=io0,iothread.1=io1";
+            let server = nbd_export(command, "disk", export).start();
+            let look = [&script, &uri, "look", "model"];
+            client_output(&scratch, "/usr/bin/python3", &look);
+            let (pid, seed) = (server.pid().to_string(), format!("{seed}{}", round.as_bytes()[0]));
+            let load = [&script, &uri, "load", &pid, &seed, "model"];
+            client_output(&scratch, "/usr/bin/python3", &load);
+            drop(server);
+            let found = check(&scratch);
+            assert!(matches!(found, Some(0 | 3)), "qemu-img check: {found:?}, seed {seed}");
+        }
+    }
+}
