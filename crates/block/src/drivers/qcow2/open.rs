@@ -21,6 +21,9 @@ use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
 use crate::request::Op;
 
+/// Bytes of an entry of a table.
+const ENTRY: usize = 8;
+
 /// The nodes below an image.
 #[derive(Clone)]
 pub(crate) struct Below {
@@ -235,11 +238,23 @@ async fn read_metadata(
     let entries = table
         .chunks_exact(8)
         .map(|entry| entry.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
-    let mut blocks: Vec<u64> = entries.filter(|entry| *entry != 0).collect();
+    let mut blocks: Vec<u64> = entries.collect();
+    // Who finds the header's own cluster free, or nothing about it, goes on looking for ever.
+    let first = blocks.first().copied().filter(|first| *first != 0 && *first < size);
+    let count = match first {
+        Some(first) => read(channels, first, ENTRY).await?,
+        None => Vec::new(),
+    };
+    let is_counted = match header.refcount_bits {
+        bits @ ..8 => count.first().is_some_and(|byte| byte & ((1 << bits) - 1) != 0),
+        bits => count.iter().take(bits as usize / 8).any(|byte| *byte != 0),
+    };
+    blocks.retain(|block| *block != 0);
     blocks.sort_unstable();
     let twice = blocks.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
     let beyond = blocks.last().copied().filter(|last| *last >= size);
-    match twice.or(beyond) {
+    let uncounted = (!is_counted).then_some(first.unwrap_or_default());
+    match twice.or(beyond).or(uncounted) {
         Some(block) => Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("the refcount table has a wrong entry, {block:#x}: qemu-img check -r all"),
