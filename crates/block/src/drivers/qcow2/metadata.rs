@@ -374,7 +374,7 @@ fn raise(counts: &mut [u8; SECTOR], other: &[u8; SECTOR], bits: u32) {
     }
     for (counts, other) in counts.iter_mut().zip(other) {
         for shift in (0..8).step_by(bits as usize) {
-            let mask = ((1u16 << bits) - 1 << shift) as u8;
+            let mask = (((1u16 << bits) - 1) << shift) as u8;
             if *counts & mask < *other & mask {
                 *counts = *counts & !mask | *other & mask;
             }
