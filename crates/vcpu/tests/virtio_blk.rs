@@ -45,7 +45,11 @@ fn every_kind_of_load_is_served() {
         assert!(result.batches > 0 && result.io_cpu > Duration::ZERO, "{load:?}");
         if wait == Wait::Poll {
             // The first batch is signalled in any case.
-            assert!(result.in_all.signals <= jobs.into(), "asked for none: {:?}", result.in_all);
+            assert!(
+                result.in_all.signals <= u64::from(jobs),
+                "asked for none: {:?}",
+                result.in_all
+            );
         }
     }
 }
