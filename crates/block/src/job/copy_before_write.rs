@@ -17,7 +17,7 @@ use super::bitmap::Bitmap;
 use super::copy::{Buffer, Failure, copy};
 use super::worker::CHUNK;
 use crate::graph::Edge;
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, Watcher};
 use crate::request::Request;
 
 /// What is still to be copied, and what is being copied, by whichever thread.
@@ -152,6 +152,18 @@ impl BlockNode for CopyBeforeWrite {
         self.source.geometry()
     }
 
+    fn let_grow(&self) {
+        self.source.let_grow();
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.source.watch(watcher);
+    }
+
+    fn memory_alignment(&self) -> u32 {
+        self.source.memory_alignment()
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let source = self.source.clone().open_channel(event_loop)?;
         let target = self.target.clone().open_channel(event_loop)?;
@@ -224,5 +236,15 @@ impl Channel for CbwChannel {
 
     fn in_flight(&self) -> usize {
         self.waiting.get() + self.source.in_flight()
+    }
+
+    fn drain_begin(&self) {
+        self.source.drain_begin();
+        self.target.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.source.drain_end();
+        self.target.drain_end();
     }
 }

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use super::bitmap::Bitmap;
 use crate::graph::Edge;
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, Watcher};
 use crate::request::{Completion, Reply, Request};
 
 /// The source of a mirror, as its users see it.
@@ -35,6 +35,18 @@ impl BlockNode for MirrorTop {
 
     fn geometry(&self) -> Geometry {
         self.source.geometry()
+    }
+
+    fn let_grow(&self) {
+        self.source.let_grow();
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.source.watch(watcher);
+    }
+
+    fn memory_alignment(&self) -> u32 {
+        self.source.memory_alignment()
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -90,6 +102,14 @@ impl Channel for MirrorTopChannel {
 
     fn in_flight(&self) -> usize {
         self.source.in_flight()
+    }
+
+    fn drain_begin(&self) {
+        self.source.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.source.drain_end();
     }
 }
 

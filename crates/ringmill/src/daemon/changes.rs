@@ -139,6 +139,8 @@ impl Daemon {
         let Ok(size) = u64::try_from(size) else {
             return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
         };
+        // Their bitmaps have the size that there was when they began.
+        self.graph.free_of_jobs(name)?;
         self.nodes.resize(name, size)?.await.map_err(DaemonError::new)
     }
 

@@ -484,7 +484,7 @@ const fn sync(incremental: fn(&mut Copy) -> table::Set) -> [Choice<Copy>; 5] {
         Choice { name: "full", help: "all", set: |copy| put(&mut copy.options.sync, Sync::Full) },
         Choice {
             name: "top",
-            help: "what is in the topmost image",
+            help: "what is in the topmost image; refused where that has a backing image",
             set: |copy| put(&mut copy.options.sync, Sync::Top),
         },
         Choice {

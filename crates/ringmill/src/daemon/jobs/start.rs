@@ -149,6 +149,13 @@ impl Daemon {
         self.graph
             .with_job(&copy.job.id, kind, &copy.device, &copy.target)
             .map_err(DaemonError::from)?;
+        let children = self.nodes.info(&copy.device).map(|node| node.children).unwrap_or_default();
+        if copy.sync == Sync::Top && children.iter().any(|child| child.role == "backing") {
+            return Err(QmpError::generic(format!(
+                "sync=top is not supported for '{}', which has a backing image: use sync=full",
+                copy.device
+            )));
+        }
         let size = |name| self.nodes.node(name).map(|node| node.geometry().size);
         let sizes = [size(&copy.device), size(&copy.target)];
         if kind == "backup" && matches!(&sizes, [Ok(source), Ok(target)] if source != target) {
