@@ -145,8 +145,9 @@ impl Exports {
 
     /// Those that offered node `old` offer `new` now.
     pub(super) fn node_replaced(&mut self, old: &str, new: &str) {
-        for export in self.exports.iter_mut().filter(|export| export.node_name == old) {
-            new.clone_into(&mut export.node_name);
+        for export in &mut self.exports {
+            let names = std::iter::once(&mut export.node_name).chain(&mut export.nodes);
+            names.filter(|name| *name == old).for_each(|name| new.clone_into(name));
         }
     }
 
