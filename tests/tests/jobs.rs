@@ -38,6 +38,8 @@ fn a_disk_moves_while_it_is_in_use() {
         wait_for_end(&mut qmp, "move");
         let exports = qmp.execute("query-block-exports", json!({}));
         assert_eq!(exports[0]["node-name"], node.as_str());
+        let counted = qmp.execute("x-query-export-stats", json!({}));
+        assert_eq!(counted[0]["nodes"], json!([node]));
         // Nothing holds the old one any more.
         qmp.execute("blockdev-del", json!({"node-name": from.0}));
         fs::write(&from.1, []).expect("the old image can be emptied");
