@@ -1,4 +1,4 @@
-//! The page: statistics in the text format of OpenMetrics, metric by metric of the [table](METRICS).
+//! The page: statistics in the text format of OpenMetrics, metric by metric of the table `METRICS`.
 
 use std::fmt;
 
