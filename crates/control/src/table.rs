@@ -3,7 +3,7 @@
 //! A [`Field`] is one row: everything there is to know of one option, once. The reader takes values
 //! out of an object row by row, converts each as its [`Kind`] says and hands it to the row's
 //! setter, whose argument type the kind fixes; what is left over afterwards is unknown. A
-//! [`Member`](crate::shape::Member) is the same row with its types erased.
+//! [`Member`] is the same row with its types erased.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
