@@ -1,5 +1,5 @@
 //! What a connection has of its own: requests under way, what is to be sent, and the server's bytes as
-//! they come. Nothing here calls anybody; [`Inner`](super::channel::Inner) does.
+//! they come. Nothing here calls anybody; the channel does.
 //!
 //! A server is a stranger: whatever it sends, each request is answered once, no byte is written outside
 //! the memory of the request that asked for it, and nothing that it announces makes this side keep
