@@ -298,6 +298,10 @@ fn nbd_matches(server: &common::nbd::NbdServer, size: usize, any_byte: bool) {
         let mut model = Model { bytes, discard_zeroes: false };
         run(&mut rig, &mut model, &batches, any_byte);
         assert!(model.matches(0, &rig.read(0, size, 0).unwrap()));
+        // Gives the connection up: the server takes few at a time.
+        let event_loop = rig.event_loop.clone();
+        drop(rig);
+        event_loop.shut_down().unwrap();
     });
 }
 
