@@ -231,10 +231,22 @@ impl Graph {
             self.find(name, name)?;
             self.free_of_jobs(name)?;
         }
+        if self.lies_on(target, source) {
+            let message =
+                format!("Node '{target}' lies on '{source}', which is to be copied to it");
+            return Err(OptionError::new(message));
+        }
         let mut graph = self.clone();
         let job = Job { kind, source: source.to_owned(), target: target.to_owned() };
         graph.jobs.insert(id.to_owned(), job);
         Ok(graph)
+    }
+
+    /// Whether what is written to `above` may come to `below`, or what is read from it from there.
+    fn lies_on(&self, above: &str, below: &str) -> bool {
+        let Some(node) = self.nodes.get(above) else { return false };
+        let mut children = node.uses.iter().chain(&node.owns).chain(&node.backing);
+        children.any(|child| child == below || self.lies_on(child, below))
     }
 
     /// Without a job, if there is one of that name.

@@ -18,7 +18,8 @@ const NBD_SERVER: &str = "addr.type=unix,addr.path=nbd.sock";
 /// What one option creates, last of all after what it needs.
 fn action(option: &str, value: &str) -> Action {
     let node = "null-co,node-name=other";
-    let mut arguments = vec!["qemu-storage-daemon", "--blockdev", node];
+    let group = "throttle-group,id=slow";
+    let mut arguments = vec!["qemu-storage-daemon", "--blockdev", node, "--object", group];
     if option != "--nbd-server" {
         arguments.extend(["--nbd-server", NBD_SERVER]);
     }
@@ -80,6 +81,8 @@ fn examples_are_right() {
         "iothread,id=io0",
         "--object",
         "iothread,id=io1",
+        "--object",
+        "throttle-group,id=slow",
         "--nbd-server",
         NBD_SERVER,
     ];
@@ -131,6 +134,7 @@ fn minimal(option: &str, variant: &str) -> String {
         ("--blockdev", "raw" | "qcow2") => "node-name=n,file=other",
         ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
         ("--blockdev", "nbd") => "node-name=n,server.type=unix,server.path=s",
+        ("--blockdev", "throttle") => "node-name=n,file=other,throttle-group=slow",
         ("--blockdev", _) => "node-name=n",
         ("--object", "authz-simple") => "id=o,identity=CN=a",
         ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",

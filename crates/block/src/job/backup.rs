@@ -97,7 +97,13 @@ impl Backup {
                 worker.buffers.push(buffer);
                 match result {
                     Ok(()) => control.add_copied(range.end - range.start),
-                    Err(failure) => failed = failed.or(worker.judge(failure).err()),
+                    Err(failure) => {
+                        failed = failed.or(worker.judge(failure).err());
+                        if failed.is_none() {
+                            // What fails may go on failing: others are to get their turn.
+                            worker.wait().await;
+                        }
+                    }
                 }
                 continue;
             }

@@ -86,6 +86,10 @@ impl Mirror {
                         self.dirty.set(range.start, len);
                         let judged = if heeds { self.worker.judge(failure) } else { Err(failure) };
                         failed = failed.or(judged.err());
+                        if heeds && failed.is_none() {
+                            // What fails may go on failing: others are to get their turn.
+                            self.worker.wait().await;
+                        }
                     }
                 }
                 continue;

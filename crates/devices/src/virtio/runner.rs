@@ -115,7 +115,8 @@ impl<S: Service> Runner<S> {
             enabled: Cell::new(false),
             polled: Cell::new(false),
             wants_kick: Cell::new(false),
-            losses: Cell::new(guest_memory::losses()),
+            // The first turn looks, whatever was lost before.
+            losses: Cell::new(guest_memory::losses().wrapping_sub(1)),
             unpublished: Cell::new(false),
             stopping: Cell::new(None),
             stopped: Cell::new(false),
@@ -148,7 +149,7 @@ impl<S: Service> Runner<S> {
         if !self.polled.get() {
             self.queue.suppress_kicks();
         }
-        let before = self.queue.next_avail();
+        let mut taken = 0;
         for _ in 0..self.queue.size() {
             if !self.service.wants_chains() {
                 break;
@@ -156,7 +157,7 @@ impl<S: Service> Runner<S> {
             // What comes in meanwhile is taken too: it costs less now than with a submission, and a
             // kick, of its own.
             match me.take_one() {
-                Ok(true) => {}
+                Ok(true) => taken += 1,
                 Ok(false) => break,
                 Err(reason) => {
                     self.break_queue(&reason);
@@ -164,7 +165,7 @@ impl<S: Service> Runner<S> {
                 }
             }
         }
-        self.service.took(self.queue.next_avail().wrapping_sub(before));
+        self.service.took(taken);
         if self.queue.is_broken() {
             return;
         }

@@ -155,7 +155,8 @@ impl Connection {
         self.receiving.set(false);
         self.receive_bufs.replace(bufs);
         if self.end.get().is_some() {
-            return self.finish_if_idle();
+            // What is ready, the end of a TLS session among it, goes out first.
+            return self.reply_later();
         }
         match usize::try_from(result) {
             Ok(0) => {

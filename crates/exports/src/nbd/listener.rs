@@ -14,7 +14,9 @@ use std::task::Poll;
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
-use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname, getsockopt};
+use nix::sys::socket::{
+    AddressFamily, SockaddrLike, SockaddrStorage, getsockname, getsockopt, setsockopt,
+};
 use nix::sys::socket::{SockType, sockopt};
 
 use crate::vhost_user::{ExportError, Listen, listener};
@@ -142,13 +144,15 @@ impl Listener {
             Listener::Path(listener) => return listener.accept("NBD server").await,
             Listener::Sockets(event_loop, sockets) => (event_loop, sockets),
         };
-        loop {
+        'again: loop {
             for socket in sockets {
                 let accepted = match &socket.kind {
                     Kind::Tcp(listener) => listener.accept().map(|(stream, _)| {
                         // Replies that wait for the acknowledgement of others would be late; a
                         // socket without that option is none where it matters.
                         let _ = stream.set_nodelay(true);
+                        // One whose machine is gone would keep its place for ever.
+                        let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
                         stream.into()
                     }),
                     Kind::Unix(listener) => listener.accept().map(|(stream, _)| stream.into()),
@@ -157,13 +161,16 @@ impl Listener {
                     .map_err(|error| (Errno::from_raw(error.raw_os_error().unwrap_or(0)), error))
                 {
                     Ok(fd) => return Ok(fd),
-                    Err((Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED, _)) => {}
+                    Err((Errno::EAGAIN, _)) => {}
+                    // What wakes us up tells of each client once: there may be more.
+                    Err((Errno::EINTR | Errno::ECONNABORTED, _)) => continue 'again,
                     Err((
                         errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM),
                         _,
                     )) => {
                         log::warn!("NBD server: accept failed: {}; trying again", errno.desc());
                         event_loop.sleep_until(event_loop.now_ns() + RETRY_NS).await;
+                        continue 'again;
                     }
                     Err((_, error)) => return Err(error),
                 }

@@ -8,10 +8,11 @@ use block::options::{
     Backing, BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, Locking,
     Qcow2Options,
 };
-use block::{CreateQcow2, create_qcow2};
+use block::request::Op;
+use block::{CreateQcow2, create_qcow2, submit};
 use control::Action;
 use control::qmp::SnapshotSync;
-use event_loop::oneshot;
+use event_loop::{IoBufs, oneshot};
 
 use super::{Daemon, DaemonError, nodes};
 
@@ -144,6 +145,15 @@ impl Daemon {
             return Err(DaemonError::new(message));
         }
         let users = drain(users).await.map_err(DaemonError::new)?;
+        // From now on a flush of theirs goes to the image above alone.
+        let node = self.nodes.node(from)?;
+        if !node.geometry().read_only {
+            let channel = node.open_channel(&self.control).map_err(DaemonError::new)?;
+            let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
+            flushed.map_err(|errno| {
+                DaemonError::new(format!("flush of '{from}' failed: {}", errno.desc()))
+            })?;
+        }
         users.point_to(&target).await.map_err(DaemonError::new)
     }
 }

@@ -261,6 +261,7 @@ impl Inner {
         let file = self.event_loop.register_file(fd.clone());
         self.state.borrow_mut().connected(agreed);
         self.link.replace(Link::Up(Socket { fd, file }));
+        self.patient.set(self.shared.delay_ns() > 0);
         self.set_patience(None);
         self.receive();
         self.take_answers();

@@ -179,6 +179,8 @@ async fn open_socket(
                     Ok(fd) => {
                         // A request that waits for the acknowledgement of others would be late.
                         let _ = setsockopt(&fd, sockopt::TcpNoDelay, &true);
+                        // A machine that is gone says nothing, also not that it is gone.
+                        let _ = setsockopt(&fd, sockopt::KeepAlive, &true);
                         return Ok(fd);
                     }
                     Err(error) => last = error,

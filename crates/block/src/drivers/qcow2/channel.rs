@@ -71,6 +71,14 @@ impl Channel for Qcow2Channel {
     fn in_flight(&self) -> usize {
         self.0.in_flight.get() + self.0.waiting.borrow().len()
     }
+
+    fn drain_begin(&self) {
+        self.0.channels.all().for_each(|channel| channel.drain_begin());
+    }
+
+    fn drain_end(&self) {
+        self.0.channels.all().for_each(|channel| channel.drain_end());
+    }
 }
 
 impl Inner {

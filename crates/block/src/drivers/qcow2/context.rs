@@ -27,6 +27,12 @@ pub(super) struct Channels {
 }
 
 impl Channels {
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Rc<dyn Channel>> {
+        let backing = self.backing.iter().map(|(channel, _)| channel);
+        std::iter::once(&self.file).chain(&self.data_file).chain(backing)
+    }
+
     /// Where the guest's data lies.
     pub(super) fn data(&self) -> &Rc<dyn Channel> {
         self.data_file.as_ref().unwrap_or(&self.file)

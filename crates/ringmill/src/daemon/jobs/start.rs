@@ -70,6 +70,7 @@ impl Daemon {
     pub(super) async fn start_backup(&mut self, options: BackupOptions) -> Result<(), QmpError> {
         let BackupOptions { copy, on_cbw_error } = options;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
+        check_parts(ends.size, CLUSTER)?;
         let backup = Backup::new(ends.size, CLUSTER, on_cbw_error);
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
@@ -92,6 +93,14 @@ impl Daemon {
             let desc = format!("Failed to find node with node-name='{replaces}'");
             return Err(QmpError::generic(desc));
         }
+        // Those of another node would find other contents there from one moment to the next.
+        if replaces != copy.device {
+            return Err(QmpError::generic(format!(
+                "Cannot replace '{replaces}' by a node mirrored from '{}': only '{}' itself",
+                copy.device, copy.device
+            )));
+        }
+        check_parts(ends.size, granularity)?;
         let dirty = Arc::new(Bitmap::new(ends.size, granularity, copy.sync != Sync::None));
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
@@ -246,4 +255,17 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Most parts of a disk that a job keeps account of, a bit each: 256 MiB of memory.
+const MAX_PARTS: u64 = 1 << 31;
+
+fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
+    if size.div_ceil(granularity.max(1)) > MAX_PARTS {
+        return Err(QmpError::generic(format!(
+            "{size} bytes in parts of {granularity} are more than {MAX_PARTS} parts: a larger \
+             granularity makes fewer"
+        )));
+    }
+    Ok(())
 }

@@ -18,7 +18,7 @@ use nix::errno::Errno;
 
 use self::http::Asked;
 use super::chardev::Stream;
-use super::signal::{Signal, until};
+use super::signal::{Signal, take_turns, until};
 use super::statistics::Statistics;
 
 /// Clients at the same time. One more, and the one that has been there longest has to go.
@@ -81,6 +81,8 @@ impl Server {
                 }
                 clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
             });
+            // Those that were sent away go before more are accepted.
+            take_turns().await;
         }
     }
 }
@@ -99,6 +101,7 @@ async fn serve(event_loop: &EventLoop, socket: OwnedFd, ask: &Ask) -> Result<(),
         if let Some(asked) = http::parse(&head) {
             break asked;
         }
+        take_turns().await;
     };
     let answer = match asked {
         Asked::Refused(status) => http::refusal(status),
@@ -118,6 +121,9 @@ async fn serve(event_loop: &EventLoop, socket: OwnedFd, ask: &Ask) -> Result<(),
     }
     stream.finish();
     // What the client still sends is taken, so that its end is not a reset that costs it the answer.
-    while stream.read(&mut buf).await? > 0 {}
+    // Others get their turn, also while it never stops.
+    while stream.read(&mut buf).await? > 0 {
+        take_turns().await;
+    }
     Ok(())
 }
