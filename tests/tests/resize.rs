@@ -107,3 +107,35 @@ fn nbd_clients_see_the_new_size_when_they_come() {
     server.stop();
     assert_eq!(std::fs::metadata(image.path()).expect("the image").len(), 2 * MIB);
 }
+
+/// On top of an image that is longer than the disk was.
+#[test]
+fn a_qcow2_image_grows_and_becomes_smaller() {
+    let scratch = Scratch::new();
+    let _base = Image::filled(&scratch, "base.img", 16);
+    let qemu_img = |args: &[&str]| client_output(&scratch, "qemu-img", args);
+    let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.img", "disk.qcow2", "4M"];
+    qemu_img(&create);
+    let command = ServerCommand::new(&scratch).arg("--blockdev").arg(format!(
+        "qcow2,node-name=disk,file.driver=file,file.filename={}",
+        scratch.path("disk.qcow2").display()
+    ));
+    let command = command.monitor("qmp");
+    let server = nbd_export(nbd_server(command, &scratch, ""), "disk", ",writable=on").start();
+    let uri = nbd_uri(&scratch, "disk");
+    let size = || client_output(&scratch, "nbdinfo", &["--size", &uri]).trim().to_owned();
+    let qemu_io = |command| client_output(&scratch, "qemu-io", &["-fraw", "-c", command, &uri]);
+    let verified = |said: String| assert!(!said.contains("verification failed"), "{said}");
+    qemu_io("write -P 7 3M 1M");
+    for (mib, command) in [(8, "read -P 0 4M 4M"), (2, "read 0 2M"), (6, "read -P 0 2M 4M")] {
+        resize(&server, "disk", mib * MIB);
+        assert_eq!(size(), (mib * MIB).to_string());
+        verified(qemu_io(command));
+    }
+    qemu_io("write -P 9 5M 1M");
+    server.stop();
+    qemu_img(&["check", "-q", "disk.qcow2"]);
+    assert!(qemu_img(&["info", "disk.qcow2"]).contains(&format!(" ({} bytes)", 6 * MIB)));
+    let read = ["-r", "-fqcow2", "-c", "read -P 0 2M 3M", "-c", "read -P 9 5M 1M", "disk.qcow2"];
+    verified(client_output(&scratch, "qemu-io", &read));
+}

@@ -24,6 +24,8 @@ pub enum ResizeError {
     Device,
     /// The graph is being changed there.
     Busy,
+    /// Its format cannot; why, in words.
+    Format(&'static str),
     /// A system call failed.
     Os {
         /// Of what, in words.
@@ -60,6 +62,7 @@ impl fmt::Display for ResizeError {
             ResizeError::Offset => f.write_str("Disk size too large for the chosen offset"),
             ResizeError::Device => f.write_str("Cannot grow device files"),
             ResizeError::Busy => f.write_str("Node is in use by a change of the block graph"),
+            ResizeError::Format(why) => f.write_str(why),
             ResizeError::Os { what, errno } => write!(f, "{what}: {}", errno.desc()),
         }
     }

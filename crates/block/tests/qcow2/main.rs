@@ -5,4 +5,5 @@
 mod common;
 mod image;
 mod model;
+mod resize;
 mod variants;

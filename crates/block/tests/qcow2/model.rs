@@ -11,7 +11,7 @@ use crate::common::{Rig, bytes, filled, memory};
 use crate::image::{Folder, contents, judge, open, options, qemu_img};
 
 /// Bytes of the disk: not a whole number of clusters.
-const SIZE: usize = (3 << 20) + 3 * 512;
+pub(crate) const SIZE: usize = (3 << 20) + 3 * 512;
 
 /// xorshift64*.
 pub(crate) struct Random(pub(crate) u64);
@@ -26,7 +26,7 @@ impl Random {
 }
 
 /// What the disk must hold; `None`: anything, since it was discarded.
-type Model = Vec<Option<u8>>;
+pub(crate) type Model = Vec<Option<u8>>;
 
 /// What a request must have done, once it is answered.
 enum Expect {
@@ -35,23 +35,23 @@ enum Expect {
 }
 
 /// Works on those stripes of the disk that are `part` of `parts`.
-struct Worker {
-    random: Random,
-    stripe: usize,
-    part: usize,
-    parts: usize,
+pub(crate) struct Worker {
+    pub(crate) random: Random,
+    pub(crate) stripe: usize,
+    pub(crate) part: usize,
+    pub(crate) parts: usize,
 }
 
 impl Worker {
     /// Some of our bytes, sectors or (now and then) any.
-    fn range(&mut self) -> (usize, usize) {
-        let stripes = SIZE.div_ceil(self.stripe * self.parts);
+    fn range(&mut self, size: usize) -> (usize, usize) {
+        let stripes = size.div_ceil(self.stripe * self.parts);
         loop {
             let stripe = self.random.below(stripes) * self.parts + self.part;
             let start = stripe * self.stripe;
             // Alone, over the borders too.
             let most = if self.parts == 1 { 4 * self.stripe } else { self.stripe };
-            let end = (start + most).min(SIZE);
+            let end = (start + most).min(size);
             if start >= end {
                 continue;
             }
@@ -65,13 +65,20 @@ impl Worker {
         }
     }
 
-    fn run(&mut self, node: Arc<dyn BlockNode>, model: &mut Model, batches: usize) {
-        let mut rig = Rig::new(node);
-        for _ in 0..batches {
+    /// As many batches as `more` is content with. The disk may grow meanwhile, up to the model's size.
+    pub(crate) fn run(
+        &mut self,
+        node: Arc<dyn BlockNode>,
+        model: &mut Model,
+        more: impl Iterator<Item = usize>,
+    ) {
+        let mut rig = Rig::new(node.clone());
+        for _ in more {
+            let size = node.geometry().size as usize;
             let mut taken: Vec<(usize, usize)> = Vec::new();
             let mut waiting = Vec::new();
             for _ in 0..self.random.below(16) + 1 {
-                let (from, to) = self.range();
+                let (from, to) = self.range(size);
                 if taken.iter().any(|&(start, end)| from < end && start < to) {
                     continue;
                 }
@@ -126,7 +133,7 @@ impl Worker {
     }
 }
 
-fn first_difference(model: &[Option<u8>], found: &[u8]) -> Option<(usize, u8, u8)> {
+pub(crate) fn first_difference(model: &[Option<u8>], found: &[u8]) -> Option<(usize, u8, u8)> {
     let differs =
         |(at, (m, f)): (usize, (&Option<u8>, &u8))| m.filter(|m| m != f).map(|m| (at, m, *f));
     model.iter().zip(found).enumerate().find_map(differs)
@@ -149,7 +156,7 @@ pub(crate) fn matches(
             let node = node.clone();
             let random = Random(seed * 31 + part as u64 + 1);
             let mut worker = Worker { random, stripe, part, parts: threads };
-            scope.spawn(move || worker.run(node, model, 40));
+            scope.spawn(move || worker.run(node, model, 0..40));
         }
     });
     // Of each stripe what its owner knows.
@@ -161,7 +168,7 @@ pub(crate) fn matches(
 }
 
 /// What qemu-img is told of each kind of image.
-const KINDS: [(&str, &str); 5] = [
+pub(crate) const KINDS: [(&str, &str); 5] = [
     ("64k", "cluster_size=64k"),
     ("512", "cluster_size=512"),
     ("2M", "cluster_size=2M"),

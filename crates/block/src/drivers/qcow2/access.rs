@@ -272,7 +272,7 @@ impl Image {
     ) -> Result<u64, Errno> {
         loop {
             let changing = self.change_metadata(channels).await?;
-            let len = range.end - range.start;
+            let len = self.end(range.end) - range.start;
             let prepared = self.qcow2.prepare_data_mapping(range.start, len, true).await;
             let prepared = prepared.map_err(errno_of)?;
             let end = range.start + prepared.length().min(len);

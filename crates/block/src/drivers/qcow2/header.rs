@@ -18,13 +18,13 @@ const MAGIC: &[u8; 4] = b"QFI\xfb";
 /// QEMU's limit.
 const MAX_CLUSTER_BITS: u32 = 21;
 /// QEMU's limit, bytes of the L1 table.
-const MAX_L1: u64 = 32 << 20;
+pub(super) const MAX_L1: u64 = 32 << 20;
 /// QEMU's limit, bytes of the refcount table.
 const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
 /// Longest name of a backing file.
 const MAX_NAME: usize = 1023;
 /// Bytes of an entry of a table, and of one in the table of features' names.
-const ENTRY: u64 = 8;
+pub(super) const ENTRY: u64 = 8;
 const FEATURE_NAME: usize = 48;
 
 /// Incompatible features.
@@ -57,6 +57,8 @@ pub(crate) struct Header {
     pub(crate) data_file: Option<DataFile>,
     /// Bits of a reference count: a power of two, 1 to 64.
     pub(crate) refcount_bits: u32,
+    /// There are snapshots inside.
+    pub(crate) has_snapshots: bool,
     /// The L1 table: first byte and number of bytes.
     pub(crate) l1_table: (u64, u64),
     /// The refcount table: first byte and number of bytes.
@@ -172,6 +174,7 @@ impl Header {
             backing,
             data_file,
             refcount_bits: 1 << order,
+            has_snapshots: u32_at(60) != 0,
             l1_table: (u64_at(40), u64::from(u32_at(36)) * ENTRY),
             refcount_table,
         })

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use imago::format::PreallocateMode;
 use imago::format::drivers::FormatDriverInstance;
 use imago::qcow2::Qcow2;
 use imago::storage::drivers::{CommonStorageHelper, RangeBlockedGuard};
 use nix::errno::Errno;
-use tokio::sync::{Mutex, RwLock, RwLockReadGuard, Semaphore};
+use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 
 use super::context::Channels;
 use super::metadata::Metadata;
@@ -29,8 +30,13 @@ pub(super) struct Image {
     /// Bytes of a cluster.
     pub(super) cluster: u64,
     pub(super) version: u32,
+    pub(super) has_snapshots: bool,
     pub(super) has_backing: bool,
     pub(super) has_data_file: bool,
+    /// Bytes of the disk, as its users know them. [`imago`]'s own is this or more.
+    size: AtomicU64,
+    /// Held by who changes the size.
+    pub(super) resizing: Mutex<()>,
     /// Requests at work on the disk: those that use the mapping of their clusters, side by side, and
     /// those that change it, alone.
     ranges: CommonStorageHelper,
@@ -59,6 +65,9 @@ impl Image {
             shared,
             cluster: header.cluster,
             version: header.version,
+            has_snapshots: header.has_snapshots,
+            size: AtomicU64::new(header.size),
+            resizing: Mutex::default(),
             has_backing,
             has_data_file: header.data_file.is_some(),
             ranges: CommonStorageHelper::default(),
@@ -73,7 +82,46 @@ impl Image {
 
     /// Bytes of the disk.
     pub(super) fn size(&self) -> u64 {
-        self.qcow2.size()
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// The disk has another size from now on. Who calls it has the last cluster to himself.
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    /// Where a range ends for [`imago`]: with the disk ends the cluster too, as far as `imago` lets it.
+    pub(super) fn end(&self, end: u64) -> u64 {
+        match end == self.size() {
+            true => end.next_multiple_of(self.cluster).min(self.qcow2.size()),
+            false => end,
+        }
+    }
+
+    /// Has the tables reach as far as a disk of that size.
+    pub(super) async fn grow_tables(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
+        let _turn = self.flushing.lock().await;
+        let alone = self.changing.write().await;
+        let grown = self.qcow2.resize_grow(size, PreallocateMode::None).await;
+        self.changed();
+        // The L1 table has moved. Its old place is free for other tables, which must not be written
+        // there before the file says so: what has changed until now goes first.
+        self.write_changed(channels, alone).await?;
+        grown.map_err(errno_of)
+    }
+
+    /// Has the header say that size with the next flush.
+    pub(super) async fn set_header_size(
+        &self,
+        channels: &Channels,
+        size: u64,
+    ) -> Result<(), Errno> {
+        let _alone = self.changing.write().await;
+        if let Some(metadata) = &self.shared.metadata {
+            metadata.set_size(channels, size).await?;
+        }
+        self.changed();
+        Ok(())
     }
 
     /// The clusters that a range touches, all of each.
@@ -120,9 +168,19 @@ impl Image {
     /// Writes all metadata there is now to the file. Who calls it has `flushing`. Returns up to which
     /// change that is.
     async fn write_metadata(&self, channels: &Channels) -> Result<u64, Errno> {
+        let alone = self.changing.write().await;
+        self.write_changed(channels, alone).await
+    }
+
+    /// The same. `alone`: no metadata has changed since the caller has it.
+    async fn write_changed(
+        &self,
+        channels: &Channels,
+        alone: RwLockWriteGuard<'_, ()>,
+    ) -> Result<u64, Errno> {
         let Some(metadata) = &self.shared.metadata else { return Ok(0) };
         let (changes, given_up, data) = {
-            let _alone = self.changing.write().await;
+            let _alone = alone;
             let changes = self.changes.load(Ordering::Acquire);
             self.qcow2.flush().await.map_err(errno_of)?;
             (changes, metadata.begin(), self.new_data.swap(false, Ordering::AcqRel))

@@ -34,7 +34,8 @@ pub(super) const SECTOR: usize = 512;
 const RUN: usize = 1 << 20;
 /// Bytes of an entry of a table.
 const ENTRY: usize = 8;
-/// Where a header has the L1 table's entries and offset, and the refcount table's offset and clusters.
+/// Where a header has the disk's size, the L1 table's entries and offset, and the refcount table's offset and clusters.
+const SIZE: Range<usize> = 24..32;
 const L1_ENTRIES: Range<usize> = 36..40;
 const L1_OFFSET: Range<usize> = 40..48;
 const REFCOUNT_TABLE: Range<usize> = 48..60;
@@ -58,6 +59,8 @@ struct State {
     /// Those that are being written.
     writing: Arc<Sectors>,
     layout: Layout,
+    /// Bytes of the disk, as the header is to say.
+    size: u64,
 }
 
 /// Where the file has which metadata.
@@ -93,7 +96,8 @@ impl Metadata {
             refcount_blocks: HashSet::new(),
         };
         layout.add_refcount_blocks(refcount_table);
-        let state = State { dirty: Sectors::new(), writing: Arc::default(), layout };
+        let state =
+            State { dirty: Sectors::new(), writing: Arc::default(), layout, size: header.size };
         Metadata { state: Mutex::new(state), given_up: AtomicU64::new(0), free: AtomicU64::new(0) }
     }
 
@@ -113,6 +117,28 @@ impl Metadata {
         for (number, sector) in (offset / SECTOR as u64..).zip(sectors) {
             state.dirty.insert(number, Box::new(*sector));
         }
+        let size = state.size;
+        if offset == 0
+            && let Some(header) = state.dirty.get_mut(&0)
+        {
+            // `imago`'s may be ahead, or behind.
+            header[SIZE].copy_from_slice(&size.to_be_bytes());
+        }
+    }
+
+    /// Has the header say that the disk has so many bytes. Nobody changes any metadata meanwhile.
+    pub(super) async fn set_size(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
+        let kept = self.kept(0..SECTOR as u64);
+        let mut header = read(channels, 0, SECTOR).await?;
+        if let Some((_, newest)) = kept.last() {
+            header.copy_from_slice(newest);
+        }
+        header[SIZE].copy_from_slice(&size.to_be_bytes());
+        let mut state = lock(&self.state);
+        state.size = size;
+        let (sectors, _) = header.as_chunks::<SECTOR>();
+        state.dirty.extend(sectors.first().map(|header| (0, Box::new(*header))));
+        Ok(())
     }
 
     /// What is kept of a range. To be asked before the file is read: what is written to it meanwhile
@@ -385,6 +411,27 @@ fn raise(counts: &mut [u8; SECTOR], other: &[u8; SECTOR], bits: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_header_says_the_size_that_it_is_told() {
+        let header = Header {
+            version: 3,
+            cluster: 65536,
+            size: 1 << 20,
+            backing: None,
+            data_file: None,
+            refcount_bits: 16,
+            has_snapshots: false,
+            l1_table: (3 << 16, 8),
+            refcount_table: (1 << 16, 1 << 16),
+        };
+        let metadata = Metadata::new(&header, &[]);
+        metadata.write(0, &[0xff; 2 * SECTOR]);
+        let kept = metadata.kept(0..2 * SECTOR as u64);
+        assert_eq!(number(&kept[0].1[SIZE]), 1 << 20);
+        assert_eq!((kept[0].1[23], kept[0].1[32]), (0xff, 0xff));
+        assert_eq!(kept[1].1, [0xff; SECTOR]);
+    }
 
     #[test]
     fn counts_are_raised_each_by_itself() {

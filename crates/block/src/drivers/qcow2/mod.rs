@@ -13,6 +13,7 @@ mod header;
 mod image;
 mod metadata;
 mod open;
+mod resize;
 mod status;
 mod storage;
 mod writes;
@@ -27,9 +28,9 @@ use nix::errno::Errno;
 
 use self::channel::Qcow2Channel;
 use self::context::Channels;
-use self::image::Image;
+use self::image::{Image, errno_of};
 use self::zero::Discarding;
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher, Watchers};
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
 
@@ -48,6 +49,7 @@ pub(crate) struct Qcow2Node {
     no_unref: bool,
     /// `pass-discard-request`.
     pass_discard: bool,
+    watchers: Watchers,
 }
 
 impl Qcow2Node {
@@ -92,6 +94,28 @@ impl BlockNode for Qcow2Node {
             write_zeroes: !self.read_only,
             write_cache: !self.read_only,
         }
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.watchers.add(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        Box::pin(async move {
+            ResizeError::check(size, self.read_only)?;
+            let before = self.image.size();
+            let (image, pass) = (self.image.clone(), self.pass_discard);
+            // Others have what is to be waited for, maybe on this very loop: it goes on.
+            let resized = open::start_apart(&self.below, move |channels| async move {
+                Ok(image.resize(&channels, size, pass).await)
+            });
+            let failed = |error| resize::failed(errno_of(error));
+            let resized = resized.await.map_err(failed).and_then(|resized| resized);
+            if self.image.size() != before {
+                self.watchers.tell();
+            }
+            resized
+        })
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

@@ -17,7 +17,7 @@ use super::image::{Image, errno_of};
 use super::metadata::Metadata;
 use super::storage::{NodeStorage, Role, Shared};
 use crate::error::OpenError;
-use crate::node::BlockNode;
+use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
 use crate::request::Op;
 
@@ -61,28 +61,49 @@ where
     T: Send + 'static,
     F: Future<Output = io::Result<T>> + 'static,
 {
-    let on_thread = || {
-        let config = LoopConfig { name: "qcow2".into(), entries: 32, ..LoopConfig::default() };
-        let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
-        let channels = Rc::new(below.open_channels(&event_loop)?);
-        let (done, result) = event_loop::oneshot::channel();
-        let task = task(channels.clone());
-        let task = With::new(channels, async move {
-            // Somebody waits for it.
-            done.send(task.await);
-        });
-        let result = event_loop.block_on(async move {
-            task.await;
-            result.await
-        })?;
-        event_loop.shut_down()?;
-        result.map_err(|_| io::Error::other("the task has ended without a result"))?
-    };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("qcow2".into());
-        let ended = thread.spawn_scoped(scope, on_thread)?.join();
+        let ended = thread.spawn_scoped(scope, || on_a_loop(below, task))?.join();
         ended.map_err(|_| io::Error::other("the thread panicked"))?
     })
+}
+
+/// The same, and waits without holding up the loop that it waits on.
+pub(super) async fn start_apart<T, F>(
+    below: &Below,
+    task: impl FnOnce(Rc<Channels>) -> F + Send + 'static,
+) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + 'static,
+{
+    let (done, result) = event_loop::oneshot::channel();
+    let below = below.clone();
+    let thread = std::thread::Builder::new().name("qcow2".into());
+    thread.spawn(move || done.send(on_a_loop(&below, task)))?;
+    result.await.map_err(|_| io::Error::other("the thread panicked"))?
+}
+
+fn on_a_loop<T, F>(below: &Below, task: impl FnOnce(Rc<Channels>) -> F) -> io::Result<T>
+where
+    T: 'static,
+    F: Future<Output = io::Result<T>> + 'static,
+{
+    let config = LoopConfig { name: "qcow2".into(), entries: 32, ..LoopConfig::default() };
+    let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
+    let channels = Rc::new(below.open_channels(&event_loop)?);
+    let (done, result) = event_loop::oneshot::channel();
+    let task = task(channels.clone());
+    let task = With::new(channels, async move {
+        // Somebody waits for it.
+        done.send(task.await);
+    });
+    let result = event_loop.block_on(async move {
+        task.await;
+        result.await
+    })?;
+    event_loop.shut_down()?;
+    result.map_err(|_| io::Error::other("the task has ended without a result"))?
 }
 
 fn failed(name: &str, what: &str, error: &io::Error) -> OpenError {
@@ -202,6 +223,7 @@ impl Opening {
             discard: common.discard,
             detect_zeroes: common.detect_zeroes,
             no_unref: options.discard_no_unref,
+            watchers: Watchers::default(),
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
         })
     }

@@ -77,7 +77,7 @@ impl Image {
         start..end.max(start)
     }
 
-    async fn drop_data(
+    pub(super) async fn drop_data(
         &self,
         channels: &Channels,
         range: Range<u64>,
@@ -114,7 +114,7 @@ impl Image {
         drop(punched);
     }
 
-    async fn change_to_zeroes(
+    pub(super) async fn change_to_zeroes(
         &self,
         channels: &Channels,
         range: Range<u64>,
@@ -123,6 +123,7 @@ impl Image {
     ) -> Result<(), Errno> {
         let _changing = self.change_metadata(channels).await?;
         let Range { mut start, end } = range;
+        let end = self.end(end);
         while start < end {
             if unref || compressed {
                 self.give_up();
