@@ -99,7 +99,7 @@ pub(crate) struct Draft {
 }
 
 /// `stall-timeout-ms` that was not given.
-pub(crate) const STALL_TIMEOUT_MS: u64 = 10_000;
+pub(crate) const STALL_TIMEOUT_MS: u64 = 0;
 
 /// An export type.
 struct Type {
@@ -193,7 +193,7 @@ static COMMON: &[Field<Draft>] = &[
                 Ok(())
             },
         },
-        need: Need::Default("10000"),
+        need: Need::Default("0"),
         help: "log requests that take longer, in milliseconds; 0 for none",
     },
     Field {
