@@ -117,7 +117,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 writethrough: true,
                 iothreads: vec!["io0".to_owned(), "io1".to_owned()],
                 fixed_iothread: false,
-                stall_timeout_ms: 10_000,
+                stall_timeout_ms: 0,
                 kind: ExportKind::VhostUserBlk(VhostUserOptions {
                     addr: Addr::Fd { fd: 7 },
                     num_queues: 4,
@@ -364,7 +364,7 @@ fn serve_is_steps_too() {
             writethrough: true,
             iothreads: vec!["io0".to_owned(), "io1".to_owned()],
             fixed_iothread: false,
-            stall_timeout_ms: 10_000,
+            stall_timeout_ms: 0,
             kind: ExportKind::VhostUserBlk(VhostUserOptions {
                 addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
                 num_queues: 4,
