@@ -47,7 +47,7 @@ fn an_image_goes_through_two_daemons() {
     // What takes no data goes through as such: whole clusters, and less than a sector.
     for command in ["write -z -u 1M 2M", "discard 8M 1M", "write -P 7 1000 10", "read -P 7 1000 10"]
     {
-        client_output(&fore, "qemu-io", &["-r", "-U", "-fraw", "-c", command, &uri]);
+        client_output(&fore, "qemu-io", &["-fraw", "-c", command, &uri]);
     }
     client_output(&fore, "qemu-io", &["-r", "-U", "-fraw", "-c", "read -P 0 1M 2M", path(&image)]);
     let map = client_output(&fore, "nbdinfo", &["--map", &uri]);
