@@ -63,7 +63,9 @@ fn a_file_system_survives_on_a_chain_of_images() {
     };
     create(&["base.qcow2", "64M"]);
     create(&["-o", "cluster_size=16k", "-F", "qcow2", "-b", "base.qcow2", "disk.qcow2"]);
-    for (job, output) in [(FILL, &[] as &[&str]), (LOOK, &["54"])] {
+    for (below, job, output) in
+        [("filled.qcow2", FILL, &[] as &[&str]), ("seen.qcow2", LOOK, &["54"])]
+    {
         let command = ServerCommand::new(&scratch).iothread("io0").iothread("io1");
         let server = qcow2(command, &scratch, "")
             .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
@@ -73,10 +75,10 @@ fn a_file_system_survives_on_a_chain_of_images() {
         assert_eq!(check(&scratch), Some(0));
         assert_eq!(lines, output);
         // The next one begins on top of this one.
-        fs::rename(scratch.path("disk.qcow2"), scratch.path("below.qcow2")).expect("a new name");
-        create(&["-F", "qcow2", "-b", "below.qcow2", "disk.qcow2"]);
+        fs::rename(scratch.path("disk.qcow2"), scratch.path(below)).expect("a new name");
+        create(&["-F", "qcow2", "-b", below, "disk.qcow2"]);
     }
-    let args = ["convert", "-f", "qcow2", "-O", "raw", "below.qcow2", "disk.raw"];
+    let args = ["convert", "-f", "qcow2", "-O", "raw", "disk.qcow2", "disk.raw"];
     client_output(&scratch, "qemu-img", &args);
     let fsck = Command::new(tool("e2fsck")).arg("-fn").arg(scratch.path("disk.raw")).output();
     let fsck = fsck.expect("e2fsck runs");
