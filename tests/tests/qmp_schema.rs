@@ -19,6 +19,7 @@ const OURS: &[&str] = &[
     "block-export-add/vhost-user-blk/pin-memory",
     "query-block-exports-> []/type=vhost-user-scsi",
     "query-named-block-nodes-> []/children",
+    "query-named-block-nodes-> []/image/limits",
 ];
 
 fn schema(qmp: &mut Qmp) -> Schema {
