@@ -95,9 +95,8 @@ fn play(event_loop: &EventLoop, options: &BlockdevOptions, steps: &[u8]) {
         let (kind, len) = (input.u8(), (u64::from(input.u8()) + 1) * 512);
         let offset = (u64::from(input.u32()) << 9).checked_rem(size).unwrap_or_default();
         let len = if kind & 0x80 == 0 { len } else { size / 3 }.min(size - offset).min(MOST);
-        let (len, memory) = (len - len % 512, |len: u64| {
-            AlignedBuf::io_bufs(len as usize, 512).expect("memory")
-        });
+        let (len, memory) =
+            (len - len % 512, |len: u64| AlignedBuf::io_bufs(len as usize, 512).expect("memory"));
         let (op, offset, len, bufs) = match kind & 7 {
             0 | 1 => (Op::Read, offset, len, memory(len)),
             2 | 3 => (Op::Write { fua: kind & 8 != 0 }, offset, len, memory(len)),

@@ -87,6 +87,7 @@ pub fn run(data: &[u8]) {
             offered: config.next_avail,
             in_flight: Vec::new(),
             pending: 0,
+            unseen: 0,
         };
         // Bounded, as libFuzzer's own limit on the length of inputs may be lifted.
         for _ in 0..4096 {
@@ -151,6 +152,8 @@ struct Run<'a> {
     in_flight: Vec<u16>,
     /// Chains given back and not published.
     pending: u16,
+    /// Those of them that the driver has not been shown.
+    unseen: u16,
 }
 
 impl Run<'_> {
@@ -193,20 +196,26 @@ impl Run<'_> {
             7 => {
                 if let Some(last) = self.in_flight.len().checked_sub(1) {
                     let at = usize::from(input.u8()).min(last);
+                    let before = self.queue.used_idx();
                     self.queue.add_used(self.in_flight.swap_remove(at), input.u32());
                     self.pending += 1;
+                    self.unseen += 1;
+                    // Long batches are shown as they grow, all of it or nothing.
+                    let shown = self.queue.used_idx().wrapping_sub(before);
+                    assert!(shown == 0 || shown == self.unseen);
+                    self.unseen -= shown;
                 }
             }
             8 => {
                 let before = self.queue.used_idx();
                 let signal = self.queue.publish();
                 assert!(!signal || self.pending > 0, "a signal for nothing");
-                assert_eq!(self.queue.used_idx(), before.wrapping_add(self.pending));
+                assert_eq!(self.queue.used_idx(), before.wrapping_add(self.unseen));
                 if self.pending > 0 {
                     let shown = self.queue.memory().read_u16(guest(config.used) + 2);
                     assert_eq!(shown, Ok(self.queue.used_idx()));
                 }
-                self.pending = 0;
+                (self.pending, self.unseen) = (0, 0);
             }
             9 => self.queue.suppress_kicks(),
             10 => {
