@@ -81,39 +81,19 @@ fn addr_shape() -> Shape {
 }
 
 fn addr(metrics: &mut Draft, value: Value, at: &Context) -> table::Set {
-    let Value::Object(mut object) = value else {
-        return Err(table::wrong_type(at.whole(), "object"));
-    };
-    let kind = match table::take(&mut object, "type") {
-        Some(kind) => table::text(kind, &at.full("type"), at)?,
-        None => {
-            let hint = format!("Known values: {}", TYPES.join(", "));
-            return Err(table::missing(&at.full("type")).hint(hint));
-        }
-    };
+    let (kind, object) = table::take_type(value, at, &TYPES)?;
     metrics.addr = Some(match kind.as_str() {
         "inet" => {
-            let InetDraft { host, port } = read_all(INET, object, at, &kind)?;
+            let InetDraft { host, port } = table::read_typed(INET, object, at, &kind)?;
             SocketAddr::Inet { host, port }
         }
-        "unix" => SocketAddr::Unix(read_all::<SocketDraft>(UNIX_ADDR, object, at, &kind)?.path),
-        "fd" => SocketAddr::Fd(read_all::<SocketDraft>(FD_ADDR, object, at, &kind)?.fd),
+        "unix" => {
+            SocketAddr::Unix(table::read_typed::<SocketDraft>(UNIX_ADDR, object, at, &kind)?.path)
+        }
+        "fd" => SocketAddr::Fd(table::read_typed::<SocketDraft>(FD_ADDR, object, at, &kind)?.fd),
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     });
     Ok(())
-}
-
-fn read_all<T: Default>(
-    fields: &[Field<T>],
-    mut object: Object,
-    at: &Context,
-    kind: &str,
-) -> Result<T, OptionError> {
-    let mut draft = T::default();
-    table::read(fields, &mut draft, &mut object, at)?;
-    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
-    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
-    Ok(draft)
 }
 
 /// What the option may have.

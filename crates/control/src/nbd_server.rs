@@ -97,7 +97,7 @@ const HANDSHAKE_MAX_SECONDS: Field<NbdServerOptions> = Field {
     kind: Kind::Int {
         range: i64::MIN..=i64::MAX,
         set: |server, seconds| {
-            server.handshake_max_seconds = uint32("handshake-max-seconds", seconds)?;
+            server.handshake_max_seconds = table::uint32("handshake-max-seconds", seconds)?;
             Ok(())
         },
     },
@@ -110,7 +110,7 @@ const MAX_CONNECTIONS: Field<NbdServerOptions> = Field {
     kind: Kind::Int {
         range: i64::MIN..=i64::MAX,
         set: |server, connections| {
-            server.max_connections = uint32("max-connections", connections)?;
+            server.max_connections = table::uint32("max-connections", connections)?;
             Ok(())
         },
     },
@@ -131,11 +131,6 @@ const TLS_AUTHZ: Field<NbdServerOptions> = Field {
     need: Need::Optional("all with a certificate of the CA"),
     help: "object that says which clients are let in",
 };
-
-fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
-    u32::try_from(number)
-        .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
-}
 
 /// `addr.*` of type `inet` while it is read.
 #[derive(Default)]
@@ -242,27 +237,18 @@ fn addr_shape() -> Shape {
 }
 
 fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set {
-    let Value::Object(mut object) = value else {
-        return Err(table::wrong_type(at.whole(), "object"));
-    };
-    let kind = match table::take(&mut object, "type") {
-        Some(kind) => table::text(kind, &at.full("type"), at)?,
-        None => {
-            let hint = format!("Known values: {}", TYPES.join(", "));
-            return Err(table::missing(&at.full("type")).hint(hint));
-        }
-    };
+    let (kind, object) = table::take_type(value, at, &TYPES)?;
     server.addr = match kind.as_str() {
         "inet" => {
-            let draft: InetDraft = read_all(INET, object, at, &kind)?;
+            let draft: InetDraft = table::read_typed(INET, object, at, &kind)?;
             inet(draft)?
         }
         "unix" => {
-            let draft: SocketDraft = read_all(UNIX_ADDR, object, at, &kind)?;
+            let draft: SocketDraft = table::read_typed(UNIX_ADDR, object, at, &kind)?;
             NbdAddr::Unix { path: draft.path }
         }
         "fd" => {
-            let draft: SocketDraft = read_all(FD_ADDR, object, at, &kind)?;
+            let draft: SocketDraft = table::read_typed(FD_ADDR, object, at, &kind)?;
             NbdAddr::Fd { fd: draft.fd }
         }
         "vsock" => return Err(OptionError::not_yet("Parameter 'addr.type' with value 'vsock'")),
@@ -301,19 +287,6 @@ fn legacy_addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> tab
     };
     data.push(("type".into(), Value::Text(kind)));
     addr(server, Value::Object(data), &at.below("data"))
-}
-
-fn read_all<T: Default>(
-    fields: &[Field<T>],
-    mut object: Object,
-    at: &Context,
-    kind: &str,
-) -> Result<T, OptionError> {
-    let mut draft = T::default();
-    table::read(fields, &mut draft, &mut object, at)?;
-    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
-    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
-    Ok(draft)
 }
 
 fn inet(draft: InetDraft) -> Result<NbdAddr, OptionError> {

@@ -220,6 +220,45 @@ pub(crate) fn refuse_rest<'a>(
         .hint(format!("Known parameters of {whom}: {}", known.join(", "))))
 }
 
+/// Takes apart a value whose member `type`, one of `types`, says what else it has. Whether it is one of
+/// them is for the caller to find out.
+pub(crate) fn take_type(
+    value: Value,
+    at: &Context,
+    types: &[&str],
+) -> Result<(String, Object), OptionError> {
+    let Value::Object(mut object) = value else {
+        return Err(wrong_type(at.whole(), "object"));
+    };
+    match take(&mut object, "type") {
+        Some(kind) => Ok((text(kind, &at.full("type"), at)?, object)),
+        None => {
+            let hint = format!("Known values: {}", types.join(", "));
+            Err(missing(&at.full("type")).hint(hint))
+        }
+    }
+}
+
+/// Reads the rest of such a value of type `kind`, which has these members and no others.
+pub(crate) fn read_typed<T: Default>(
+    fields: &[Field<T>],
+    mut object: Object,
+    at: &Context,
+    kind: &str,
+) -> Result<T, OptionError> {
+    let mut draft = T::default();
+    read(fields, &mut draft, &mut object, at)?;
+    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
+    refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
+    Ok(draft)
+}
+
+/// A number of QAPI's type `uint32`.
+pub(crate) fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
+    u32::try_from(number)
+        .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
+}
+
 /// A parameter that must be there and is not.
 pub(crate) fn missing(full_name: &str) -> OptionError {
     OptionError::new(format!("Parameter '{full_name}' is missing"))

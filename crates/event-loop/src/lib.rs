@@ -56,6 +56,6 @@ pub use registered::{LoopMemory, Place, Places};
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
 pub use scheduling::Scheduling;
 pub use stats::{Counter, LoopStats};
-pub use task::JoinHandle;
+pub use task::{JoinHandle, take_turns};
 pub use thread_pool::ThreadPoolConfig;
 pub use timers::TimerId;

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -14,6 +14,20 @@ use crate::executor::Task;
 use crate::handle::LoopGone;
 use crate::op::{Engine, IoOp, IoTarget, LoopFile};
 use crate::timers::TimerId;
+
+/// Lets the loop's other tasks, and what else it has to do, have their turn (contract E11): for a task
+/// that always finds more to do.
+pub async fn take_turns() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 /// A task's result, for another task to wait for. Dropping it lets the task run on by itself.
 pub struct JoinHandle<T>(Rc<dyn Join<T>>);

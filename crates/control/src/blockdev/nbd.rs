@@ -97,7 +97,7 @@ static FIELDS: &[Field<Draft>] = &[
         kind: Kind::Int {
             range: i64::MIN..=i64::MAX,
             set: |node, seconds| {
-                put(&mut node.reconnect_delay, uint32("reconnect-delay", seconds)?)
+                put(&mut node.reconnect_delay, table::uint32("reconnect-delay", seconds)?)
             },
         },
         need: Need::Default("0"),
@@ -108,17 +108,14 @@ static FIELDS: &[Field<Draft>] = &[
         name: "open-timeout",
         kind: Kind::Int {
             range: i64::MIN..=i64::MAX,
-            set: |node, seconds| put(&mut node.open_timeout, uint32("open-timeout", seconds)?),
+            set: |node, seconds| {
+                put(&mut node.open_timeout, table::uint32("open-timeout", seconds)?)
+            },
         },
         need: Need::Default("0"),
         help: "seconds that connecting is tried when the node is opened; 0 for once",
     },
 ];
-
-fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
-    u32::try_from(number)
-        .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
-}
 
 /// `server.*` while it is read.
 #[derive(Default)]
@@ -210,16 +207,7 @@ fn server_shape() -> Shape {
 }
 
 fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
-    let Value::Object(mut object) = value else {
-        return Err(table::wrong_type(at.whole(), "object"));
-    };
-    let kind = match table::take(&mut object, "type") {
-        Some(kind) => table::text(kind, &at.full("type"), at)?,
-        None => {
-            let hint = format!("Known values: {}", TYPES.join(", "));
-            return Err(table::missing(&at.full("type")).hint(hint));
-        }
-    };
+    let (kind, object) = table::take_type(value, at, &TYPES)?;
     let fields = match kind.as_str() {
         "inet" => INET,
         "unix" => UNIX,
@@ -229,10 +217,7 @@ fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
         }
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     };
-    let mut server = Server::default();
-    table::read(fields, &mut server, &mut object, at)?;
-    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
-    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
+    let server: Server = table::read_typed(fields, object, at, &kind)?;
     node.server = Some(match kind.as_str() {
         "unix" => NbdServerAddr::Unix { path: server.path },
         _ => inet(server)?,

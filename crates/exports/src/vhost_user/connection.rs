@@ -5,11 +5,9 @@
 
 #![forbid(unsafe_code)]
 
-use std::future::poll_fn;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::task::Poll;
 
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
@@ -151,16 +149,7 @@ impl Connection {
             return;
         }
         self.turn = TURN;
-        let mut yielded = false;
-        poll_fn(|cx| {
-            if yielded {
-                return Poll::Ready(());
-            }
-            yielded = true;
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        event_loop::take_turns().await;
     }
 }
 

@@ -26,8 +26,7 @@ pub(super) struct Exports {
 
 struct Export {
     id: String,
-    node_name: String,
-    /// All of them: `node_name` and, of several logical units, the others.
+    /// The nodes that it offers: one, or those of the logical units.
     nodes: Vec<String>,
     kind: &'static str,
     /// `None` once it is being stopped.
@@ -80,7 +79,6 @@ impl Exports {
         }
         self.exports.push(Export {
             id: options.id.clone(),
-            node_name: options.node_name.clone(),
             nodes: options.nodes().map(String::from).collect(),
             kind: options.type_name(),
             serving: Some(export),
@@ -137,7 +135,7 @@ impl Exports {
     pub(super) fn all(&self) -> impl Iterator<Item = ExportInfo<'_>> {
         self.exports.iter().map(|export| ExportInfo {
             id: &export.id,
-            node_name: &export.node_name,
+            node_name: export.nodes.first().map_or("", String::as_str),
             kind: export.kind,
             shutting_down: export.serving.is_none(),
         })
@@ -145,10 +143,8 @@ impl Exports {
 
     /// Those that offered node `old` offer `new` now.
     pub(super) fn node_replaced(&mut self, old: &str, new: &str) {
-        for export in &mut self.exports {
-            let names = std::iter::once(&mut export.node_name).chain(&mut export.nodes);
-            names.filter(|name| *name == old).for_each(|name| new.clone_into(name));
-        }
+        let names = self.exports.iter_mut().flat_map(|export| &mut export.nodes);
+        names.filter(|name| *name == old).for_each(|name| new.clone_into(name));
     }
 
     /// What it is at. `None`: there is no such export.

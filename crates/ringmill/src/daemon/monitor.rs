@@ -11,11 +11,11 @@ use std::time::SystemTime;
 
 use control::qmp::events::EventRow;
 use control::qmp::{Command, Event, QmpError, Session, Step};
-use event_loop::{EventLoop, oneshot};
+use event_loop::{EventLoop, oneshot, take_turns};
 use nix::errno::Errno;
 
 use super::chardev::{Chardev, Stream};
-use super::signal::{Signal, take_turns, until};
+use super::signal::{Signal, until};
 
 /// Bytes that a client may leave unread before its commands are not read any more.
 const MAX_UNREAD: usize = 64 << 10;

@@ -91,16 +91,3 @@ pub(super) async fn until<T, U>(
     })
     .await
 }
-
-/// Lets the loop's other tasks have their turn (contract E11).
-pub(super) async fn take_turns() {
-    let mut yielded = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}

@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use event_loop::{EventLoop, oneshot};
+use event_loop::{EventLoop, oneshot, take_turns};
 use exports::vhost_user::Listener;
 use nix::errno::Errno;
 
 use self::http::Asked;
 use super::chardev::Stream;
-use super::signal::{Signal, take_turns, until};
+use super::signal::{Signal, until};
 use super::statistics::Statistics;
 
 /// Clients at the same time. One more, and the one that has been there longest has to go.
