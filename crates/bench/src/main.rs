@@ -44,8 +44,8 @@ fn run() -> Result<()> {
         Command::Peers(options) => peers::run(&options)?,
         Command::Nbd(options) => nbd::run(&options)?,
         Command::Scale(options) => {
-            let wanted = options.contenders.iter().any(|name| name == "ringmill");
-            if wanted && options.places.ringmill.is_none() {
+            let wanted = options.run.contenders.iter().any(|name| name == "ringmill");
+            if wanted && options.run.places.ringmill.is_none() {
                 peers::build_ringmill()?;
             }
             scale::run(&options)?;

@@ -30,6 +30,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file, machine};
+use crate::options::RunOptions;
 use crate::report::write_section;
 pub(crate) use conditions::Conditions;
 use contenders::CONTENDERS;
@@ -39,46 +40,33 @@ use rows::Row;
 /// What to measure, and where.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Short measurements: shows that it works.
-    pub(crate) quick: bool,
-    /// Only rows whose name contains one of these, if there are any.
-    pub(crate) only: Vec<String>,
-    /// Only contenders with these names, if there are any.
-    pub(crate) contenders: Vec<String>,
-    /// Rounds per row.
-    pub(crate) rounds: Option<usize>,
-    /// Time that counts, per measurement.
-    pub(crate) run_time: Option<Duration>,
-    /// Where the data file goes.
-    pub(crate) directory: PathBuf,
+    /// How.
+    pub(crate) run: RunOptions,
     /// A block device to read from; otherwise one is made in memory, where that is possible.
     pub(crate) device: Option<PathBuf>,
-    /// The Markdown file to write the report into.
-    pub(crate) markdown: Option<PathBuf>,
 }
 
 /// Measures and reports. Fails when a contender could not be measured, not on any figure.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 5 });
-    ensure!(rounds > 0, "--rounds has to be at least 1");
-    let rows = rows::chosen(&options.only)?;
-    let contenders = contenders::chosen(&options.contenders)?;
+    let rounds = options.run.rounds(5);
+    let rows = rows::chosen(&options.run.only)?;
+    let contenders = contenders::chosen(&options.run.contenders)?;
     let cpus = match *affinity::allowed()? {
         [other, of_loop, ..] => [of_loop, other],
         [only] => [only, only],
         [] => bail!("this process may run on no CPU"),
     };
-    let size = if options.quick { 64 << 20 } else { 1 << 30 };
-    let mut lines = machine::describe(&options.directory);
+    let size = if options.run.quick { 64 << 20 } else { 1 << 30 };
+    let mut lines = machine::describe(&options.run.directory);
     let needs_file = rows.iter().any(|row| matches!(row, Row::FileRead(_)));
     let file = match needs_file {
-        true => data_file::prepare(&options.directory, size)?,
+        true => data_file::prepare(&options.run.directory, size)?,
         false => PathBuf::new(),
     };
     let needs_device = rows.iter().any(|row| matches!(row, Row::RamRead(_)));
     let ram_disk = match &options.device {
         None if needs_device => {
-            Some(RamDisk::new(if options.quick { 64 << 20 } else { 256 << 20 })).transpose()
+            Some(RamDisk::new(if options.run.quick { 64 << 20 } else { 256 << 20 })).transpose()
         }
         _ => Ok(None),
     };
@@ -94,10 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let conditions = Conditions {
         cpu: cpus[0],
         other_cpu: cpus[1],
-        run_time: options.run_time.unwrap_or(Duration::from_millis(match options.quick {
-            true => 50,
-            false => 500,
-        })),
+        run_time: options.run.run_time(50, 500),
         file,
         device: device.unwrap_or_default(),
     };
@@ -124,7 +109,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         report.add(row, figures);
     }
     print!("{}", report.text());
-    if let Some(file) = &options.markdown {
+    if let Some(file) = &options.run.markdown {
         write_section(file, "bench loops", &report.markdown())?;
     }
     ensure!(failures == 0, "{failures} measurements failed");

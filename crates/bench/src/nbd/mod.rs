@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::host::{affinity, data_file, machine, syscalls};
 use crate::load::nbd::Address;
 use crate::load::{Client, Load};
-use crate::peers::contender::{Contender, Places};
+use crate::options::RunOptions;
+use crate::peers::contender::Contender;
 use crate::peers::fio::{Fio, Target, Terms};
 use crate::peers::measure::{
     LoadSample, SocketDirectory, count_syscalls, fio_sample, make_directory, own_sample,
@@ -24,31 +25,6 @@ use crate::report::write_section;
 use report::{Measured, Report};
 use rows::{Disk, Row, Sender};
 use servers::Serving;
-
-/// What to measure, and where.
-#[derive(Debug)]
-pub(crate) struct Options {
-    /// A few short rows.
-    pub(crate) quick: bool,
-    /// Only rows whose name contains one of these, if there are any.
-    pub(crate) only: Vec<String>,
-    /// Names of the contenders, or none for the usual ones.
-    pub(crate) contenders: Vec<String>,
-    /// Where they are found.
-    pub(crate) places: Places,
-    /// Rounds per row.
-    pub(crate) rounds: Option<usize>,
-    /// Time that counts, per measurement.
-    pub(crate) run_time: Option<Duration>,
-    /// Where logs and data files go.
-    pub(crate) directory: PathBuf,
-    /// The CPUs to bind client and server to; otherwise the first two.
-    pub(crate) client_cpu: Option<usize>,
-    /// See [`Self::client_cpu`].
-    pub(crate) server_cpu: Option<usize>,
-    /// The Markdown file to write the report into.
-    pub(crate) markdown: Option<PathBuf>,
-}
 
 /// What is the same for all measurements of a run.
 struct Bench {
@@ -66,10 +42,9 @@ struct Bench {
 }
 
 /// Measures and reports. Fails when a contender could not be measured, not on any figure.
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let quick = options.quick;
-    let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 });
-    ensure!(rounds > 0, "--rounds has to be at least 1");
+    let rounds = options.rounds(3);
     if options.places.ringmill.is_none() {
         build_ringmill()?;
     }
@@ -96,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         tree: options.places.tree().path().to_owned(),
         fio: Fio::find_with_nbd()?,
         warm_up: Duration::from_millis(100),
-        run_time: options.run_time.unwrap_or(Duration::from_millis(if quick { 200 } else { 700 })),
+        run_time: options.run_time(200, 700),
         client_cpu,
         server_cpu,
         count_syscalls: syscalls::can_count(),

@@ -20,9 +20,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::host::{affinity, data_file, machine, syscalls};
+use crate::options::RunOptions;
 use crate::report::write_section;
 use client::{Client, Wanted};
-use contender::{Contender, Places, Polling};
+use contender::{Contender, Polling};
 use fio::Fio;
 use limit::{Limits, Readers, measure_echo};
 use measure::{Bench, SocketDirectory};
@@ -33,62 +34,38 @@ use rows::{Disk, Extent, Row, Work};
 /// What to measure, and where.
 #[derive(Debug)]
 pub(crate) struct Options {
+    /// How.
+    pub(crate) run: RunOptions,
     /// Which rows.
     pub(crate) extent: Extent,
-    /// Only rows whose name contains one of these, if there are any.
-    pub(crate) only: Vec<String>,
-    /// Names of the contenders, or none for the usual ones; the first is what the others are
-    /// compared with.
-    pub(crate) contenders: Vec<String>,
-    /// Where they are found.
-    pub(crate) places: Places,
     /// Who sends the load; by default fio for the full and the quick rows, if it is there.
     pub(crate) client: Option<Wanted>,
-    /// Rounds per row.
-    pub(crate) rounds: Option<usize>,
-    /// Time that counts, per measurement.
-    pub(crate) run_time: Option<Duration>,
-    /// Where logs and the data file go.
-    pub(crate) directory: PathBuf,
-    /// The CPUs to bind client and server to; otherwise the first two.
-    pub(crate) client_cpu: Option<usize>,
-    /// See [`Self::client_cpu`].
-    pub(crate) server_cpu: Option<usize>,
-    /// The Markdown file to write the report into.
-    pub(crate) markdown: Option<PathBuf>,
-    /// Where plots go.
-    pub(crate) plots: Option<PathBuf>,
 }
 
 /// Measures and reports. Fails when a contender could not be measured, not on any figure.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let quick = options.extent == Extent::Quick;
-    let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 });
-    ensure!(rounds > 0, "--rounds has to be at least 1");
+    let rounds = options.run.rounds(3);
     let mut names = contender_names(options);
-    if names.iter().any(|name| name != "qsd") && options.places.ringmill.is_none() {
+    if names.iter().any(|name| name != "qsd") && options.run.places.ringmill.is_none() {
         build_ringmill()?;
     }
-    let pinned = options.contenders.is_empty() && names.iter().any(|name| name == "pinned");
-    let no_pinned = pinned && !contender::can_pin(&options.places)?;
+    let pinned = options.run.contenders.is_empty() && names.iter().any(|name| name == "pinned");
+    let no_pinned = pinned && !contender::can_pin(&options.run.places)?;
     if no_pinned {
         names.retain(|name| name != "pinned");
     }
     let rows = chosen_rows(options)?;
     let contenders = find_contenders(&names, options)?;
-    let tree = options.places.tree();
+    let tree = options.run.places.tree();
     let client = choose_client(options, Fio::find(&tree)?)?;
     let readers = Readers::find(&tree, &client)?;
-    let directory = measure::make_directory(&options.directory)?;
-    let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
+    let directory = measure::make_directory(&options.run.directory)?;
+    let [client_cpu, server_cpu] = cpus(options.run.client_cpu, options.run.server_cpu)?;
     let mut conditions = machine::describe(&directory);
     let size = if quick { 64 << 20 } else { 1 << 30 };
     let needs_file = rows.iter().any(|row| row.disk == Disk::File);
-    let run_time = Duration::from_millis(match options.extent {
-        Extent::Quick => 300,
-        Extent::Standard => 2000,
-        Extent::Full => 5000,
-    });
+    let usual = if options.extent == Extent::Full { 5000 } else { 2000 };
     let bench = Bench {
         data_file: match needs_file {
             true => data_file::prepare(&directory, size)?,
@@ -97,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         directory,
         sockets: SocketDirectory::new()?,
         warm_up: Duration::from_millis(if quick { 200 } else { 500 }),
-        run_time: options.run_time.unwrap_or(run_time),
+        run_time: options.run.run_time(300, usual),
         client_cpu,
         server_cpu,
         client,
@@ -144,10 +121,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         results,
     };
     print!("{}", report.text());
-    if let Some(directory) = &options.plots {
+    if let Some(directory) = &options.run.plots {
         plots::draw(&report, directory)?;
     }
-    if let Some(file) = &options.markdown {
+    if let Some(file) = &options.run.markdown {
         let (section, plots) = match options.extent {
             Extent::Full => ("bench bars", plots::markdown(&report)),
             _ => ("bench peers", String::new()),
@@ -164,8 +141,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn contender_names(options: &Options) -> Vec<String> {
-    if !options.contenders.is_empty() {
-        return options.contenders.clone();
+    if !options.run.contenders.is_empty() {
+        return options.run.contenders.clone();
     }
     let usual: &[&str] = match options.extent {
         Extent::Standard => &["qsd", "ringmill"],
@@ -246,8 +223,8 @@ fn measure_round(
 
 fn chosen_rows(options: &Options) -> Result<Vec<Row>> {
     let mut rows = rows::rows(options.extent);
-    if !options.only.is_empty() {
-        rows.retain(|row| options.only.iter().any(|part| row.name.contains(part)));
+    if !options.run.only.is_empty() {
+        rows.retain(|row| options.run.only.iter().any(|part| row.name.contains(part)));
         if rows.is_empty() {
             let known: Vec<String> =
                 rows::rows(options.extent).into_iter().map(|row| row.name).collect();
@@ -261,7 +238,7 @@ fn chosen_rows(options: &Options) -> Result<Vec<Row>> {
 fn find_contenders(names: &[String], options: &Options) -> Result<Vec<Contender>> {
     let mut found: Vec<Contender> = Vec::new();
     for name in names {
-        let mut contender = contender::find(name, &options.places)?;
+        let mut contender = contender::find(name, &options.run.places)?;
         let before = names[..found.len()].iter().filter(|&n| n == name).count();
         if before > 0 {
             contender.name = format!("{}#{}", contender.name, before + 1);

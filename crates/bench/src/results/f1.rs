@@ -18,7 +18,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Measures it.
 pub(crate) fn measure(options: &Options) -> Result<Finding> {
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
+    let rounds = options.run.rounds(3);
     let config = config(options)?;
     let mut finding = Finding {
         heading: "F1: a queued request never waits for an unrelated wake-up".into(),
@@ -115,8 +115,8 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
 }
 
 fn config(options: &Options) -> Result<F1Config> {
-    let size = if options.quick { 4 << 20 } else { 128 << 20 };
-    let file = data_file::prepare(&options.directory, size)?;
+    let size = if options.run.quick { 4 << 20 } else { 128 << 20 };
+    let file = data_file::prepare(&options.run.directory, size)?;
     let mut config = F1Config::published(&file)?;
     config.bytes = size;
     config.io_cpus = affinity::allowed()?.get(1).copied().into_iter().collect();

@@ -70,7 +70,7 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     for disk in [Disk::Ram, Disk::File] {
         for (op, depth, published) in PUBLISHED {
             let row = Row { disk, op, depth, jobs: 1, wait: Wait::Poll };
-            if !rig.has(&row) || (options.quick && op == Op::Write) {
+            if !rig.has(&row) || (options.run.quick && op == Op::Write) {
                 continue;
             }
             let figures = rig.compare(&row, &variants)?;

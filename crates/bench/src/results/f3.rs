@@ -55,7 +55,7 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     for disk in [Disk::Null, Disk::Ram, Disk::File] {
         for (depth, jobs, published) in ROWS {
             let row = Row { disk, op: Op::Read, depth, jobs, wait: Wait::Running };
-            if !rig.has(&row) || (options.quick && jobs == 8) {
+            if !rig.has(&row) || (options.run.quick && jobs == 8) {
                 continue;
             }
             let figures = rig.compare(&row, &variants)?;

@@ -1,7 +1,5 @@
 //! F4: adaptive polling, by policy.
 
-use std::time::Duration;
-
 use anyhow::Result;
 
 use super::finding::Finding;
@@ -14,12 +12,11 @@ use crate::polling::{Contender, live};
 
 /// Measures it.
 pub(crate) fn measure(options: &Options) -> Result<Finding> {
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
-    let run_time =
-        options.run_time.unwrap_or(Duration::from_millis(if options.quick { 100 } else { 1000 }));
+    let rounds = options.run.rounds(3);
+    let run_time = options.run.run_time(100, 1000);
     peers::build_ringmill()?;
-    let simulated = simulate(if options.quick { DURATION / 20 } else { DURATION });
-    let live = live::live(rounds, run_time, &options.directory)?;
+    let simulated = simulate(if options.run.quick { DURATION / 20 } else { DURATION });
+    let live = live::live(rounds, run_time, &options.run.directory)?;
     let series: Vec<String> = Contender::ALL.map(|contender| contender.name().into()).into();
     let ratios = |name: &str, figure: fn(&Outcome) -> f64| {
         // To stepped, which is second.

@@ -22,8 +22,8 @@ use rig::Rig;
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cpus = affinity::allowed()?;
     ensure!(!options.which.is_empty(), "--only names none of the results");
-    std::fs::create_dir_all(&options.directory)?;
-    let mut text: Vec<String> = machine::describe(&options.directory);
+    std::fs::create_dir_all(&options.run.directory)?;
+    let mut text: Vec<String> = machine::describe(&options.run.directory);
     if cpus.len() < 2 {
         text.push("One CPU: guest and I/O thread share it, figures of both are mixed up".into());
     }
@@ -39,14 +39,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Ok(finding) => {
                 println!("\n{}", finding.text());
                 markdown += &format!("\n{}", finding.markdown(Path::new("plots")));
-                if let Some(plots) = &options.plots {
+                if let Some(plots) = &options.run.plots {
                     finding.draw(plots)?;
                 }
             }
             Err(error) => failures.push(format!("{which}: {error:#}")),
         }
     }
-    if let Some(file) = &options.markdown {
+    if let Some(file) = &options.run.markdown {
         write_section(file, "bench results", &markdown)?;
     }
     if !failures.is_empty() {

@@ -1,8 +1,8 @@
 //! What `bench results` is asked for.
 
 use std::fmt;
-use std::path::PathBuf;
-use std::time::Duration;
+
+use crate::options::RunOptions;
 
 /// One of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,18 +36,8 @@ impl fmt::Display for Which {
 /// The command line.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// A short run, to see that everything works.
-    pub(crate) quick: bool,
+    /// How.
+    pub(crate) run: RunOptions,
     /// Which results.
     pub(crate) which: Vec<Which>,
-    /// Rounds per figure.
-    pub(crate) rounds: Option<usize>,
-    /// Time that counts, per measurement.
-    pub(crate) run_time: Option<Duration>,
-    /// Where data files go; its file system is measured.
-    pub(crate) directory: PathBuf,
-    /// Where plots go.
-    pub(crate) plots: Option<PathBuf>,
-    /// The Markdown file to write the report into.
-    pub(crate) markdown: Option<PathBuf>,
 }

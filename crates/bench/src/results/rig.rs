@@ -94,7 +94,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(options: &Options) -> Result<Rig> {
-        let size = if options.quick { 64 << 20 } else { 1 << 30 };
+        let size = if options.run.quick { 64 << 20 } else { 1 << 30 };
         let mut notes = Vec::new();
         let ram = match RamDisk::new(size) {
             Ok(disk) => Some(disk),
@@ -105,14 +105,10 @@ impl Rig {
         };
         Ok(Rig {
             ram,
-            file: data_file::prepare(&options.directory, size)?,
-            warm_up: Duration::from_millis(if options.quick { 50 } else { 200 }),
-            measured: options.run_time.unwrap_or(Duration::from_millis(if options.quick {
-                100
-            } else {
-                800
-            })),
-            rounds: options.rounds.unwrap_or(if options.quick { 1 } else { 5 }),
+            file: data_file::prepare(&options.run.directory, size)?,
+            warm_up: Duration::from_millis(if options.run.quick { 50 } else { 200 }),
+            measured: options.run.run_time(100, 800),
+            rounds: options.run.rounds(5),
             cpus: affinity::allowed()?,
             notes,
         })

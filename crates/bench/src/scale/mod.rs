@@ -5,14 +5,14 @@ mod figures;
 mod measure;
 mod report;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::host::{affinity, machine};
-use crate::peers::contender::{self, Contender, Places};
+use crate::options::RunOptions;
+use crate::peers::contender::{self, Contender};
 use crate::peers::cpus;
 use crate::peers::measure::{SocketDirectory, make_directory};
 use crate::report::write_section;
@@ -22,28 +22,10 @@ use measure::{Bench, Files};
 /// What to measure, and where.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// A short run, to see that all of it works.
-    pub(crate) quick: bool,
+    /// How.
+    pub(crate) run: RunOptions,
     /// Numbers of exports.
     pub(crate) exports: Vec<usize>,
-    /// Names of the servers.
-    pub(crate) contenders: Vec<String>,
-    /// Where they are found.
-    pub(crate) places: Places,
-    /// Rounds per figure.
-    pub(crate) rounds: Option<usize>,
-    /// Time that counts, per measurement.
-    pub(crate) run_time: Option<Duration>,
-    /// Where logs and files go.
-    pub(crate) directory: PathBuf,
-    /// The CPUs to bind clients and servers to; otherwise the first two.
-    pub(crate) client_cpu: Option<usize>,
-    /// See [`Self::client_cpu`].
-    pub(crate) server_cpu: Option<usize>,
-    /// Where plots go.
-    pub(crate) plots: Option<PathBuf>,
-    /// The Markdown file to write the report into.
-    pub(crate) markdown: Option<PathBuf>,
 }
 
 /// Descriptors that a client of one queue takes on our side, generously.
@@ -51,26 +33,26 @@ const FILES_PER_CLIENT: u64 = 16;
 
 /// Measures and reports. Fails when ringmill could not be measured, not on any figure.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let quick = options.quick;
-    let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 });
-    ensure!(rounds > 0, "--rounds has to be at least 1");
+    let quick = options.run.quick;
+    let rounds = options.run.rounds(3);
     let most = *options.exports.iter().max().context("--exports names none")?;
     ensure!(!options.exports.contains(&0), "--exports: there is at least 1");
     let contenders: Vec<Contender> = options
+        .run
         .contenders
         .iter()
-        .map(|name| contender::find(name, &options.places))
+        .map(|name| contender::find(name, &options.run.places))
         .collect::<Result<_>>()?;
     raise_limit(most as u64 * FILES_PER_CLIENT)?;
-    let directory = make_directory(&options.directory)?;
-    let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
+    let directory = make_directory(&options.run.directory)?;
+    let [client_cpu, server_cpu] = cpus(options.run.client_cpu, options.run.server_cpu)?;
     let conditions = machine::describe(&directory);
     let files = Files::new(&directory, most)?;
     let bench = Bench {
         directory,
         sockets: SocketDirectory::new()?,
         warm_up: Duration::from_millis(if quick { 100 } else { 500 }),
-        run_time: options.run_time.unwrap_or(Duration::from_millis(if quick { 300 } else { 2000 })),
+        run_time: options.run.run_time(300, 2000),
         settle: Duration::from_millis(1000),
         client_cpu,
         server_cpu,
@@ -82,10 +64,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     drop(files);
     let report = report::Report::new(conditions, &bench, rounds, &contenders, &figures);
     print!("{}", report.text());
-    if let Some(plots) = &options.plots {
+    if let Some(plots) = &options.run.plots {
         report.draw(plots)?;
     }
-    if let Some(file) = &options.markdown {
+    if let Some(file) = &options.run.markdown {
         write_section(file, "bench scale", &report.markdown())?;
     }
     // A peer that fails is a line of the report.

@@ -1,21 +1,24 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use lexopt::prelude::{Long, Short, Value, ValueExt};
+use lexopt::prelude::{Long, Short, Value};
 
 use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::offsets::Order;
 use crate::load::queue::Op;
 use crate::load::{Load, Threads, Wait};
 use crate::peers::client::Wanted;
-use crate::peers::contender::Places;
 use crate::peers::rows::Extent;
 use crate::results::{self, options::Which};
-use crate::{flame, guards, nbd, peers, polling, scale};
+use crate::{flame, guards, peers, polling, scale};
+
+mod run;
+
+pub(crate) use run::RunOptions;
+use run::{default_directory, list, number, seconds, string};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -126,7 +129,7 @@ pub(crate) enum Command {
     /// Compare servers.
     Peers(Box<peers::Options>),
     /// Compare NBD servers.
-    Nbd(Box<nbd::Options>),
+    Nbd(Box<RunOptions>),
     /// Many exports.
     Scale(Box<scale::Options>),
     /// Reproduce the published results.
@@ -207,160 +210,117 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
 }
 
 fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = peers::Options {
-        extent: Extent::Standard,
-        only: Vec::new(),
-        contenders: Vec::new(),
-        client: None,
-        places: Places::default(),
-        rounds: None,
-        run_time: None,
-        directory: default_directory()?,
-        client_cpu: None,
-        server_cpu: None,
-        markdown: None,
-        plots: None,
-    };
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("quick") => options.extent = Extent::Quick,
-            Long("full") => options.extent = Extent::Full,
-            Long("rows") => options.only = list(&string(parser)?),
-            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
-            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
-            Long("contenders") => options.contenders = list(&string(parser)?),
-            Long("client") => {
-                options.client = Some(match string(parser)?.as_str() {
+    let (mut full, mut client) = (false, None);
+    let accepted = [
+        "quick",
+        "rows",
+        "rounds",
+        "runtime",
+        "contenders",
+        "qsd",
+        "qsd-chroot",
+        "ringmill",
+        "dir",
+        "client-cpu",
+        "server-cpu",
+        "plots",
+        "markdown",
+    ];
+    let run = RunOptions::read(parser, &accepted, |name, parser| {
+        match name {
+            "full" => full = true,
+            "client" => {
+                client = Some(match string(parser)?.as_str() {
                     "fio" => Wanted::Fio,
                     "own" => Wanted::Own,
                     other => bail!("--client={other}: known are fio, own"),
                 });
             }
-            Long("plots") => options.plots = Some(parser.value()?.into()),
-            Long("qsd") => options.places.qsd = Some(parser.value()?.into()),
-            Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
-            Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
-            Long("dir") => options.directory = parser.value()?.into(),
-            Long("client-cpu") => options.client_cpu = Some(number(parser, "--client-cpu")?),
-            Long("server-cpu") => options.server_cpu = Some(number(parser, "--server-cpu")?),
-            Long("markdown") => options.markdown = Some(parser.value()?.into()),
-            Short('h') | Long("help") => return Ok(Command::Help),
-            argument => return Err(argument.unexpected().into()),
+            _ => return Ok(false),
         }
-    }
-    Ok(Command::Peers(Box::new(options)))
+        Ok(true)
+    })?;
+    let Some(run) = run else { return Ok(Command::Help) };
+    let extent = match (run.quick, full) {
+        (true, true) => bail!("--quick and --full exclude each other"),
+        (true, false) => Extent::Quick,
+        (false, true) => Extent::Full,
+        (false, false) => Extent::Standard,
+    };
+    Ok(Command::Peers(Box::new(peers::Options { run, extent, client })))
 }
 
 fn parse_nbd(parser: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = nbd::Options {
-        quick: false,
-        only: Vec::new(),
-        contenders: Vec::new(),
-        places: Places::default(),
-        rounds: None,
-        run_time: None,
-        directory: default_directory()?,
-        client_cpu: None,
-        server_cpu: None,
-        markdown: None,
-    };
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("quick") => options.quick = true,
-            Long("rows") => options.only = list(&string(parser)?),
-            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
-            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
-            Long("contenders") => options.contenders = list(&string(parser)?),
-            Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
-            Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
-            Long("dir") => options.directory = parser.value()?.into(),
-            Long("client-cpu") => options.client_cpu = Some(number(parser, "--client-cpu")?),
-            Long("server-cpu") => options.server_cpu = Some(number(parser, "--server-cpu")?),
-            Long("markdown") => options.markdown = Some(parser.value()?.into()),
-            Short('h') | Long("help") => return Ok(Command::Help),
-            argument => return Err(argument.unexpected().into()),
-        }
-    }
-    Ok(Command::Nbd(Box::new(options)))
+    let accepted = [
+        "quick",
+        "rows",
+        "rounds",
+        "runtime",
+        "contenders",
+        "qsd-chroot",
+        "ringmill",
+        "dir",
+        "client-cpu",
+        "server-cpu",
+        "markdown",
+    ];
+    let run = RunOptions::read(parser, &accepted, |_, _| Ok(false))?;
+    Ok(run.map_or(Command::Help, |run| Command::Nbd(Box::new(run))))
 }
 
 fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = scale::Options {
-        quick: false,
-        exports: Vec::new(),
-        contenders: vec!["qsd".into(), "ringmill".into()],
-        places: Places::default(),
-        rounds: None,
-        run_time: None,
-        directory: default_directory()?,
-        client_cpu: None,
-        server_cpu: None,
-        plots: None,
-        markdown: None,
-    };
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("quick") => options.quick = true,
-            Long("exports") => {
-                let numbers = list(&string(parser)?);
-                let numbers = numbers.iter().map(|number| number.parse());
-                options.exports = numbers.collect::<Result<_, _>>().context("--exports")?;
-            }
-            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
-            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
-            Long("contenders") => options.contenders = list(&string(parser)?),
-            Long("qsd") => options.places.qsd = Some(parser.value()?.into()),
-            Long("qsd-chroot") => options.places.qsd_tree = Some(parser.value()?.into()),
-            Long("ringmill") => options.places.ringmill = Some(parser.value()?.into()),
-            Long("dir") => options.directory = parser.value()?.into(),
-            Long("client-cpu") => options.client_cpu = Some(number(parser, "--client-cpu")?),
-            Long("server-cpu") => options.server_cpu = Some(number(parser, "--server-cpu")?),
-            Long("plots") => options.plots = Some(parser.value()?.into()),
-            Long("markdown") => options.markdown = Some(parser.value()?.into()),
-            Short('h') | Long("help") => return Ok(Command::Help),
-            argument => return Err(argument.unexpected().into()),
+    let mut exports = Vec::new();
+    let accepted = [
+        "quick",
+        "rounds",
+        "runtime",
+        "contenders",
+        "qsd",
+        "qsd-chroot",
+        "ringmill",
+        "dir",
+        "client-cpu",
+        "server-cpu",
+        "plots",
+        "markdown",
+    ];
+    let run = RunOptions::read(parser, &accepted, |name, parser| {
+        if name != "exports" {
+            return Ok(false);
         }
+        let numbers = list(&string(parser)?);
+        let numbers = numbers.iter().map(|number| number.parse());
+        exports = numbers.collect::<Result<_, _>>().context("--exports")?;
+        Ok(true)
+    })?;
+    let Some(mut run) = run else { return Ok(Command::Help) };
+    if exports.is_empty() {
+        exports = if run.quick { vec![1, 20] } else { vec![1, 10, 100, 500] };
     }
-    if options.exports.is_empty() {
-        options.exports = if options.quick { vec![1, 20] } else { vec![1, 10, 100, 500] };
+    if run.contenders.is_empty() {
+        run.contenders = vec!["qsd".into(), "ringmill".into()];
     }
-    Ok(Command::Scale(Box::new(options)))
+    Ok(Command::Scale(Box::new(scale::Options { run, exports })))
 }
 
 fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = results::options::Options {
-        quick: false,
-        which: Which::ALL.to_vec(),
-        rounds: None,
-        run_time: None,
-        directory: default_directory()?,
-        plots: None,
-        markdown: None,
-    };
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("quick") => options.quick = true,
-            Long("only") => {
-                let names = list(&string(parser)?);
-                options.which.retain(|which| names.contains(&which.to_string()));
-                ensure!(
-                    options.which.len() == names.len(),
-                    "--only={}: known are {}",
-                    names.join(","),
-                    Which::ALL.map(|which| which.to_string()).join(", ")
-                );
-            }
-            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
-            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
-            Long("dir") => options.directory = parser.value()?.into(),
-            Long("plots") => options.plots = Some(parser.value()?.into()),
-            Long("markdown") => options.markdown = Some(parser.value()?.into()),
-            Short('h') | Long("help") => return Ok(Command::Help),
-            argument => return Err(argument.unexpected().into()),
+    let mut which = Which::ALL.to_vec();
+    let accepted = ["quick", "rounds", "runtime", "dir", "plots", "markdown"];
+    let run = RunOptions::read(parser, &accepted, |name, parser| {
+        if name != "only" {
+            return Ok(false);
         }
-    }
-    ensure!(options.rounds != Some(0), "--rounds has to be at least 1");
-    Ok(Command::Results(options))
+        let names = list(&string(parser)?);
+        which.retain(|which| names.contains(&which.to_string()));
+        ensure!(
+            which.len() == names.len(),
+            "--only={}: known are {}",
+            names.join(","),
+            Which::ALL.map(|which| which.to_string()).join(", ")
+        );
+        Ok(true)
+    })?;
+    Ok(run.map_or(Command::Help, |run| Command::Results(results::options::Options { run, which })))
 }
 
 fn parse_polling(parser: &mut lexopt::Parser) -> Result<Command> {
@@ -488,64 +448,25 @@ fn parse_flame(parser: &mut lexopt::Parser) -> Result<Command> {
 
 #[cfg(feature = "loops")]
 fn parse_loops(parser: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = crate::loops::Options {
-        quick: false,
-        only: Vec::new(),
-        contenders: Vec::new(),
-        rounds: None,
-        run_time: None,
-        directory: default_directory()?,
-        device: None,
-        markdown: None,
-    };
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("quick") => options.quick = true,
-            Long("rows") => options.only = list(&string(parser)?),
-            Long("contenders") => options.contenders = list(&string(parser)?),
-            Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),
-            Long("runtime") => options.run_time = Some(seconds(parser, "--runtime")?),
-            Long("dir") => options.directory = parser.value()?.into(),
-            Long("device") => options.device = Some(parser.value()?.into()),
-            Long("markdown") => options.markdown = Some(parser.value()?.into()),
-            Long("measure") => {
+    let (mut device, mut measure) = (None, None);
+    let accepted = ["quick", "rows", "rounds", "runtime", "contenders", "dir", "markdown"];
+    let run = RunOptions::read(parser, &accepted, |name, parser| {
+        match name {
+            "device" => device = Some(parser.value()?.into()),
+            "measure" => {
                 let (contender, row) = (string(parser)?, string(parser)?);
                 let conditions = crate::loops::Conditions::from_args(parser.raw_args()?)?;
-                return Ok(Command::MeasureLoop { contender, row, conditions });
+                measure = Some(Command::MeasureLoop { contender, row, conditions });
             }
-            Short('h') | Long("help") => return Ok(Command::Help),
-            argument => return Err(argument.unexpected().into()),
+            _ => return Ok(false),
         }
-    }
-    Ok(Command::Loops(options))
-}
-
-/// `target/bench`, beside the directory this program was built into.
-fn default_directory() -> Result<PathBuf> {
-    let this = std::env::current_exe().context("finding this program's own path")?;
-    let target = this.parent().and_then(|profile| profile.parent());
-    Ok(target.context("this program is not in a target directory; use --dir")?.join("bench"))
-}
-
-fn string(parser: &mut lexopt::Parser) -> Result<String> {
-    Ok(parser.value()?.string()?)
-}
-
-fn list(text: &str) -> Vec<String> {
-    text.split(',').filter(|item| !item.is_empty()).map(String::from).collect()
-}
-
-fn number<T: FromStr>(parser: &mut lexopt::Parser, option: &str) -> Result<T>
-where
-    T::Err: std::error::Error + Send + Sync + 'static,
-{
-    let text = string(parser)?;
-    text.parse().with_context(|| format!("{option}={text}"))
-}
-
-fn seconds(parser: &mut lexopt::Parser, option: &str) -> Result<Duration> {
-    let seconds: f64 = number(parser, option)?;
-    Duration::try_from_secs_f64(seconds).with_context(|| format!("{option}={seconds}"))
+        Ok(true)
+    })?;
+    Ok(match (measure, run) {
+        (Some(measure), _) => measure,
+        (None, Some(run)) => Command::Loops(crate::loops::Options { run, device }),
+        (None, None) => Command::Help,
+    })
 }
 
 #[cfg(test)]
@@ -571,7 +492,7 @@ mod tests {
             panic!("not peers");
         };
         assert_eq!(options.extent, Extent::Quick);
-        assert_eq!(options.contenders, ["qsd", "qsd"]);
+        assert_eq!(options.run.contenders, ["qsd", "qsd"]);
         assert_eq!(options.client, Some(Wanted::Own));
     }
 

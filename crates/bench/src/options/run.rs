@@ -1,0 +1,134 @@
+//! What the commands that measure in rounds have in common on the command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lexopt::prelude::{Long, Short, ValueExt};
+
+use crate::peers::contender::Places;
+
+/// How a run goes, whatever is measured. A command leaves alone what it does not accept.
+#[derive(Debug)]
+pub(crate) struct RunOptions {
+    /// A short run, to see that all of it works.
+    pub(crate) quick: bool,
+    /// Only rows whose name contains one of these, if there are any.
+    pub(crate) only: Vec<String>,
+    /// Names of the contenders, or none for the usual ones.
+    pub(crate) contenders: Vec<String>,
+    /// Where they are found.
+    pub(crate) places: Places,
+    /// Rounds per row or figure, at least 1.
+    rounds: Option<usize>,
+    /// Time that counts, per measurement.
+    run_time: Option<Duration>,
+    /// Where logs and the data file go, whose file system is measured.
+    pub(crate) directory: PathBuf,
+    /// The CPUs to bind client and server to; otherwise the first two.
+    pub(crate) client_cpu: Option<usize>,
+    /// See [`Self::client_cpu`].
+    pub(crate) server_cpu: Option<usize>,
+    /// Where plots go.
+    pub(crate) plots: Option<PathBuf>,
+    /// The Markdown file to write the report into, between its marks.
+    pub(crate) markdown: Option<PathBuf>,
+}
+
+impl RunOptions {
+    /// Reads all that is left. Of the options here those that are `accepted`; `own` reads one of the
+    /// command's own, and says whether there is such a one. `None`: help is asked for.
+    pub(super) fn read(
+        parser: &mut lexopt::Parser,
+        accepted: &[&str],
+        mut own: impl FnMut(&str, &mut lexopt::Parser) -> Result<bool>,
+    ) -> Result<Option<Self>> {
+        let mut options = Self {
+            quick: false,
+            only: Vec::new(),
+            contenders: Vec::new(),
+            places: Places::default(),
+            rounds: None,
+            run_time: None,
+            directory: default_directory()?,
+            client_cpu: None,
+            server_cpu: None,
+            plots: None,
+            markdown: None,
+        };
+        while let Some(argument) = parser.next()? {
+            let name = match argument {
+                Short('h') | Long("help") => return Ok(None),
+                Long(name) => name.to_owned(),
+                argument => return Err(argument.unexpected().into()),
+            };
+            if accepted.contains(&name.as_str()) {
+                options.take(&name, parser)?;
+            } else if !own(&name, parser)? {
+                return Err(lexopt::Error::UnexpectedOption(format!("--{name}")).into());
+            }
+        }
+        ensure!(options.rounds != Some(0), "--rounds has to be at least 1");
+        Ok(Some(options))
+    }
+
+    fn take(&mut self, name: &str, parser: &mut lexopt::Parser) -> Result<()> {
+        match name {
+            "quick" => self.quick = true,
+            "rows" => self.only = list(&string(parser)?),
+            "contenders" => self.contenders = list(&string(parser)?),
+            "qsd" => self.places.qsd = Some(parser.value()?.into()),
+            "qsd-chroot" => self.places.qsd_tree = Some(parser.value()?.into()),
+            "ringmill" => self.places.ringmill = Some(parser.value()?.into()),
+            "rounds" => self.rounds = Some(number(parser, "--rounds")?),
+            "runtime" => self.run_time = Some(seconds(parser, "--runtime")?),
+            "dir" => self.directory = parser.value()?.into(),
+            "client-cpu" => self.client_cpu = Some(number(parser, "--client-cpu")?),
+            "server-cpu" => self.server_cpu = Some(number(parser, "--server-cpu")?),
+            "plots" => self.plots = Some(parser.value()?.into()),
+            "markdown" => self.markdown = Some(parser.value()?.into()),
+            _ => unreachable!("--{name} is accepted, but there is no such option"),
+        }
+        Ok(())
+    }
+
+    /// Rounds: one in a short run, otherwise `usual`, if nothing was said.
+    pub(crate) fn rounds(&self, usual: usize) -> usize {
+        self.rounds.unwrap_or(if self.quick { 1 } else { usual })
+    }
+
+    /// Time that counts, per measurement: these milliseconds, if nothing was said.
+    pub(crate) fn run_time(&self, quick: u64, usual: u64) -> Duration {
+        let milliseconds = if self.quick { quick } else { usual };
+        self.run_time.unwrap_or(Duration::from_millis(milliseconds))
+    }
+}
+
+/// `target/bench`, beside the directory this program was built into.
+pub(super) fn default_directory() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("finding this program's own path")?;
+    let target = this.parent().and_then(|profile| profile.parent());
+    Ok(target.context("this program is not in a target directory; use --dir")?.join("bench"))
+}
+
+pub(super) fn string(parser: &mut lexopt::Parser) -> Result<String> {
+    Ok(parser.value()?.string()?)
+}
+
+pub(super) fn list(text: &str) -> Vec<String> {
+    text.split(',').filter(|item| !item.is_empty()).map(String::from).collect()
+}
+
+pub(super) fn number<T: FromStr>(parser: &mut lexopt::Parser, option: &str) -> Result<T>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    let text = string(parser)?;
+    text.parse().with_context(|| format!("{option}={text}"))
+}
+
+pub(super) fn seconds(parser: &mut lexopt::Parser, option: &str) -> Result<Duration> {
+    let seconds: f64 = number(parser, option)?;
+    Duration::try_from_secs_f64(seconds).with_context(|| format!("{option}={seconds}"))
+}
