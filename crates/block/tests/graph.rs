@@ -179,9 +179,17 @@ proptest! {
 #[derive(Default)]
 struct Gate {
     opens: AtomicBool,
+    /// Drains that have begun and not ended, over all channels.
+    drains: Arc<AtomicU64>,
 }
 
-struct GateChannel(RefCell<VecDeque<Request>>);
+struct GateChannel(RefCell<VecDeque<Request>>, Arc<AtomicU64>);
+
+impl Gate {
+    fn open() -> Arc<Gate> {
+        Arc::new(Gate { opens: AtomicBool::new(true), ..Gate::default() })
+    }
+}
 
 impl BlockNode for Gate {
     fn name(&self) -> &str {
@@ -205,7 +213,7 @@ impl BlockNode for Gate {
         if event_loop.handle().name() == "no" || !self.opens.load(Ordering::Relaxed) {
             return Err(io::Error::from(Errno::ENODEV));
         }
-        let channel = Rc::new(GateChannel(RefCell::default()));
+        let channel = Rc::new(GateChannel(RefCell::default(), self.drains.clone()));
         let kept = Rc::downgrade(&channel);
         // Lets one go a millisecond.
         let timer = event_loop.clone();
@@ -231,6 +239,14 @@ impl Channel for GateChannel {
     fn in_flight(&self) -> usize {
         self.0.borrow().len()
     }
+
+    fn drain_begin(&self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn drain_end(&self) {
+        self.1.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[test]
@@ -250,7 +266,7 @@ fn a_loop_that_cannot_open_the_new_node_leaves_everything_as_it_was() {
     let used = edges.to_vec();
     let failed = control.block_on(async move {
         let drained = drain(used).await.unwrap();
-        let node: Arc<dyn BlockNode> = Arc::new(Gate { opens: AtomicBool::new(true) });
+        let node: Arc<dyn BlockNode> = Gate::open();
         drained.point_to(&node).await
     });
     assert_eq!(failed.unwrap().unwrap_err().raw_os_error(), Some(Errno::ENODEV as i32));
@@ -269,7 +285,7 @@ struct OneLoop {
 impl OneLoop {
     fn new() -> OneLoop {
         let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
-        OneLoop { event_loop, edge: Edge::new(Arc::new(Gate { opens: AtomicBool::new(true) })) }
+        OneLoop { event_loop, edge: Edge::new(Gate::open()) }
     }
 
     fn channel(&self) -> Rc<dyn Channel> {
@@ -320,6 +336,28 @@ fn draining_waits_for_what_came_before_and_holds_what_comes_after() {
 }
 
 #[test]
+fn a_drain_from_above_goes_along_to_another_node() {
+    let all = OneLoop::new();
+    let (edge, channel) = (all.edge.clone(), all.channel());
+    all.block_on(async move {
+        let [first, second] = [Gate::open(), Gate::open()];
+        let drains = [&first, &second].map(|gate| gate.drains.clone());
+        let counts = || drains.each_ref().map(|drains| drains.load(Ordering::Relaxed));
+        let nodes: [Arc<dyn BlockNode>; 2] = [first, second];
+        drain(vec![edge.clone()]).await.unwrap().point_to(&nodes[0]).await.unwrap();
+        channel.drain_begin();
+        channel.drain_begin();
+        assert_eq!(counts(), [2, 0]);
+        drain(vec![edge.clone()]).await.unwrap().point_to(&nodes[1]).await.unwrap();
+        assert_eq!(counts(), [0, 2]);
+        channel.drain_end();
+        assert_eq!(counts(), [0, 1]);
+        channel.drain_end();
+        assert_eq!(counts(), [0, 0]);
+    });
+}
+
+#[test]
 fn a_channel_that_is_dropped_ends_what_it_holds_and_holds_nobody_up() {
     let all = OneLoop::new();
     let (edge, event_loop, channel) = (all.edge.clone(), all.event_loop.clone(), all.channel());
@@ -331,7 +369,7 @@ fn a_channel_that_is_dropped_ends_what_it_holds_and_holds_nobody_up() {
         gone.submit(Request::new(Op::Flush, 0, 0, event_loop::IoBufs::new(), &to, 7));
         drop(gone);
         assert_eq!(answer.0.borrow_mut().remove(&7).unwrap().0, Err(Errno::ECANCELED));
-        let node: Arc<dyn BlockNode> = Arc::new(Gate { opens: AtomicBool::new(true) });
+        let node: Arc<dyn BlockNode> = Gate::open();
         drained.point_to(&node).await.unwrap();
         drop(drained);
         assert_eq!(flush(channel).await, Ok(()));
@@ -341,7 +379,7 @@ fn a_channel_that_is_dropped_ends_what_it_holds_and_holds_nobody_up() {
 #[test]
 fn a_loop_that_has_stopped_holds_nobody_up() {
     let control = EventLoop::new(LoopConfig::default()).unwrap();
-    let edge = Edge::new(Arc::new(Gate { opens: AtomicBool::new(true) }));
+    let edge = Edge::new(Gate::open());
     let thread = IoThread::spawn(IoThreadConfig::default()).unwrap();
     let (opened, is_open) = mpsc::channel();
     let used = edge.clone();
@@ -359,7 +397,7 @@ fn a_loop_that_has_stopped_holds_nobody_up() {
         .unwrap();
     is_open.recv().unwrap();
     let drained = drain(vec![edge.clone()]);
-    let node: Arc<dyn BlockNode> = Arc::new(Gate { opens: AtomicBool::new(true) });
+    let node: Arc<dyn BlockNode> = Gate::open();
     control
         .block_on(async move {
             let drained = drained.await.unwrap();

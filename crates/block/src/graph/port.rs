@@ -50,6 +50,8 @@ pub(super) struct Port {
     current: RefCell<Rc<dyn Channel>>,
     held: RefCell<VecDeque<Request>>,
     next: RefCell<Option<Rc<dyn Channel>>>,
+    /// Calls of `drain_begin` whose `drain_end` is to come: they concern whatever is below meanwhile.
+    drains: Cell<usize>,
     event_loop: EventLoop,
     edge: Arc<Edge>,
     post: Arc<Post>,
@@ -69,6 +71,7 @@ impl Port {
             current: RefCell::new(current),
             held: RefCell::default(),
             next: RefCell::default(),
+            drains: Cell::new(0),
             event_loop: event_loop.clone(),
             edge,
             post,
@@ -102,8 +105,10 @@ impl Port {
             }
             Order::Switch(done) => {
                 if let Some(next) = self.next.take() {
+                    let drains = self.drains.get();
+                    (0..drains).for_each(|_| next.drain_begin());
                     let before = self.current.replace(next);
-                    drop(before);
+                    (0..drains).for_each(|_| before.drain_end());
                 }
                 done.send(());
             }
@@ -135,10 +140,12 @@ impl Channel for Port {
     }
 
     fn drain_begin(&self) {
+        self.drains.set(self.drains.get() + 1);
         self.below().drain_begin();
     }
 
     fn drain_end(&self) {
+        self.drains.set(self.drains.get().saturating_sub(1));
         self.below().drain_end();
     }
 }
