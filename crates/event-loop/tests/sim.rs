@@ -3,6 +3,7 @@
 mod common;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -104,6 +105,132 @@ fn only_what_was_synced_survives_a_power_cut() {
     assert_eq!(run(&event_loop, &fd, IoOp::Fsync { data_only: true }, IoBufs::new()), 0);
     assert_eq!(sim.durable(&fd).unwrap(), contents(&fd));
     assert_eq!(contents(&fd).len(), 2560);
+}
+
+/// What a hundred power cuts leave: the first byte of each sector, each course once.
+fn cuts(cut: impl Fn(u64) -> Vec<u8>) -> BTreeSet<Vec<u8>> {
+    let firsts = |left: Vec<u8>| left.chunks(512).map(|sector| sector[0]).collect();
+    (0..300).map(|seed| firsts(cut(seed))).collect()
+}
+
+#[test]
+fn a_power_cut_keeps_drops_or_tears_what_is_not_flushed_in_any_order() {
+    let (sim, event_loop) = simulated(1, Faults::default());
+    let fd = sim.file(&[1; 1024]).unwrap();
+    let write = |offset, len, byte| {
+        let op = IoOp::Write { offset, dsync: false };
+        assert_eq!(run(&event_loop, &fd, op, filled(byte, len)), len as i32);
+    };
+    write(0, 1024, 2);
+    write(512, 512, 3);
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    let expected = [[1, 1], [2, 1], [1, 2], [2, 2], [1, 3], [2, 3]];
+    assert_eq!(left, expected.map(Vec::from).into(), "torn, and the later without the earlier");
+    assert_eq!(sim.cut(&fd, 7), sim.cut(&fd, 7));
+    assert_eq!(run(&event_loop, &fd, IoOp::Fsync { data_only: true }, IoBufs::new()), 0);
+    assert_eq!(cuts(|seed| sim.cut(&fd, seed).unwrap()), [vec![2, 3]].into());
+    let punch = nix::libc::FALLOC_FL_PUNCH_HOLE | nix::libc::FALLOC_FL_KEEP_SIZE;
+    let punch = IoOp::Fallocate { mode: punch, offset: 0, len: 1 << 40 };
+    assert_eq!(run(&event_loop, &fd, punch, IoBufs::new()), 0);
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    assert_eq!(left, [[0, 0], [0, 3], [2, 0], [2, 3]].map(Vec::from).into(), "old or zeroes");
+    // A sector does not go back behind what was written through the cache.
+    write(0, 512, 4);
+    let dsync = IoOp::Write { offset: 0, dsync: true };
+    assert_eq!(run(&event_loop, &fd, dsync, filled(5, 512)), 512);
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    assert_eq!(left, [[5, 0], [5, 3]].map(Vec::from).into());
+}
+
+#[test]
+fn a_flush_covers_what_had_completed_when_it_was_submitted() {
+    let (sim, event_loop) = simulated(1, Faults::default());
+    let fd = sim.file(&[1; 1024]).unwrap();
+    let file = event_loop.register_file(fd.clone());
+    let (results, target) = Results::new();
+    let write = |offset, byte| {
+        let op = IoOp::Write { offset, dsync: false };
+        event_loop.submit(&file, op, Engine::Uring, filled(byte, 512), &target, byte.into());
+    };
+    write(0, 2);
+    turn_until(&event_loop, "a write", || results.len() == 1);
+    sim.script(|op| match op {
+        SimOp::Fsync => Verdict::Hold,
+        _ => Verdict::Good,
+    });
+    let flush = IoOp::Fsync { data_only: true };
+    event_loop.submit(&file, flush, Engine::Uring, IoBufs::new(), &target, 0);
+    write(512, 3);
+    event_loop.run_once(false).unwrap();
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    assert_eq!(left, [[1, 1], [1, 3], [2, 1], [2, 3]].map(Vec::from).into(), "one is in flight");
+    turn_until(&event_loop, "a write", || results.len() == 2);
+    sim.release();
+    turn_until(&event_loop, "the flush", || results.len() == 3);
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    assert_eq!(left, [[2, 1], [2, 3]].map(Vec::from).into());
+}
+
+#[test]
+fn what_a_failed_flush_has_lost_no_later_one_brings_back() {
+    let (sim, event_loop) = simulated(1, Faults::default());
+    let fd = sim.file(&[1; 512]).unwrap();
+    let write = |byte| {
+        let op = IoOp::Write { offset: 0, dsync: false };
+        assert_eq!(run(&event_loop, &fd, op, filled(byte, 512)), 512);
+    };
+    let flush = || run(&event_loop, &fd, IoOp::Fsync { data_only: true }, IoBufs::new());
+    write(2);
+    sim.script(|_| Verdict::Fail(nix::libc::EIO));
+    assert_eq!(flush(), -nix::libc::EIO);
+    sim.script(|_| Verdict::Good);
+    assert_eq!(flush(), 0);
+    assert_eq!(cuts(|seed| sim.cut(&fd, seed).unwrap()), [vec![1], vec![2]].into());
+    write(3);
+    assert_eq!(flush(), 0);
+    assert_eq!(cuts(|seed| sim.cut(&fd, seed).unwrap()), [vec![3]].into());
+}
+
+#[test]
+fn a_power_cut_takes_changes_of_size_back_too() {
+    let (sim, event_loop) = simulated(1, Faults::default());
+    let fd = sim.file(&[1; 1024]).unwrap();
+    nix::unistd::ftruncate(&fd, 512).unwrap();
+    // Noticed when the next operation comes, or somebody asks.
+    assert_eq!(sim.durable(&fd).unwrap(), [1; 1024]);
+    nix::unistd::ftruncate(&fd, 1536).unwrap();
+    let write = IoOp::Write { offset: 1536, dsync: false };
+    assert_eq!(run(&event_loop, &fd, write, filled(2, 512)), 512);
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    let expected: [&[u8]; 6] =
+        [&[1], &[1, 0], &[1, 1], &[1, 0, 0, 0], &[1, 1, 0, 2], &[1, 0, 0, 2]];
+    for expected in expected {
+        assert!(left.contains(expected), "{expected:?} in {left:?}");
+    }
+    // A write through the cache needs its file that long.
+    let dsync = IoOp::Write { offset: 512, dsync: true };
+    assert_eq!(run(&event_loop, &fd, dsync, filled(3, 512)), 512);
+    let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
+    assert!(left.iter().all(|left| left[1] == 3), "{left:?}");
+}
+
+/// Several worlds, and descriptors that somebody else has opened.
+#[test]
+fn worlds_share_a_storage() {
+    let sim = Sim::new(1, Faults::default());
+    let fd = sim.file(&[1; 512]).unwrap();
+    let again = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd)));
+    let again: Arc<OwnedFd> = Arc::new(again.unwrap().into());
+    let other = Sim::with_storage(2, Faults::default(), sim.storage());
+    let event_loop = other.event_loop(LoopConfig::default()).unwrap();
+    let write = IoOp::Write { offset: 0, dsync: false };
+    assert_eq!(run(&event_loop, &again, write, filled(2, 512)), 512);
+    assert_eq!(cuts(|seed| sim.cut(&fd, seed).unwrap()), [vec![1], vec![2]].into());
+    assert_eq!(run(&event_loop, &again, IoOp::Fsync { data_only: true }, IoBufs::new()), 0);
+    assert_eq!(sim.durable(&fd).unwrap(), [2; 512]);
 }
 
 #[test]

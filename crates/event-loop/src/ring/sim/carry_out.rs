@@ -2,9 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use super::storage::{InFlight, Storage};
 use super::{Pending, Verdict};
 use crate::ring::RingOp;
 
@@ -35,26 +37,65 @@ impl Pending {
     }
 
     /// Does it, as far as the verdict lets. A count, or a negated errno.
-    pub(super) fn carry_out(&self, durable: &mut HashMap<RawFd, Vec<u8>>) -> i32 {
+    pub(super) fn carry_out(&self, storage: &Storage) -> i32 {
+        // SAFETY: open until the completion, by `Ring::push`'s contract.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
         if let Verdict::Fail(errno) = self.verdict {
+            if matches!(self.op, RingOp::Fsync { .. }) && !is_direct(fd) {
+                storage.flush_failed(fd, self.flushes);
+            }
             return -errno;
         }
-        let result = match self.op {
+        match self.op {
             RingOp::Rw { write, offset, rw_flags, .. }
             | RingOp::RwVectored { write, offset, rw_flags, .. } => {
-                self.transfer(write, offset, rw_flags)
+                let result = self.transfer(write, offset, rw_flags);
+                if write && result > 0 {
+                    let dsync = rw_flags & libc::RWF_DSYNC != 0;
+                    storage.changed(fd, offset, result as u64, dsync);
+                }
+                result
             }
-            // SAFETY: no memory is involved; the descriptor is open, by `Ring::push`'s contract.
-            RingOp::Fsync { .. } => errno_or(unsafe { libc::fsync(self.fd) } as isize),
-            RingOp::Fallocate { mode, offset, len, .. } => self.fallocate(mode, offset, len),
+            RingOp::Fsync { .. } => {
+                // SAFETY: no memory is involved; the descriptor is open, by `Ring::push`'s contract.
+                let result = errno_or(unsafe { libc::fsync(self.fd) } as isize);
+                if result == 0 {
+                    storage.flushed(fd, self.flushes);
+                }
+                result
+            }
+            RingOp::Fallocate { mode, offset, len, .. } => {
+                let result = self.fallocate(mode, offset, len);
+                if result == 0 && zeroes(mode) {
+                    storage.changed(fd, offset, len, false);
+                }
+                result
+            }
             _ => -libc::EINVAL,
-        };
-        if result >= 0
-            && let Some(durable) = durable.get_mut(&self.fd)
-        {
-            self.make_durable(result as usize, durable);
         }
-        result
+    }
+
+    /// What it will change of a file, if anything.
+    pub(super) fn in_flight(&self, file: &OwnedFd) -> Option<InFlight> {
+        // SAFETY: open until the completion, by `Ring::push`'s contract.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        if super::storage::id_of(fd) != super::storage::id_of(file.as_fd()) {
+            return None;
+        }
+        match self.op {
+            RingOp::Rw { write: true, offset, .. }
+            | RingOp::RwVectored { write: true, offset, .. } => {
+                let mut bytes = Vec::new();
+                for v in segments(&self.op) {
+                    let base = v.iov_base.cast::<u8>();
+                    // SAFETY: `Ring::push`'s caller keeps it readable until the completion.
+                    bytes.extend(unsafe { std::slice::from_raw_parts(base, v.iov_len) });
+                }
+                Some((offset, Ok(bytes)))
+            }
+            RingOp::Fallocate { mode, offset, len, .. } if zeroes(mode) => Some((offset, Err(len))),
+            _ => None,
+        }
     }
 
     fn transfer(&self, write: bool, offset: u64, rw_flags: i32) -> i32 {
@@ -99,38 +140,22 @@ impl Pending {
         }
         0
     }
+}
 
-    /// Keeps what a power cut would leave. A write with `RWF_DSYNC` makes its own bytes durable, an
-    /// fsync all.
-    fn make_durable(&self, done: usize, durable: &mut Vec<u8>) {
-        let (offset, len) = match self.op {
-            RingOp::Fsync { .. } => (0, self.file_size()),
-            RingOp::Rw { write: true, offset, rw_flags, .. }
-            | RingOp::RwVectored { write: true, offset, rw_flags, .. }
-                if rw_flags & libc::RWF_DSYNC != 0 =>
-            {
-                (offset as usize, done)
-            }
-            _ => return,
-        };
-        if matches!(self.op, RingOp::Fsync { .. }) {
-            durable.clear();
-        }
-        if durable.len() < offset + len {
-            durable.resize(offset + len, 0);
-        }
-        let bytes = &mut durable[offset..offset + len];
-        // SAFETY: `bytes` is ours alone and as long as we say.
-        unsafe {
-            libc::pread(self.fd, bytes.as_mut_ptr().cast(), bytes.len(), offset as i64);
-        }
-    }
+/// What a flush of a descriptor will make stable that is submitted now.
+pub(super) fn begin_flush(storage: &Storage, fd: RawFd) -> u64 {
+    // SAFETY: open until the completion, by `Ring::push`'s contract.
+    storage.begin_flush(unsafe { BorrowedFd::borrow_raw(fd) })
+}
 
-    fn file_size(&self) -> usize {
-        // SAFETY: open until the completion, by `Ring::push`'s contract.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        nix::sys::stat::fstat(fd).map_or(0, |stat| stat.st_size as usize)
-    }
+/// Whether fallocate(2) in that mode changes contents.
+fn zeroes(mode: i32) -> bool {
+    mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0
+}
+
+fn is_direct(fd: BorrowedFd<'_>) -> bool {
+    let flags = fcntl(fd, FcntlArg::F_GETFL);
+    flags.is_ok_and(|flags| OFlag::from_bits_retain(flags).contains(OFlag::O_DIRECT))
 }
 
 fn errno_or(result: isize) -> i32 {

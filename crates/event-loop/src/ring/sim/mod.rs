@@ -7,6 +7,9 @@
 //! a wait for no reason; report a descriptor ready that is not; end a multishot poll. From submission
 //! to completion it scribbles over memory to be read into, since the kernel may.
 //!
+//! What a power cut would leave of the files is kept track of, with a write cache that loses, keeps and
+//! tears: [`Storage`].
+//!
 //! Descriptors are watched for real, so that other threads can wake the loop. Time is virtual: it
 //! passes when the loop waits with operations pending, by leaps, and a little with each reading of
 //! the clock, so that busy polling ends.
@@ -27,11 +30,12 @@
 
 mod carry_out;
 mod faults;
+mod storage;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -39,6 +43,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 pub use self::faults::{Faults, SimOp, Verdict};
 use self::faults::{Random, describe};
+pub use self::storage::{SECTOR, Storage};
 use crate::clock::Clock;
 use crate::event_loop::{EventLoop, LoopConfig};
 use crate::executor::elsewhere;
@@ -75,8 +80,7 @@ struct World {
     pending: Vec<Pending>,
     completions: VecDeque<Completion>,
     fixed: Vec<Option<RawFd>>,
-    /// What a power cut leaves of each of the simulation's files.
-    durable: HashMap<RawFd, Vec<u8>>,
+    storage: Storage,
     max_in_flight: usize,
 }
 
@@ -90,6 +94,8 @@ struct Pending {
     op: RingOp,
     user_data: u64,
     verdict: Verdict,
+    /// Of a flush: the changes that it makes stable.
+    flushes: u64,
 }
 
 impl Sim {
@@ -98,8 +104,18 @@ impl Sim {
     /// # Panics
     ///
     /// When the process is out of file descriptors: this is for tests.
-    #[expect(clippy::expect_used, reason = "for tests")]
     pub fn new(seed: u64, faults: Faults) -> Self {
+        Self::with_storage(seed, faults, Storage::new())
+    }
+
+    /// The same, with files that other worlds have too: those of other loops, or those before a power
+    /// cut.
+    ///
+    /// # Panics
+    ///
+    /// As of [`new`](Self::new).
+    #[expect(clippy::expect_used, reason = "for tests")]
+    pub fn with_storage(seed: u64, faults: Faults, storage: Storage) -> Self {
         Sim(Rc::new(RefCell::new(World {
             now_ns: 0,
             clock_reads: 0,
@@ -114,7 +130,7 @@ impl Sim {
             pending: Vec::new(),
             completions: VecDeque::new(),
             fixed: Vec::new(),
-            durable: HashMap::new(),
+            storage,
             max_in_flight: 0,
         })))
     }
@@ -153,14 +169,27 @@ impl Sim {
         let file = std::fs::File::from(memfd_create("sim", MFdFlags::MFD_CLOEXEC)?);
         std::os::unix::fs::FileExt::write_all_at(&file, content, 0)?;
         let fd = OwnedFd::from(file);
-        self.0.borrow_mut().durable.insert(fd.as_raw_fd(), content.to_vec());
+        self.0.borrow().storage.add(&fd)?;
         Ok(Arc::new(fd))
     }
 
-    /// What a power cut now would leave of a file: what was written before the last completed fsync
-    /// or with `RWF_DSYNC`. `None` for a file that is not the simulation's.
+    /// The files that a power cut concerns: [`file`](Self::file)'s, and those that are
+    /// [added](Storage::add).
+    pub fn storage(&self) -> Storage {
+        self.0.borrow().storage.clone()
+    }
+
+    /// What a power cut now would leave at least: see [`Storage::stable`].
     pub fn durable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
-        self.0.borrow().durable.get(&fd.as_raw_fd()).cloned()
+        self.0.borrow().storage.stable(fd)
+    }
+
+    /// What a power cut now leaves of a file, with operations of this world in flight: see
+    /// [`Storage::cut`]. The simulation goes on as if nothing had been.
+    pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
+        let world = self.0.borrow();
+        let in_flight = world.pending.iter().filter_map(|pending| pending.in_flight(fd));
+        world.storage.cut_with(fd.as_fd(), seed, in_flight.collect())
     }
 
     /// Decides about each file operation as it is submitted, instead of the seeded faults where it
@@ -390,7 +419,11 @@ impl World {
             _ => self.faults.latency(&mut self.random),
         };
         let due_ns = self.now_ns.saturating_add(delay);
-        let pending = Pending { due_ns, fd, op, user_data, verdict };
+        let flushes = match op {
+            RingOp::Fsync { .. } => carry_out::begin_flush(&self.storage, fd),
+            _ => 0,
+        };
+        let pending = Pending { due_ns, fd, op, user_data, verdict, flushes };
         if self.faults.scribble {
             pending.scribble();
         }
@@ -440,7 +473,7 @@ impl World {
                 .nth(nth)
                 .unwrap_or(0);
             let pending = self.pending.swap_remove(at);
-            let result = pending.carry_out(&mut self.durable);
+            let result = pending.carry_out(&self.storage);
             self.complete(pending.user_data, result);
         }
     }

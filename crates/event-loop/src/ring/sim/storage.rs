@@ -1,0 +1,382 @@
+//! What a power cut leaves: files on storage with a volatile write cache.
+//!
+//! A write that has completed is in a cache until a flush. The rules are those that disks, file systems
+//! and Linux document, and no more than these:
+//!
+//! - A sector of [`SECTOR`] bytes is written whole or not at all. Anything larger may be torn between
+//!   any two sectors.
+//! - What is not flushed may survive or not, each change by itself, in any order, except that a sector
+//!   does not go back: it has the contents after one of the changes to it, or those that were flushed.
+//! - fsync(2) and fdatasync(2), once they succeed, have made stable all that had *completed* when they
+//!   were submitted. What was under way then may be covered or not.
+//! - A write with `RWF_DSYNC`, once it succeeds, is stable, and the file is as long as it needs. It says
+//!   nothing about other sectors.
+//! - A discard, or zeroing, is a change like any other: until it is flushed the range may have its old
+//!   contents or zeroes. So is a change of size, also one that did not come down the ring: it is noticed
+//!   when the next operation on the file comes, or when somebody asks.
+//! - What is in flight at the cut may have happened, in part, or not, whatever it would have completed with.
+//! - If a flush of a file that is cached by the kernel fails, what it was to make stable is never made
+//!   so by a later one, since the kernel believes its pages clean (fsync(2), "ERRORS").
+//!
+//! What is done on other threads (`aio=threads`, ioctls) is not seen, apart from changes of size.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+
+use nix::sys::stat::fstat;
+
+use super::faults::Random;
+use crate::sync::lock;
+
+/// Bytes that are written whole or not at all.
+pub const SECTOR: usize = 512;
+
+type Sector = [u8; SECTOR];
+
+/// The files of a simulation, with what of each is stable and what is not. Clones are handles to the
+/// same, so that worlds of several loops have their files in common.
+#[derive(Clone, Default)]
+pub struct Storage(Arc<Mutex<HashMap<Id, Disk>>>);
+
+/// A file, whatever descriptor leads to it: device and inode.
+type Id = (u64, u64);
+
+struct Disk {
+    /// A descriptor of ours.
+    file: File,
+    /// The stable contents, whole sectors, at least as many as `stable_size` needs.
+    stable: Vec<u8>,
+    stable_size: u64,
+    /// By number: what was written since, oldest first. Never empty.
+    sectors: BTreeMap<u64, Vec<Version>>,
+    /// Sizes that the file got since, oldest first: which change made it so, and bytes.
+    sizes: Vec<(u64, u64)>,
+    /// Bytes, as far as we know.
+    size: u64,
+    /// Changes so far.
+    changes: u64,
+}
+
+/// A sector's contents after a change.
+struct Version {
+    change: u64,
+    bytes: Box<Sector>,
+    /// A flush of it has failed.
+    lost: bool,
+}
+
+/// A write in flight at the cut: the first byte, and the bytes. `None`: zeroes, so many.
+pub(super) type InFlight = (u64, Result<Vec<u8>, u64>);
+
+impl Storage {
+    /// A storage without files.
+    pub fn new() -> Storage {
+        Storage::default()
+    }
+
+    /// Keeps track of a file from here on; what it contains is stable.
+    ///
+    /// # Errors
+    ///
+    /// Those of dup(2), fstat(2) and read(2).
+    pub fn add(&self, fd: &OwnedFd) -> io::Result<()> {
+        let file = File::from(fd.try_clone()?);
+        let size = file.metadata()?.len();
+        let mut stable = vec![0; padded(size)];
+        file.read_exact_at(&mut stable[..size as usize], 0)?;
+        let id = id_of(fd.as_fd()).ok_or_else(io::Error::last_os_error)?;
+        let disk = Disk {
+            file,
+            stable,
+            stable_size: size,
+            sectors: BTreeMap::new(),
+            sizes: Vec::new(),
+            size,
+            changes: 0,
+        };
+        lock(&self.0).insert(id, disk);
+        Ok(())
+    }
+
+    /// Forgets a file.
+    pub fn remove(&self, fd: &OwnedFd) {
+        id_of(fd.as_fd()).map(|id| lock(&self.0).remove(&id));
+    }
+
+    /// What is stable of a file: what a power cut leaves that takes all that it may. `None`: it is not
+    /// kept track of.
+    pub fn stable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
+        self.with(fd.as_fd(), |disk| disk.stable[..disk.stable_size as usize].to_vec())
+    }
+
+    /// How many sectors a power cut may take back.
+    pub fn unstable_sectors(&self, fd: &OwnedFd) -> usize {
+        self.with(fd.as_fd(), |disk| disk.sectors.len()).unwrap_or(0)
+    }
+
+    /// What a power cut now leaves of a file, by a seed: the same one leaves the same. Everything goes
+    /// on as if nothing had been. `None`: the file is not kept track of.
+    ///
+    /// What is in flight has not happened; [`Sim::cut`](super::Sim::cut) knows of that too.
+    pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
+        self.cut_with(fd.as_fd(), seed, Vec::new())
+    }
+
+    pub(super) fn cut_with(
+        &self,
+        fd: BorrowedFd<'_>,
+        seed: u64,
+        in_flight: Vec<InFlight>,
+    ) -> Option<Vec<u8>> {
+        self.with(fd, |disk| disk.cut(&mut Random::new(seed), in_flight))
+    }
+
+    /// A write, or zeroing, of a range has completed. `dsync`: and is stable.
+    pub(super) fn changed(&self, fd: BorrowedFd<'_>, offset: u64, len: u64, dsync: bool) {
+        self.with(fd, |disk| disk.changed(offset, len, dsync));
+    }
+
+    /// A flush is submitted: what it will make stable.
+    pub(super) fn begin_flush(&self, fd: BorrowedFd<'_>) -> u64 {
+        self.with(fd, |disk| disk.changes).unwrap_or(0)
+    }
+
+    /// A flush has succeeded that was submitted after so many changes.
+    pub(super) fn flushed(&self, fd: BorrowedFd<'_>, until: u64) {
+        self.with(fd, |disk| disk.flushed(until));
+    }
+
+    /// It has failed.
+    pub(super) fn flush_failed(&self, fd: BorrowedFd<'_>, until: u64) {
+        self.with(fd, |disk| {
+            let unflushed = disk.sectors.values_mut().flatten();
+            unflushed.filter(|version| version.change <= until).for_each(|v| v.lost = true);
+        });
+    }
+
+    fn with<T>(&self, fd: BorrowedFd<'_>, call: impl FnOnce(&mut Disk) -> T) -> Option<T> {
+        let mut disks = lock(&self.0);
+        if disks.is_empty() {
+            return None;
+        }
+        let disk = disks.get_mut(&id_of(fd)?)?;
+        // As ftruncate(2) has it, which does not come down the ring.
+        disk.look_at_size();
+        Some(call(disk))
+    }
+}
+
+pub(super) fn id_of(fd: BorrowedFd<'_>) -> Option<Id> {
+    fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Bytes in whole sectors.
+fn padded(size: u64) -> usize {
+    (size as usize).next_multiple_of(SECTOR)
+}
+
+impl Disk {
+    /// Has the newest contents of these sectors as a version of them.
+    fn remember(&mut self, sectors: Range<u64>) {
+        let mut all = vec![[0; SECTOR]; (sectors.end - sectors.start) as usize];
+        let (bytes, mut done) = (all.as_flattened_mut(), 0);
+        // Zeroes past the end.
+        let start = sectors.start * SECTOR as u64;
+        while let Ok(n @ 1..) = self.file.read_at(&mut bytes[done..], start + done as u64) {
+            done += n;
+        }
+        for (number, bytes) in sectors.zip(all) {
+            let version = Version { change: self.changes, bytes: Box::new(bytes), lost: false };
+            self.sectors.entry(number).or_default().push(version);
+        }
+    }
+
+    fn look_at_size(&mut self) {
+        let Ok(size) = self.file.metadata().map(|metadata| metadata.len()) else { return };
+        if size == self.size {
+            return;
+        }
+        self.changes += 1;
+        if size < self.size {
+            // What was there reads as zeroes if it becomes longer again.
+            self.remember(size / SECTOR as u64..self.size.div_ceil(SECTOR as u64));
+        }
+        self.size = size;
+        self.sizes.push((self.changes, size));
+    }
+
+    fn changed(&mut self, offset: u64, len: u64, dsync: bool) {
+        // A discard may be of more than there is.
+        let end = offset.saturating_add(len).min(self.size);
+        if offset >= end {
+            return;
+        }
+        self.changes += 1;
+        let sectors = offset / SECTOR as u64..end.div_ceil(SECTOR as u64);
+        self.remember(sectors.clone());
+        if !dsync {
+            return;
+        }
+        for number in sectors {
+            let versions = self.sectors.remove(&number).unwrap_or_default();
+            if let Some(newest) = versions.last() {
+                self.make_stable(number, &newest.bytes);
+            }
+        }
+        // Sizes that would cut it off are past.
+        self.sizes.retain(|(_, size)| *size >= end);
+        self.set_stable_size(self.stable_size.max(end));
+    }
+
+    fn flushed(&mut self, until: u64) {
+        for (number, mut versions) in std::mem::take(&mut self.sectors) {
+            let covered =
+                versions.iter().rposition(|version| version.change <= until && !version.lost);
+            if let Some(newest) = covered {
+                self.make_stable(number, &versions[newest].bytes);
+                versions.drain(..=newest);
+            }
+            if !versions.is_empty() {
+                self.sectors.insert(number, versions);
+            }
+        }
+        let covered = self.sizes.iter().rposition(|(change, _)| *change <= until);
+        if let Some(newest) = covered {
+            let size = self.sizes[newest].1;
+            self.sizes.drain(..=newest);
+            self.set_stable_size(size);
+        }
+    }
+
+    fn make_stable(&mut self, number: u64, bytes: &Sector) {
+        let at = number as usize * SECTOR;
+        if self.stable.len() < at + SECTOR {
+            self.stable.resize(at + SECTOR, 0);
+        }
+        self.stable[at..at + SECTOR].copy_from_slice(bytes);
+    }
+
+    fn set_stable_size(&mut self, size: u64) {
+        self.stable_size = size;
+        if self.stable.len() < padded(size) {
+            self.stable.resize(padded(size), 0);
+        }
+    }
+
+    fn cut(&self, random: &mut Random, mut in_flight: Vec<InFlight>) -> Vec<u8> {
+        let style = Style::pick(random, self.changes);
+        let fates: HashMap<u64, Fate> = {
+            let sectors = self.sectors.values().flatten().map(|version| version.change);
+            let mut changes: Vec<u64> =
+                sectors.chain(self.sizes.iter().map(|size| size.0)).collect();
+            changes.sort_unstable();
+            changes.dedup();
+            changes.into_iter().map(|change| (change, style.fate(random, change))).collect()
+        };
+        let mut left = self.stable.clone();
+        let put = |left: &mut Vec<u8>, at: u64, bytes: &[u8]| {
+            let (at, end) = (at as usize, at as usize + bytes.len());
+            if left.len() < end {
+                left.resize(end, 0);
+            }
+            left[at..end].copy_from_slice(bytes);
+        };
+        for (number, versions) in &self.sectors {
+            let survives = |version: &&Version| fates[&version.change].spares(random);
+            if let Some(newest) = versions.iter().rev().find(survives) {
+                put(&mut left, number * SECTOR as u64, &newest.bytes[..]);
+            }
+        }
+        let sizes = self.sizes.iter().rev();
+        let newest = sizes.clone().find(|(change, _)| fates[change].spares(random));
+        let mut size = newest.map_or(self.stable_size, |(_, size)| *size);
+        // In any order, and from there on only whole sectors.
+        while !in_flight.is_empty() {
+            let (offset, bytes) =
+                in_flight.swap_remove(random.below(in_flight.len() as u64) as usize);
+            let fate = style.fate(random, u64::MAX);
+            let bytes = match bytes {
+                Ok(bytes) => bytes,
+                // Past the end there are zeroes anyhow.
+                Err(len) => vec![0; len.min(self.size.saturating_sub(offset)) as usize],
+            };
+            let mut at = 0;
+            while at < bytes.len() {
+                let start = offset + at as u64;
+                let len = (SECTOR - start as usize % SECTOR).min(bytes.len() - at);
+                if fate.spares(random) {
+                    put(&mut left, start, &bytes[at..at + len]);
+                    if random.percent(50) {
+                        size = size.max(start + len as u64);
+                    }
+                }
+                at += len;
+            }
+        }
+        left.resize(size as usize, 0);
+        left
+    }
+}
+
+/// How much a cut takes: each of them finds other mistakes.
+enum Style {
+    Everything,
+    Nothing,
+    /// What came after so many changes.
+    Later(u64),
+    /// Whole changes, with that chance in percent, and now and then a part of one.
+    Some(u8),
+    /// Sectors, with that chance.
+    Sectors(u8),
+}
+
+/// What becomes of a change.
+#[derive(Clone, Copy)]
+enum Fate {
+    Kept,
+    Dropped,
+    /// Each sector survives with that chance in percent.
+    Torn(u8),
+}
+
+impl Style {
+    fn pick(random: &mut Random, changes: u64) -> Style {
+        match random.below(8) {
+            0 => Style::Everything,
+            1 => Style::Nothing,
+            2 => Style::Later(random.below(changes + 1)),
+            3..6 => Style::Some([10, 50, 90][random.below(3) as usize]),
+            _ => Style::Sectors([10, 50, 90][random.below(3) as usize]),
+        }
+    }
+
+    fn fate(&self, random: &mut Random, change: u64) -> Fate {
+        match *self {
+            Style::Everything => Fate::Dropped,
+            Style::Nothing => Fate::Kept,
+            Style::Later(until) if change <= until => Fate::Kept,
+            Style::Later(_) => Fate::Dropped,
+            Style::Some(chance) => match random.percent(chance) {
+                _ if random.percent(15) => Fate::Torn(50),
+                true => Fate::Kept,
+                false => Fate::Dropped,
+            },
+            Style::Sectors(chance) => Fate::Torn(chance),
+        }
+    }
+}
+
+impl Fate {
+    fn spares(self, random: &mut Random) -> bool {
+        match self {
+            Fate::Kept => true,
+            Fate::Dropped => false,
+            Fate::Torn(chance) => random.percent(chance),
+        }
+    }
+}
