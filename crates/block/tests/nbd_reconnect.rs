@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use block::NodeRegistry;
@@ -126,4 +130,62 @@ fn an_export_that_became_another_is_not_used() {
         server.restart_as(&["memory", "1M"]);
         until_back(&mut rig);
     }
+}
+
+/// A server that shakes hands and leaves: how often it was connected to.
+fn leaver(listener: UnixListener, connections: Arc<AtomicU32>) {
+    for stream in listener.incoming() {
+        connections.fetch_add(1, Ordering::SeqCst);
+        // A client that goes away in the middle is none of its business.
+        let _ = stream.and_then(shake_hands);
+    }
+}
+
+fn shake_hands(mut stream: UnixStream) -> io::Result<()> {
+    // Fixed newstyle, without zeroes.
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    stream.read_exact(&mut [0; 4])?;
+    loop {
+        let mut header = [0; 16];
+        stream.read_exact(&mut header)?;
+        let [.., a, b, c, d] = header;
+        let mut data = vec![0; u32::from_be_bytes([a, b, c, d]) as usize];
+        stream.read_exact(&mut data)?;
+        let option = &header[8..12];
+        let mut reply = |kind: u32, data: &[u8]| {
+            let (magic, len) = (0x3_e889_0455_65a9u64.to_be_bytes(), data.len() as u32);
+            stream.write_all(
+                &[&magic, option, &kind.to_be_bytes(), &len.to_be_bytes(), data].concat(),
+            )
+        };
+        if option != [0, 0, 0, 7] {
+            reply(0x8000_0001, &[])?;
+            continue;
+        }
+        // NBD_INFO_EXPORT: a size, NBD_FLAG_HAS_FLAGS; then NBD_REP_ACK.
+        reply(3, &[&[0, 0][..], &(MIB as u64).to_be_bytes(), &[0, 1]].concat())?;
+        return reply(1, &[]);
+    }
+}
+
+#[test]
+fn a_server_that_shakes_hands_and_leaves_is_not_run_after() {
+    let path = std::env::temp_dir().join(format!("ringmill-leaver-{}.sock", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    let connections = Arc::new(AtomicU32::new(0));
+    let counter = connections.clone();
+    std::thread::spawn(move || leaver(listener, counter));
+    let server = NbdServerAddr::Unix { path: path.clone() };
+    let nbd = NbdOptions { server, export: String::new(), reconnect_delay: 3, open_timeout: 0 };
+    let begun = Instant::now();
+    let mut rig = Rig::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap());
+    // It waits for an answer no longer than for a server that is not there.
+    assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
+    assert!(begun.elapsed() >= Duration::from_secs(3), "it waited");
+    // One connection, one at once when that was lost, then 1, 2, 4 seconds later.
+    let most = 3 + begun.elapsed().as_secs() as u32;
+    let made = connections.load(Ordering::SeqCst);
+    assert!((3..=most).contains(&made), "{made} connections, {most} at most");
+    std::fs::remove_file(&path).unwrap();
 }

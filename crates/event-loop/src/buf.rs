@@ -186,7 +186,14 @@ impl IoBufs {
         });
     }
 
-    /// Whether all bytes are zero: what `detect-zeroes` asks of a write.
+    /// Whether some of the owner's memory was taken away ([`lost`](crate::lost)): what was copied out
+    /// of it so far may be zeroes that nobody wrote. One load as long as nobody has lost any.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        crate::lost::losses() != 0 && self.owner.as_deref().is_some_and(crate::lost::has_lost)
+    }
+
+    /// Whether all bytes are zero, and were written so: what `detect-zeroes` asks of a write.
     pub fn is_zero(&self) -> bool {
         let mut zero = true;
         self.for_each(0, self.len, |base, len| {
@@ -201,7 +208,7 @@ impl IoBufs {
                 at += n;
             }
         });
-        zero
+        zero && !self.is_lost()
     }
 
     /// Makes this list a part of `whole`: its bytes from `offset` on, at most `len` of them and in at

@@ -15,6 +15,8 @@ use std::sync::{Mutex, OnceLock};
 use event_loop::sync::lock;
 use libc::{c_int, c_void, siginfo_t};
 
+use crate::view::MemoryView;
+
 /// Regions that can be watched over at a time. Those beyond are not.
 const PLACES: usize = 1 << 14;
 
@@ -26,8 +28,6 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 static CHANGES: Mutex<()> = Mutex::new(());
 /// What handled SIGBUS before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-/// Regions that were lost since the process began.
-static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
 struct Place {
     /// The mapping's first byte; 0: the place is free.
@@ -46,7 +46,7 @@ impl Place {
 /// [`MappedRegion::is_lost`](crate::MappedRegion::is_lost).
 #[inline]
 pub fn losses() -> usize {
-    LOSSES.load(Ordering::Acquire)
+    event_loop::lost::losses()
 }
 
 /// A mapping that is watched over. To be dropped before the mapping is.
@@ -95,6 +95,10 @@ impl Drop for Watched {
 /// Installs the handler, once.
 fn install() {
     BEFORE.get_or_init(|| {
+        event_loop::lost::ask_by(|owner| {
+            let view = owner.downcast_ref::<MemoryView>();
+            view.is_some_and(|view| view.memory().lost_region().is_some())
+        });
         // SAFETY: zeroes are a valid `sigaction`: the default action, no flags, an empty mask.
         let (mut ours, mut before): (libc::sigaction, libc::sigaction) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
@@ -125,7 +129,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
         let len = place.len.load(Ordering::Relaxed);
         if start != 0 && addr.wrapping_sub(start) < len && replace(start, len) {
             place.lost.store(true, Ordering::Release);
-            LOSSES.fetch_add(1, Ordering::Release);
+            event_loop::lost::lost();
             return;
         }
     }

@@ -19,7 +19,8 @@ pub trait Virtqueue: std::fmt::Debug {
     /// once: its kick may have come earlier.
     fn set_enabled(&self, enabled: bool);
 
-    /// Sets the way out for signals (SET_VRING_CALL); without one the driver polls.
+    /// Sets the way out for signals (SET_VRING_CALL), and signals it once: what was answered just
+    /// before may have gone to another. Without one the driver polls.
     fn set_call(&self, call: Option<Arc<OwnedFd>>);
 
     /// Sets where a broken queue is reported (SET_VRING_ERR).
@@ -55,12 +56,4 @@ pub struct InFlight {
     pub len: u64,
     /// Loop time at which it was taken, nanoseconds.
     pub started_ns: u64,
-}
-
-/// Adds one to an eventfd. What can fail does not matter: a full counter has its reader awake, and
-/// a front end that is gone needs no signal.
-pub(crate) fn write_eventfd(fd: Option<&OwnedFd>) {
-    if let Some(fd) = fd {
-        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
-    }
 }

@@ -8,11 +8,14 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Trigger, trace};
+use event_loop::{
+    DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger, signal_if_not_full,
+    trace,
+};
 use guest_memory::{AccessError, MemoryView};
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
-use super::{InFlight, Virtqueue, write_eventfd};
+use super::{InFlight, Virtqueue};
 
 /// What a device does on one of its queues.
 pub(crate) trait Service: Sized + 'static {
@@ -68,7 +71,7 @@ pub(crate) struct Runner<S> {
     /// The chain being taken apart, kept for its capacity.
     chain: RefCell<Chain>,
     /// The way out for signals; without one the driver polls.
-    call: RefCell<Option<Arc<OwnedFd>>>,
+    call: RefCell<Option<Signal>>,
     /// Where a broken queue is reported.
     err: RefCell<Option<Arc<OwnedFd>>>,
     kick: Cell<Option<HandlerId>>,
@@ -109,7 +112,7 @@ impl<S: Service> Runner<S> {
             service,
             me: me.clone(),
             chain: RefCell::new(Chain::new()),
-            call: RefCell::new(call),
+            call: RefCell::new(call.map(Signal::new)),
             err: RefCell::new(None),
             kick: Cell::new(None),
             enabled: Cell::new(false),
@@ -253,7 +256,9 @@ impl<S: Service> Runner<S> {
     pub(crate) fn break_queue(&self, reason: &dyn fmt::Display) {
         log::warn!("{} stops, its driver broke the rules: {reason}", S::NAME);
         self.queue.mark_broken();
-        write_eventfd(self.err.borrow().as_deref());
+        if let Some(err) = &*self.err.borrow() {
+            signal_if_not_full(err);
+        }
     }
 }
 
@@ -266,6 +271,10 @@ impl<S: Service> Virtqueue for Runner<S> {
     }
 
     fn set_call(&self, call: Option<Arc<OwnedFd>>) {
+        let call = call.map(Signal::new);
+        if let Some(call) = &call {
+            call.send();
+        }
         *self.call.borrow_mut() = call;
     }
 
@@ -313,7 +322,9 @@ impl<S: Service> DeferredCall for Runner<S> {
             let wanted = self.queue.publish();
             if wanted {
                 trace!(virtio_notify(self.service.trace_name(), self.queue.config().index));
-                write_eventfd(self.call.borrow().as_deref());
+                if let Some(call) = &*self.call.borrow() {
+                    call.send();
+                }
             }
             signalled = Some(wanted);
         }

@@ -6,10 +6,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::stat::{SFlag, fstat};
-
-use std::os::fd::AsFd;
 
 /// An eventfd of the front end's. Cheap to clone; closed with the last clone.
 #[derive(Debug, Clone)]
@@ -40,17 +37,6 @@ impl EventFd {
         match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
             kind if kind.is_empty() => Ok(EventFd(Arc::new(fd))),
             _ => Err(NotEventfd),
-        }
-    }
-
-    /// Signals it once, unless its counter is full: then its reader has something to wake for.
-    pub fn signal(&self) {
-        // The front end chooses whether a write to a full counter blocks; so a full one is left
-        // alone.
-        let mut poll = [PollFd::new(self.0.as_fd(), PollFlags::POLLOUT)];
-        if nix::poll::poll(&mut poll, PollTimeout::ZERO) == Ok(1) {
-            // It is the front end's loss when it has taken away what it waits for.
-            let _ = nix::unistd::write(&self.0, &1u64.to_ne_bytes());
         }
     }
 

@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use devices::virtio::{InFlight, Virtqueue};
-use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
+use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot, signal_if_not_full};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
 use queue::{Queue, QueueError};
@@ -200,13 +200,12 @@ impl Worker {
         }
     }
 
-    /// Sets the call eventfd of a ring that runs, then signals it.
+    /// Sets the call eventfd of a ring that runs, and signals it.
     pub(crate) fn set_call(&self, index: u16, call: Option<EventFd>) {
         if let Some(ring) = self.ring(index) {
             ring.queue.set_call(fd_of(&call));
-        }
-        if let Some(call) = call {
-            call.signal();
+        } else if let Some(call) = call {
+            signal_if_not_full(call.fd());
         }
     }
 

@@ -94,6 +94,11 @@ impl Channel for FileChannel {
         }
         let op = match request.op {
             Op::Read => IoOp::Read { offset: request.offset },
+            // What is in the place of memory that was taken away is not what the guest wrote. (Had it
+            // not been replaced, the kernel would say this.)
+            Op::Write { .. } if request.bufs.is_lost() => {
+                return request.complete(Err(Errno::EFAULT));
+            }
             Op::Write { fua } if !node.serialise.all => {
                 IoOp::Write { offset: request.offset, dsync: fua && !node.no_flush }
             }
@@ -387,6 +392,9 @@ impl Inner {
                 match step {
                     Step::BounceWrite { len } => {
                         bufs.copy_to(memory, bounce, 0, len);
+                        if bufs.is_lost() {
+                            return Next::Done(Err(Errno::EFAULT));
+                        }
                         part.set_part(bounce, 0, len, 1);
                         self.write_op(slot.request.op, at)
                     }
@@ -543,6 +551,9 @@ impl Inner {
                     Some(zeroes) => zeroes.copy_to(0, bounce, skip, len),
                     None => request.bufs.copy_to(memory, bounce, skip, len),
                 };
+                if request.bufs.is_lost() {
+                    return Err(Errno::EFAULT);
+                }
                 part.set_part(bounce, 0, align, 1);
                 let op = self.write_op(request.op, start);
                 slot.stage = Stage::ModifyWrite(len);

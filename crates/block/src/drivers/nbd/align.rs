@@ -250,6 +250,9 @@ impl Aligned {
                 bounce.zero(to, bytes as usize);
             } else {
                 request.bufs.copy_to(from, &mut bounce, to, bytes as usize);
+                if request.bufs.is_lost() {
+                    return Err(Errno::EFAULT);
+                }
             }
             let (op, len) = (Op::Write { fua }, blocks.end - blocks.start);
             submit(&self.below, op, blocks.start, len, bounce).await.0?;

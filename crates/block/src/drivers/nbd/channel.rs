@@ -6,7 +6,9 @@
 //!
 //! When the connection breaks, what was not answered is sent again over the next one, which a task on
 //! this loop makes: reads, writes, zeroes and trims may be carried out twice. As QEMU has it, requests
-//! wait for that as long as `reconnect-delay` says, and fail from then on until a connection is there.
+//! wait for that as long as `reconnect-delay` says, and fail from then on until a connection is there. A
+//! connection that was no good, since the server left before it had answered anything, is none: the next
+//! attempt comes after a pause that grows, and no request waits longer for it.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,6 +30,8 @@ use crate::request::Request;
 /// Tokens of the two operations on the socket.
 const RECEIVE: u32 = 0;
 const SEND: u32 = 1;
+/// A connection that has lasted so long was good, also if nobody had anything to ask, nanoseconds.
+const GOOD_NS: u64 = 16_000_000_000;
 
 /// Why a connection is used no longer.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +82,14 @@ struct Inner {
     /// While the link is down: requests wait.
     patient: Cell<bool>,
     patience: Cell<Option<TimerId>>,
+    /// When it ends that requests wait, loop time; as of when the last good connection broke.
+    deadline: Cell<Option<u64>>,
+    /// Since when the link is up, loop time.
+    up_since_ns: Cell<u64>,
+    /// The server has answered something on this connection.
+    answered: Cell<bool>,
+    /// Before the next attempt, unless the last connection was good.
+    pause: Cell<Option<Pause>>,
     closed: Cell<bool>,
 }
 
@@ -102,6 +114,10 @@ impl Connection {
             queued: Cell::new(false),
             patient: Cell::new(true),
             patience: Cell::new(None),
+            deadline: Cell::new(None),
+            up_since_ns: Cell::new(0),
+            answered: Cell::new(false),
+            pause: Cell::new(None),
             closed: Cell::new(false),
         });
         match connected {
@@ -214,7 +230,11 @@ impl Inner {
         self.receive_bufs.replace(bufs);
         match result {
             0 => self.take_down(Broken::Left),
-            1.. => self.take_answers(),
+            1.. => {
+                if self.take_answers() {
+                    self.answered.set(true);
+                }
+            }
             _ => match Errno::from_raw(result.wrapping_neg()) {
                 Errno::EINTR | Errno::EAGAIN => {}
                 Errno::ECONNRESET => self.take_down(Broken::Left),
@@ -227,12 +247,16 @@ impl Inner {
         self.down_if_idle();
     }
 
-    /// Answers what was answered.
-    fn take_answers(&self) {
+    /// Answers what was answered: whether anything was.
+    fn take_answers(&self) -> bool {
+        let mut any = false;
         loop {
             let next = self.state.borrow_mut().next();
             match next {
-                Ok(Next::Complete(request, result)) => request.complete(result),
+                Ok(Next::Complete(request, result)) => {
+                    request.complete(result);
+                    any = true;
+                }
                 Ok(Next::Input) => break,
                 Err(violation) => {
                     self.take_down(Broken::Rules(violation));
@@ -243,6 +267,7 @@ impl Inner {
         if self.state.borrow().has_commands() {
             self.send_later();
         }
+        any
     }
 
     // ---- the link ------------------------------------------------------------------------------
@@ -261,8 +286,10 @@ impl Inner {
         let file = self.event_loop.register_file(fd.clone());
         self.state.borrow_mut().connected(agreed);
         self.link.replace(Link::Up(Socket { fd, file }));
+        self.up_since_ns.set(self.event_loop.now_ns());
+        self.answered.set(false);
         self.patient.set(self.shared.delay_ns() > 0);
-        self.set_patience(None);
+        self.stop_timer();
         self.receive();
         self.take_answers();
         self.send_later();
@@ -299,13 +326,16 @@ impl Inner {
         if dead {
             return self.fail_all();
         }
-        let delay_ns = self.shared.delay_ns();
-        if delay_ns == 0 {
+        if self.answered.get() || self.event_loop.now_ns() - self.up_since_ns.get() >= GOOD_NS {
+            self.pause.set(None);
+            self.deadline.set(None);
+        }
+        if self.shared.delay_ns() == 0 {
             self.patient.set(false);
             self.fail_all();
         } else {
             self.patient.set(true);
-            self.set_patience(Some(delay_ns));
+            self.start_timer();
         }
         self.reconnect();
     }
@@ -327,13 +357,13 @@ impl Inner {
         }
     }
 
-    fn set_patience(&self, delay_ns: Option<u64>) {
-        if let Some(timer) = self.patience.take() {
-            self.event_loop.cancel_timer(timer);
-        }
-        let Some(delay_ns) = delay_ns else { return };
+    /// Patience begins to run out, or goes on to.
+    fn start_timer(&self) {
+        self.stop_timer();
+        let latest = self.event_loop.now_ns().saturating_add(self.shared.delay_ns());
+        let deadline = self.deadline.get().unwrap_or(latest);
+        self.deadline.set(Some(deadline));
         let me = self.me.clone();
-        let deadline = self.event_loop.now_ns().saturating_add(delay_ns);
         let timer = self.event_loop.add_timer(deadline, move || {
             if let Some(me) = me.upgrade() {
                 me.patience.set(None);
@@ -341,6 +371,12 @@ impl Inner {
             }
         });
         self.patience.set(Some(timer));
+    }
+
+    fn stop_timer(&self) {
+        if let Some(timer) = self.patience.take() {
+            self.event_loop.cancel_timer(timer);
+        }
     }
 
     fn lose_patience(&self) {
@@ -364,10 +400,14 @@ impl Inner {
     fn reconnect(&self) {
         let (me, shared) = (self.me.clone(), self.shared.clone());
         let event_loop = self.event_loop.clone();
+        let mut pause = self.pause.get();
         self.event_loop.spawn(async move {
-            let mut pause = Pause::default();
             let mut told = String::new();
             loop {
+                if let Some(pause) = &mut pause {
+                    event_loop.sleep_until(event_loop.now_ns() + pause.next_ns()).await;
+                }
+                pause.get_or_insert_default();
                 let tried = connect_to(&event_loop, &shared.options).await;
                 let Some(me) = me.upgrade().filter(|me| !me.closed.get()) else { return };
                 let why = match tried {
@@ -375,6 +415,7 @@ impl Inner {
                     Ok(connected) => match connected.agreed.continues(&shared.agreed) {
                         Ok(()) => {
                             log::info!("{}: connected to {}", shared.name, shared.options.server);
+                            me.pause.set(pause);
                             return me.up(connected);
                         }
                         Err(why) => format!("the export is not the one it was: {why}"),
@@ -387,10 +428,8 @@ impl Inner {
                 if shared.delay_ns() == 0 {
                     me.lose_patience();
                 } else if me.patient.get() && me.patience.get().is_none() {
-                    me.set_patience(Some(shared.delay_ns()));
+                    me.start_timer();
                 }
-                drop(me);
-                event_loop.sleep_until(event_loop.now_ns() + pause.next_ns()).await;
             }
         });
     }
@@ -398,7 +437,7 @@ impl Inner {
     /// Nobody uses the connection any more.
     fn close(&self) {
         self.closed.set(true);
-        self.set_patience(None);
+        self.stop_timer();
         let link = std::mem::replace(&mut *self.link.borrow_mut(), Link::Dead);
         match link {
             Link::Up(socket) => {

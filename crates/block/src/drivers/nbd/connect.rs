@@ -140,7 +140,7 @@ pub(crate) async fn open(
 }
 
 /// How long to wait between attempts: 1, 2, 4, 8, then always 16 seconds, as QEMU does.
-#[derive(Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Pause(u32);
 
 impl Pause {

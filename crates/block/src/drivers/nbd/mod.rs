@@ -174,6 +174,8 @@ impl Shared {
             detect_zeroes(self.detect_zeroes, request);
         }
         match &mut request.op {
+            // Memory that was taken away holds nothing that the guest wrote.
+            Op::Write { .. } if request.bufs.is_lost() => return Some(Err(Errno::EFAULT)),
             Op::Discard if self.discard == Discard::Ignore => return Some(Ok(())),
             Op::WriteZeroes { may_unmap, .. } if self.discard == Discard::Ignore => {
                 *may_unmap = false;

@@ -85,6 +85,9 @@ impl Remote {
         let mut data = vec![0; request.bufs.len()];
         if !reads {
             request.bufs.copy_out(0, &mut data);
+            if request.bufs.is_lost() {
+                return Ok(Err(Errno::EFAULT));
+            }
         }
         let (answer, answered) = oneshot::channel();
         let job = Job { op: request.op, offset: request.offset, len: request.len, data, answer };
