@@ -18,7 +18,8 @@ use crate::{Image, Scratch, eventually};
 #[derive(Debug)]
 pub struct ServerCommand<'a> {
     scratch: &'a Scratch,
-    wrapper: Option<PathBuf>,
+    wrapper: Vec<String>,
+    environment: Vec<(&'static str, String)>,
     name: &'static str,
     command: &'static str,
     as_qsd: bool,
@@ -42,8 +43,9 @@ impl<'a> ServerCommand<'a> {
 
     /// Another of ringmill's commands, for which only the methods without QSD's options are of use.
     pub fn other_command(scratch: &'a Scratch, command: &'static str) -> Self {
-        let (wrapper, name, arguments, stdin) = (None, "daemon", Vec::new(), None);
-        Self { scratch, wrapper, name, command, as_qsd: false, arguments, stdin }
+        let (name, arguments, stdin) = ("daemon", Vec::new(), None);
+        let (wrapper, environment) = (Vec::new(), Vec::new());
+        Self { scratch, wrapper, environment, name, command, as_qsd: false, arguments, stdin }
     }
 
     /// Names the daemon, which is needed when there are two in a folder.
@@ -110,8 +112,20 @@ impl<'a> ServerCommand<'a> {
     }
 
     /// Has the daemon started by `program`, which is given the daemon's command line.
-    pub fn wrapped_by(mut self, program: impl Into<PathBuf>) -> Self {
-        self.wrapper = Some(program.into());
+    pub fn wrapped_by(self, program: impl AsRef<Path>) -> Self {
+        self.wrapped_by_with(program, &[])
+    }
+
+    /// The same, with arguments of the program's own before the daemon's command line.
+    pub fn wrapped_by_with(mut self, program: impl AsRef<Path>, arguments: &[String]) -> Self {
+        self.wrapper = vec![program.as_ref().to_str().expect("a path in UTF-8").to_owned()];
+        self.wrapper.extend_from_slice(arguments);
+        self
+    }
+
+    /// Sets a variable in the daemon's environment.
+    pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 
@@ -155,10 +169,15 @@ impl<'a> ServerCommand<'a> {
             symlink(daemon, &link).expect("a new link");
             daemon = link;
         }
-        let mut command = tied_command(self.wrapper.as_deref().unwrap_or(&daemon));
-        if self.wrapper.is_some() {
-            command.arg(&daemon);
-        }
+        let mut command = match self.wrapper.split_first() {
+            Some((wrapper, arguments)) => {
+                let mut command = tied_command(Path::new(wrapper));
+                command.args(arguments).arg(&daemon);
+                command
+            }
+            None => tied_command(&daemon),
+        };
+        command.envs(self.environment);
         if daemon.file_name() != Some(OsStr::new("qemu-storage-daemon")) {
             command.arg(self.command);
         }
@@ -234,16 +253,25 @@ impl Server {
         self.proc_entries("task")
     }
 
+    /// Its thread of that name.
+    ///
+    /// # Panics
+    ///
+    /// When it has none.
+    pub fn thread(&self, name: &str) -> Pid {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it is there");
+        let comm = |task: &Path| fs::read_to_string(task.join("comm")).unwrap_or_default();
+        let task = tasks
+            .filter_map(|task| task.ok().map(|task| task.path()))
+            .find(|task| comm(task).trim_end() == name)
+            .unwrap_or_else(|| panic!("no thread of the name {name}"));
+        let id = task.file_name().and_then(OsStr::to_str).and_then(|id| id.parse().ok());
+        Pid::from_raw(id.expect("a number in /proc"))
+    }
+
     /// How many times its thread of that name has gone to sleep.
     pub fn sleeps(&self, thread: &str) -> u64 {
-        let tasks = format!("/proc/{}/task", self.pid());
-        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
-        let status = fs::read_dir(tasks)
-            .expect("the daemon is there")
-            .filter_map(|task| task.ok().map(|task| task.path()))
-            .find(|task| read(task.join("comm")).trim_end() == thread)
-            .map(|task| read(task.join("status")))
-            .unwrap_or_else(|| panic!("no thread of the name {thread}"));
+        let status = self.proc(&format!("task/{}/status", self.thread(thread)));
         let field = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         field.and_then(|field| field.trim().parse().ok()).expect("a number in /proc")
     }

@@ -1,10 +1,10 @@
 //! `--chardev` and `--monitor`: where QMP's clients come from.
 
-use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::export::check_socket_path;
+use crate::fd::FdName;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Union, Variant};
 use crate::table::{self, Choice, Context, Field, Kind, Need, put};
@@ -48,7 +48,7 @@ pub enum SocketAddr {
         port: u16,
     },
     /// `fd`: one that was inherited.
-    Fd(RawFd),
+    Fd(FdName),
 }
 
 /// `--monitor`: QMP on a character device.
@@ -124,7 +124,7 @@ static SOCKET: &[Field<Draft>] = &[
         name: "fd",
         kind: Kind::Text { meta: "<fd>", set: |draft, fd| put(&mut draft.fd, Some(fd)) },
         need: Need::Optional("none"),
-        help: "number of an inherited socket",
+        help: "number of an inherited socket, or its name in LISTEN_FDNAMES",
     },
     Field {
         name: "server",
@@ -264,13 +264,7 @@ fn socket(draft: Draft) -> Result<ChardevBackend, OptionError> {
             })?;
             SocketAddr::Inet { host, port }
         }
-        (None, Some(fd), None) => match fd.parse() {
-            Ok(fd @ 0..) => SocketAddr::Fd(fd),
-            Ok(fd) => {
-                return Err(OptionError::new(format!("File descriptor '{fd}' is not a socket")));
-            }
-            Err(_) => return Err(OptionError::new(format!("Unable to parse FD number {fd}"))),
-        },
+        (None, Some(fd), None) => SocketAddr::Fd(FdName::read(&fd)?),
         (None, None, None) => {
             return Err(OptionError::new("Unable to parse FD number ")
                 .hint("A socket needs 'path', 'host' and 'port', or 'fd'."));
@@ -377,7 +371,7 @@ mod tests {
         );
         assert_eq!(
             backend("backend=socket,fd=3,id=m"),
-            Ok(ChardevBackend::Connect(SocketAddr::Fd(3)))
+            Ok(ChardevBackend::Connect(SocketAddr::Fd(FdName::Number(3))))
         );
         assert_eq!(backend("stdio,id=m"), Ok(ChardevBackend::Stdio));
     }

@@ -9,6 +9,7 @@ use block::options::{BlockdevOptions, BlockdevRef, Driver};
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
 use crate::export::{self, Addr, ExportKind, ExportOptions};
+use crate::fd::FdName;
 use crate::nbd_server::NbdServerOptions;
 use crate::storage_daemon::{Action, Step};
 
@@ -61,7 +62,7 @@ struct Export {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Address {
     Path(PathBuf),
-    Fd(i32),
+    Fd(FdName),
     /// A name on the NBD server.
     Nbd(String),
 }
@@ -550,7 +551,7 @@ impl Graph {
             ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
                 match &options.addr {
                     Addr::Unix { path } => Address::Path(path.clone()),
-                    Addr::Fd { fd } => Address::Fd(*fd),
+                    Addr::Fd { fd } => Address::Fd(fd.clone()),
                 }
             }
         };

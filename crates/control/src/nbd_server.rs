@@ -1,10 +1,10 @@
 //! `--nbd-server`: where NBD clients connect.
 
-use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
+use crate::fd::FdName;
 use crate::shape::{Member, Shape, Union, Variant};
 use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
@@ -47,8 +47,8 @@ pub enum NbdAddr {
     },
     /// `addr.type=fd`: a listening socket that was inherited.
     Fd {
-        /// Its descriptor, not negative.
-        fd: RawFd,
+        /// Its descriptor.
+        fd: FdName,
     },
 }
 

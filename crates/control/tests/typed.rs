@@ -7,9 +7,9 @@ use block::options::{
     NullOptions, RawOptions,
 };
 use control::{
-    Action, Addr, CacheMode, Command, ExportKind, ExportOptions, ImageKind, IothreadOptions,
-    NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, Step, StorageDaemonOptions,
-    VhostUserOptions, parse_args,
+    Action, Addr, CacheMode, Command, ExportKind, ExportOptions, FdName, ImageKind,
+    IothreadOptions, NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, Step,
+    StorageDaemonOptions, VhostUserOptions, parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -119,7 +119,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 fixed_iothread: false,
                 stall_timeout_ms: 0,
                 kind: ExportKind::VhostUserBlk(VhostUserOptions {
-                    addr: Addr::Fd { fd: 7 },
+                    addr: Addr::Fd { fd: FdName::Number(7) },
                     num_queues: 4,
                     logical_block_size: 4096,
                     pin_memory: true,

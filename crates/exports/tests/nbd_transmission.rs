@@ -60,7 +60,7 @@ impl Rig {
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
         let config = NbdServerConfig {
-            listen: NbdListen::Fd(listener.into()),
+            listen: NbdListen::Fds(vec![Arc::new(listener.into())]),
             max_connections: 0,
             handshake_max_seconds: 0,
             tls: None,

@@ -294,7 +294,7 @@ fn an_inherited_listening_socket_is_served_and_its_file_kept() {
     let listener = UnixListener::bind(dir.socket()).unwrap();
     // Callers from before we came are served, too.
     let mut early = connect(&dir.socket());
-    let export = daemon.start(daemon.config(Listen::Fd(listener.into()), 1)).unwrap();
+    let export = daemon.start(daemon.config(Listen::Fd(Arc::new(listener.into())), 1)).unwrap();
     assert_ne!(ask(&mut early, Request::GetFeatures, 0, &[]), 0);
     drop(early);
     assert_ne!(ask(&mut connect(&dir.socket()), Request::GetFeatures, 0, &[]), 0);
@@ -320,7 +320,7 @@ fn what_is_no_listening_unix_stream_socket_is_refused() {
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
     for fd in [packets, silent, tcp.into(), file.into()] {
-        let error = daemon.start(daemon.config(Listen::Fd(fd), 1)).err().unwrap();
+        let error = daemon.start(daemon.config(Listen::Fd(Arc::new(fd)), 1)).err().unwrap();
         assert!(error.to_string().contains("file descriptor"), "{error}");
     }
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::prctl;
-use nix::unistd;
+use nix::unistd::{self, Pid};
 
 /// Tells a process that it is the child of the process with this id. The id is compared, so that a
 /// variable left in somebody's environment does no harm.
@@ -31,7 +31,9 @@ pub(crate) enum Role {
 
 /// The process in the background, while its parent waits for it.
 #[derive(Debug)]
-pub(crate) struct Daemon(());
+pub(crate) struct Daemon {
+    parent: Pid,
+}
 
 /// Splits the process in two. To be called before anything is set up, and before there are threads
 /// whose work the child would repeat.
@@ -41,13 +43,14 @@ pub(crate) struct Daemon(());
 /// The child could not be started, or its session could not be created.
 pub(crate) fn split() -> io::Result<Role> {
     let parent = env::var(PARENT).ok().and_then(|pid| pid.parse().ok());
-    if parent == Some(unistd::getppid().as_raw()) {
+    let starter = unistd::getppid();
+    if parent == Some(starter.as_raw()) {
         unistd::setsid()?;
         // The kernel named the process after the link it was started by: "exe".
         let name = env::args_os().next().unwrap_or_default();
         let name = Path::new(&name).file_name().unwrap_or_default();
         prctl::set_name(&CString::new(name.as_encoded_bytes())?)?;
-        return Ok(Role::Child(Daemon(())));
+        return Ok(Role::Child(Daemon { parent: starter }));
     }
     let (mut ready, child_stdout) = io::pipe()?;
     let mut arguments = env::args_os();
@@ -70,6 +73,11 @@ pub(crate) fn split() -> io::Result<Role> {
 }
 
 impl Daemon {
+    /// The process that was called. What its environment says to it is meant for this one.
+    pub(crate) fn parent(&self) -> Pid {
+        self.parent
+    }
+
     /// Everything is ready: lets the parent go, and lets go of its terminal and directory.
     ///
     /// # Errors

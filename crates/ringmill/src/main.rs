@@ -5,10 +5,12 @@
 mod ctl;
 mod daemon;
 mod daemonize;
+mod given;
 mod logger;
 mod pidfile;
 mod probe;
 mod serve;
+mod service_manager;
 mod storage_daemon;
 mod top;
 mod trace;

@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 
 use control::{ImageKind, ServeOptions};
 
-use crate::daemon::{self, Daemon, DaemonError, Status};
+use crate::daemon::{self, Daemon, DaemonError, Status, Surroundings};
 use crate::trace;
 
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
+    let surroundings = Surroundings::of_environment(None)?;
     trace::start(&options.trace)?;
     let (kind, made) = find_or_make(options)?;
     let steps = options.steps(kind);
     let mut is_ready = false;
-    let result = daemon::run(&steps, |daemon| {
+    let result = daemon::run(&steps, surroundings, |daemon| {
         is_ready = true;
         print!("{}", describe(options, daemon)?);
         Ok(Some(Status::new()))

@@ -1,10 +1,10 @@
 //! Exports over vhost-user: a device of another process, usually a virtual machine monitor.
 
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 use super::{Draft, ExportKind, NODE_NAME};
 use crate::error::OptionError;
+use crate::fd::FdName;
 use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, block_size};
 use crate::shape::{Shape, Union, Variant};
 use crate::table::{self, Context, Field, Kind, Need, put};
@@ -44,8 +44,8 @@ pub enum Addr {
     },
     /// `addr.type=fd`: a listening socket that was inherited.
     Fd {
-        /// Its descriptor, not negative.
-        fd: RawFd,
+        /// Its descriptor.
+        fd: FdName,
     },
 }
 
@@ -167,10 +167,15 @@ pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
 }
 
 /// `addr.*` of a unix or an inherited socket while it is read.
-#[derive(Default)]
 pub(crate) struct SocketDraft {
     pub(crate) path: PathBuf,
-    pub(crate) fd: RawFd,
+    pub(crate) fd: FdName,
+}
+
+impl Default for SocketDraft {
+    fn default() -> Self {
+        SocketDraft { path: PathBuf::new(), fd: FdName::Number(0) }
+    }
 }
 
 /// `addr.*` of type `unix`.
@@ -206,21 +211,9 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
 /// `addr.*` of type `fd`.
 pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
     name: "str",
-    kind: Kind::Text {
-        meta: "<fd>",
-        set: |addr, text| {
-            let fd: RawFd = text
-                .parse()
-                .map_err(|_| OptionError::new(format!("Unable to parse FD number {text}")))?;
-            if fd < 0 {
-                return Err(OptionError::new(format!("File descriptor '{fd}' is not a socket")));
-            }
-            addr.fd = fd;
-            Ok(())
-        },
-    },
+    kind: Kind::Text { meta: "<fd>", set: |addr, text| put(&mut addr.fd, FdName::read(&text)?) },
     need: Need::Required,
-    help: "number of an inherited listening socket",
+    help: "number of an inherited listening socket, or its name in LISTEN_FDNAMES",
 }];
 
 fn addr_shape() -> Shape {

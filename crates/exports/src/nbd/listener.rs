@@ -43,8 +43,9 @@ pub enum NbdListen {
         /// Use IPv6 addresses.
         ipv6: bool,
     },
-    /// A listening stream socket that was inherited (`addr.type=fd`).
-    Fd(OwnedFd),
+    /// Listening stream sockets that were inherited (`addr.type=fd`). Held for as long as they are
+    /// listened on.
+    Fds(Vec<Arc<OwnedFd>>),
 }
 
 impl NbdListen {
@@ -55,7 +56,7 @@ impl NbdListen {
     /// No such descriptor is open.
     pub fn inherited(fd: std::os::fd::RawFd) -> Result<Self, ExportError> {
         match Listen::inherited(fd)? {
-            Listen::Fd(fd) => Ok(NbdListen::Fd(fd)),
+            Listen::Fd(fd) => Ok(NbdListen::Fds(vec![fd])),
             Listen::Path(path) => Ok(NbdListen::Unix(path)),
         }
     }
@@ -69,7 +70,10 @@ impl fmt::Display for NbdListen {
                 write!(f, "[{host}]:{port}")
             }
             NbdListen::Inet { host, port, .. } => write!(f, "{host}:{port}"),
-            NbdListen::Fd(fd) => write!(f, "file descriptor {}", fd.as_raw_fd()),
+            NbdListen::Fds(fds) => {
+                let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+                write!(f, "file descriptor {}", fds.join(", "))
+            }
         }
     }
 }
@@ -103,7 +107,7 @@ impl Listener {
             let socket = name.clone();
             move |error: io::Error| ExportError::Listen { socket, call, error }
         };
-        let kinds: Vec<Kind> = match at {
+        let kinds: Vec<(Kind, Option<Arc<OwnedFd>>)> = match at {
             NbdListen::Unix(path) => {
                 let listener = listener::Listener::new(event_loop, Listen::Path(path))?;
                 return Ok(Listener::Path(listener));
@@ -111,13 +115,16 @@ impl Listener {
             NbdListen::Inet { host, port, to, ipv4, ipv6 } => {
                 let found = resolve(&host, ipv4, ipv6).map_err(fail("address resolution"))?;
                 let bound = bind_first(&found, port..=to.max(port)).map_err(fail("bind"))?;
-                bound.into_iter().map(Kind::Tcp).collect()
+                bound.into_iter().map(|tcp| (Kind::Tcp(tcp), None)).collect()
             }
-            NbdListen::Fd(fd) => vec![inherited(fd, &name)?],
+            NbdListen::Fds(fds) => {
+                let inherited = |fd: Arc<OwnedFd>| Ok((inherited(&fd, &name)?, Some(fd)));
+                fds.into_iter().map(inherited).collect::<Result<_, ExportError>>()?
+            }
         };
         let mut sockets = Vec::new();
-        for kind in kinds {
-            let fd = match &kind {
+        for (kind, held) in kinds {
+            let copy = match &kind {
                 Kind::Tcp(listener) => {
                     listener.set_nonblocking(true).map_err(fail("fcntl"))?;
                     listener.try_clone().map(OwnedFd::from)
@@ -127,7 +134,8 @@ impl Listener {
                     listener.try_clone().map(OwnedFd::from)
                 }
             };
-            let fd = Arc::new(fd.map_err(fail("fcntl"))?);
+            let copy = copy.map_err(fail("fcntl"))?;
+            let fd = held.unwrap_or_else(|| Arc::new(copy));
             let events = PollFlags::POLLIN.bits().cast_unsigned().into();
             sockets.push(Socket { kind, readable: Readiness::new(event_loop, fd, events) });
         }
@@ -235,15 +243,16 @@ fn bind_first(
     Err(last)
 }
 
-fn inherited(fd: OwnedFd, name: &str) -> Result<Kind, ExportError> {
+fn inherited(fd: &OwnedFd, name: &str) -> Result<Kind, ExportError> {
     let refuse = || ExportError::Config(format!("{name} is not a listening stream socket"));
-    let listening = getsockopt(&fd, sockopt::AcceptConn).map_err(|_| refuse())?;
-    let kind = getsockopt(&fd, sockopt::SockType).map_err(|_| refuse())?;
+    let listening = getsockopt(fd, sockopt::AcceptConn).map_err(|_| refuse())?;
+    let kind = getsockopt(fd, sockopt::SockType).map_err(|_| refuse())?;
     let address = getsockname::<SockaddrStorage>(fd.as_raw_fd()).map_err(|_| refuse())?;
+    let copy = fd.try_clone().map_err(|_| refuse())?;
     match address.family() {
         _ if !listening || kind != SockType::Stream => Err(refuse()),
-        Some(AddressFamily::Unix) => Ok(Kind::Unix(fd.into())),
-        Some(AddressFamily::Inet | AddressFamily::Inet6) => Ok(Kind::Tcp(fd.into())),
+        Some(AddressFamily::Unix) => Ok(Kind::Unix(copy.into())),
+        Some(AddressFamily::Inet | AddressFamily::Inet6) => Ok(Kind::Tcp(copy.into())),
         _ => Err(refuse()),
     }
 }

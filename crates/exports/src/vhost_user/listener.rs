@@ -31,8 +31,8 @@ pub enum Listen {
     /// A unix socket at this path, made here and removed in the end (`addr.type=unix`).
     Path(PathBuf),
     /// A listening unix socket that was inherited (`addr.type=fd`). Set to non-blocking, which
-    /// whoever else has it sees too.
-    Fd(OwnedFd),
+    /// whoever else has it sees too. Held for as long as it is listened on.
+    Fd(Arc<OwnedFd>),
 }
 
 impl Listen {
@@ -42,10 +42,8 @@ impl Listen {
     ///
     /// No such descriptor is open.
     pub fn inherited(fd: std::os::fd::RawFd) -> Result<Self, ExportError> {
-        super::fd_passing::inherited(fd).map(Listen::Fd).map_err(|error| ExportError::Listen {
-            socket: format!("file descriptor {fd}"),
-            call: "fcntl",
-            error,
+        super::fd_passing::inherited(fd).map(|fd| Listen::Fd(Arc::new(fd))).map_err(|error| {
+            ExportError::Listen { socket: format!("file descriptor {fd}"), call: "fcntl", error }
         })
     }
 }
@@ -106,7 +104,7 @@ impl Listener {
             Listen::Path(path) => {
                 let (socket, file) = bind_path(&path, &name)?;
                 listen(&socket, Backlog::MAXCONN).map_err(|e| fail("listen")(e.into()))?;
-                (socket, Some(file))
+                (Arc::new(socket), Some(file))
             }
             Listen::Fd(fd) => {
                 let listening = getsockopt(&fd, sockopt::AcceptConn)
@@ -119,22 +117,30 @@ impl Listener {
                         "{name} is not a listening unix stream socket"
                     )));
                 }
-                let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|e| fail("fcntl")(e.into()))?;
-                let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
-                fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(|e| fail("fcntl")(e.into()))?;
+                set_nonblocking(&fd).map_err(|e| fail("fcntl")(e.into()))?;
                 (fd, None)
             }
         };
         Ok(Self::of(event_loop, socket, file))
     }
 
+    /// Accepts on a stream socket of any family that listens already. It is set to non-blocking, which
+    /// whoever else has it sees too.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub fn inherited(event_loop: &EventLoop, socket: Arc<OwnedFd>) -> io::Result<Self> {
+        set_nonblocking(&socket)?;
+        Ok(Self::over(event_loop, socket))
+    }
+
     /// Accepts on a socket that listens already, and is non-blocking.
-    pub fn over(event_loop: &EventLoop, socket: OwnedFd) -> Self {
+    pub fn over(event_loop: &EventLoop, socket: Arc<OwnedFd>) -> Self {
         Self::of(event_loop, socket, None)
     }
 
-    fn of(event_loop: &EventLoop, socket: OwnedFd, file: Option<SocketFile>) -> Self {
-        let socket = Arc::new(socket);
+    fn of(event_loop: &EventLoop, socket: Arc<OwnedFd>, file: Option<SocketFile>) -> Self {
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let readable = Readiness::new(event_loop, socket.clone(), events);
         Listener { event_loop: event_loop.clone(), socket, readable, _file: file }
@@ -161,6 +167,11 @@ impl Listener {
             }
         }
     }
+}
+
+fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {
+    let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?) | OFlag::O_NONBLOCK;
+    fcntl(socket, FcntlArg::F_SETFL(flags)).map(drop)
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {

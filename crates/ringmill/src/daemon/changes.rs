@@ -1,5 +1,6 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use block::Connections;
@@ -57,7 +58,7 @@ impl Daemon {
                 self.exports.add(options, export);
             }
             Action::Chardev(options) => {
-                let chardev = Chardev::open(&self.control, options).await?;
+                let chardev = Chardev::open(&self.control, options, &mut self.given).await?;
                 self.chardevs.insert(options.id.clone(), chardev);
             }
             Action::Monitor(options) => self.start_monitor(options),
@@ -193,6 +194,17 @@ impl Daemon {
         }
     }
 
+    /// Where an export listens: on a socket that was given, if there is one for that address.
+    fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
+        match addr {
+            Addr::Unix { path } => Ok(match self.given.at_path(path)? {
+                Some(socket) => Listen::Fd(socket),
+                None => Listen::Path(path.clone()),
+            }),
+            Addr::Fd { fd } => self.given.listener(fd).map(Listen::Fd),
+        }
+    }
+
     async fn start_vhost_user(
         &mut self,
         options: &ExportOptions,
@@ -200,7 +212,7 @@ impl Daemon {
     ) -> Result<VhostUserExport, DaemonError> {
         let config = VhostUserConfig {
             id: options.id.clone(),
-            listen: listen(&vhost_user.addr)?,
+            listen: self.listen(&vhost_user.addr)?,
             io_threads: self.threads.handles(&options.iothreads)?,
             num_queues: vhost_user.num_queues,
             writable: options.writable,
@@ -241,15 +253,19 @@ impl Daemon {
 
     fn start_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), DaemonError> {
         let listen = match &options.addr {
-            NbdAddr::Unix { path } => NbdListen::Unix(path.clone()),
-            NbdAddr::Inet { host, port, to, ipv4, ipv6 } => NbdListen::Inet {
-                host: host.clone(),
-                port: *port,
-                to: *to,
-                ipv4: *ipv4,
-                ipv6: *ipv6,
+            NbdAddr::Unix { path } => match self.given.at_path(path)? {
+                Some(socket) => NbdListen::Fds(vec![socket]),
+                None => NbdListen::Unix(path.clone()),
             },
-            NbdAddr::Fd { fd } => NbdListen::inherited(*fd).map_err(DaemonError::new)?,
+            NbdAddr::Inet { host, port, to, ipv4, ipv6 } => {
+                let (host, port, to, ipv4, ipv6) = (host.clone(), *port, *to, *ipv4, *ipv6);
+                let is_wanted = |addr: &SocketAddr| if addr.is_ipv4() { ipv4 } else { ipv6 };
+                match self.given.at_host(&host, port..=to, is_wanted)? {
+                    sockets if !sockets.is_empty() => NbdListen::Fds(sockets),
+                    _ => NbdListen::Inet { host, port, to, ipv4, ipv6 },
+                }
+            }
+            NbdAddr::Fd { fd } => NbdListen::Fds(vec![self.given.listener(fd)?]),
         };
         let config = NbdServerConfig {
             listen,
@@ -262,8 +278,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn start_metrics(&self, options: &MetricsOptions) -> Result<(), DaemonError> {
-        let listener = chardev::listen(&self.control, &options.addr)?;
+    fn start_metrics(&mut self, options: &MetricsOptions) -> Result<(), DaemonError> {
+        let listener = chardev::listen(&self.control, &options.addr, &mut self.given)?;
         let mailbox = self.mailbox.clone();
         let ask = Rc::new(move |answer| mailbox.push(Message::Statistics(answer)));
         let server = metrics::Server { event_loop: self.control.clone(), ask };
@@ -284,12 +300,5 @@ impl Daemon {
             requests: move |request| mailbox.push(Message::Request(request)),
         };
         self.control.spawn(monitor.run(chardev));
-    }
-}
-
-fn listen(addr: &Addr) -> Result<Listen, DaemonError> {
-    match addr {
-        Addr::Unix { path } => Ok(Listen::Path(path.clone())),
-        Addr::Fd { fd } => Listen::inherited(*fd).map_err(DaemonError::new),
     }
 }

@@ -16,6 +16,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::{read, write};
 
 use super::DaemonError;
+use crate::given::GivenSockets;
 
 /// Most bytes written at once: what a pipe takes without blocking when it is writable, PIPE_BUF.
 const AT_ONCE: usize = 4096;
@@ -37,6 +38,7 @@ impl Chardev {
     pub(super) async fn open(
         event_loop: &EventLoop,
         options: &ChardevOptions,
+        given: &mut GivenSockets,
     ) -> Result<Self, DaemonError> {
         match &options.backend {
             ChardevBackend::Stdio => {
@@ -50,11 +52,11 @@ impl Chardev {
                 Ok(Chardev::Connected(stream))
             }
             ChardevBackend::Connect(addr) => {
-                let socket = connect(addr)?;
-                Ok(Chardev::Connected(Stream::of_socket(event_loop, socket)))
+                let socket = connect(addr, given)?;
+                Ok(Chardev::Connected(Stream::new(event_loop, socket.clone(), socket)))
             }
             ChardevBackend::Listen { addr, wait } => {
-                let listener = listen(event_loop, addr)?;
+                let listener = listen(event_loop, addr, given)?;
                 let mut first = None;
                 if *wait {
                     let id = &options.id;
@@ -71,11 +73,25 @@ impl Chardev {
     }
 }
 
-pub(super) fn listen(event_loop: &EventLoop, addr: &SocketAddr) -> Result<Listener, DaemonError> {
+/// Listens there, on a socket that was given if there is one for it.
+pub(super) fn listen(
+    event_loop: &EventLoop,
+    addr: &SocketAddr,
+    given: &mut GivenSockets,
+) -> Result<Listener, DaemonError> {
     let at = match addr {
-        SocketAddr::Unix(path) => Listen::Path(path.clone()),
-        SocketAddr::Fd(fd) => Listen::inherited(*fd).map_err(DaemonError::new)?,
+        SocketAddr::Unix(path) => match given.at_path(path)? {
+            Some(socket) => Listen::Fd(socket),
+            None => Listen::Path(path.clone()),
+        },
+        SocketAddr::Fd(fd) => {
+            let socket = given.listener(fd)?;
+            return Listener::inherited(event_loop, socket).map_err(DaemonError::new);
+        }
         SocketAddr::Inet { host, port } => {
+            if let Some(socket) = given.at_host(host, *port..=*port, |_| true)?.pop() {
+                return Listener::inherited(event_loop, socket).map_err(DaemonError::new);
+            }
             // Both families, where the machine has both.
             let hosts: &[&str] = if host.is_empty() { &["::", "0.0.0.0"] } else { &[host] };
             let failed = |error: io::Error| {
@@ -90,30 +106,27 @@ pub(super) fn listen(event_loop: &EventLoop, addr: &SocketAddr) -> Result<Listen
             }
             let listener = bound.map_err(failed)?;
             listener.set_nonblocking(true).map_err(failed)?;
-            return Ok(Listener::over(event_loop, listener.into()));
+            return Ok(Listener::over(event_loop, Arc::new(listener.into())));
         }
     };
     Listener::new(event_loop, at).map_err(DaemonError::new)
 }
 
 /// Connects. Nothing else is going on yet, so it may take its time.
-fn connect(addr: &SocketAddr) -> Result<OwnedFd, DaemonError> {
+fn connect(addr: &SocketAddr, given: &mut GivenSockets) -> Result<Arc<OwnedFd>, DaemonError> {
     let failed = |whom: &str, error: io::Error| {
         DaemonError::new(format!("Failed to connect to '{whom}': {}", describe(&error)))
     };
     match addr {
         SocketAddr::Unix(path) => UnixStream::connect(path)
-            .map(OwnedFd::from)
+            .map(|socket| Arc::new(socket.into()))
             .map_err(|error| failed(&Path::display(path).to_string(), error)),
         SocketAddr::Inet { host, port } => TcpStream::connect((host.as_str(), *port))
-            .map(OwnedFd::from)
+            .map(|socket| Arc::new(socket.into()))
             .map_err(|error| failed(&format!("{host}:{port}"), error)),
-        SocketAddr::Fd(fd) => match Listen::inherited(*fd) {
-            Ok(Listen::Fd(fd)) => Ok(fd),
-            Ok(Listen::Path(_)) | Err(_) => {
-                Err(DaemonError::new(format!("File descriptor '{fd}' is not a socket")))
-            }
-        },
+        SocketAddr::Fd(fd) => given
+            .socket(fd)
+            .map_err(|_| DaemonError::new(format!("File descriptor '{fd}' is not a socket"))),
     }
 }
 

@@ -38,7 +38,7 @@ impl DaemonError {
     }
 
     /// With what to do about it.
-    pub(super) fn with_hint(self, hint: &str) -> Self {
+    pub(crate) fn with_hint(self, hint: &str) -> Self {
         DaemonError { hint: Some(hint.to_owned()), ..self }
     }
 

@@ -22,8 +22,10 @@ mod stalls;
 mod statistics;
 mod status;
 mod threads;
+mod watchdog;
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ::exports::nbd::NbdServer;
 use block::NodeRegistry;
@@ -31,8 +33,11 @@ use block::job::Report;
 use control::qmp::Command;
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
+use nix::unistd::Pid;
 use serde_json::json;
 
+use crate::given::GivenSockets;
+use crate::service_manager::ServiceManager;
 use chardev::Chardev;
 pub(crate) use error::DaemonError;
 use exports::Exports;
@@ -58,8 +63,32 @@ pub(crate) struct Daemon {
     chardevs: BTreeMap<String, Chardev>,
     jobs: Jobs,
     clients: Clients,
+    given: GivenSockets,
+    manager: Option<Rc<ServiceManager>>,
     mailbox: Mailbox<Message>,
     control: EventLoop,
+}
+
+/// What the process was started with, beside its command line.
+#[derive(Debug, Default)]
+pub(crate) struct Surroundings {
+    /// Sockets to listen on.
+    pub(crate) given: GivenSockets,
+    /// Who wants to know how it goes.
+    pub(crate) manager: Option<ServiceManager>,
+}
+
+impl Surroundings {
+    /// Those of this process, and of `parent`, which has started it to go on in its place. To be called once,
+    /// before anything is opened.
+    ///
+    /// # Errors
+    ///
+    /// The environment says what is not so.
+    pub(crate) fn of_environment(parent: Option<Pid>) -> Result<Self, DaemonError> {
+        let given = GivenSockets::of_environment(parent)?;
+        Ok(Surroundings { given, manager: ServiceManager::of_environment(parent)? })
+    }
 }
 
 /// What happens while the daemon serves.
@@ -106,6 +135,7 @@ enum End {
 /// A second signal ends the process at once. An I/O thread that fails ends the daemon with an error.
 pub(crate) fn run(
     steps: &[Step],
+    surroundings: Surroundings,
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
 ) -> Result<(), DaemonError> {
     let blocked = signals::block()
@@ -115,7 +145,7 @@ pub(crate) fn run(
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
     let stop = StopSignals::new(&control, &blocked)
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
-    let result = run_on(&control, stop, steps, ready);
+    let result = run_on(&control, stop, steps, surroundings, ready);
     // Drops the tasks that listen, which remove their sockets.
     let shut_down = control.shut_down();
     result.and(shut_down.map_err(|error| control_failed(&error)))
@@ -129,9 +159,10 @@ fn run_on(
     control: &EventLoop,
     mut stop: StopSignals,
     steps: &[Step],
+    surroundings: Surroundings,
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
 ) -> Result<(), DaemonError> {
-    let mut daemon = Daemon::new(control);
+    let mut daemon = Daemon::new(control, surroundings);
     let steps = steps.to_vec();
     let making = async move {
         // A client may be waited for.
@@ -144,9 +175,7 @@ fn run_on(
         Err(signal) => Some(End::Signal(signal)),
         Ok(made) => match made.and_then(|()| ready(&daemon)) {
             Ok(status) => {
-                if let Some(status) = status {
-                    control.spawn(status.show(control.clone(), daemon.sources()));
-                }
+                daemon.is_ready(status);
                 None
             }
             Err(error) => {
@@ -164,12 +193,14 @@ fn run_on(
         let cause = match end {
             End::Failed(error) => {
                 log::error!("{error}: the daemon ends, for its exports to be started again");
+                daemon.is_stopping();
                 daemon.abandon().await;
                 return Served::Failed(error);
             }
             End::Signal(signal) => signal,
             End::Quit => "quit",
         };
+        daemon.is_stopping();
         log::info!("{cause}: finishing the requests in flight; a further signal ends at once");
         let down = daemon.take_down();
         until(down, stop.insisted(cause)).await.map_or(Served::Insisted, Served::Stopped)
@@ -186,7 +217,7 @@ fn run_on(
 }
 
 impl Daemon {
-    fn new(control: &EventLoop) -> Self {
+    fn new(control: &EventLoop, surroundings: Surroundings) -> Self {
         let mailbox = Mailbox::default();
         let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
         Daemon {
@@ -203,8 +234,49 @@ impl Daemon {
             chardevs: BTreeMap::new(),
             jobs: Jobs::default(),
             clients: Clients::default(),
+            given: surroundings.given,
+            manager: surroundings.manager.map(Rc::new),
             mailbox,
             control: control.clone(),
+        }
+    }
+
+    /// Everything that the command line asks for serves.
+    fn is_ready(&self, status: Option<Status>) {
+        if let Some(unused) = self.given.unused() {
+            log::warn!("{unused}");
+        }
+        if let Some(status) = status {
+            let manager = self.manager.clone();
+            self.control.spawn(status.show(self.control.clone(), self.sources(), manager));
+        }
+        let Some(manager) = &self.manager else { return };
+        manager.ready(&self.summary());
+        if let Some(limit_ns) = manager.watchdog_ns() {
+            let threads = self.threads.alive();
+            let watch = watchdog::watch(self.control.clone(), threads, limit_ns, manager.clone());
+            self.control.spawn(watch);
+        }
+    }
+
+    fn is_stopping(&self) {
+        if let Some(manager) = &self.manager {
+            manager.stopping();
+        }
+    }
+
+    /// A line for people.
+    fn summary(&self) -> String {
+        match self.exports.all().count() {
+            1 => "Serving 1 export".into(),
+            n => format!("Serving {n} exports"),
+        }
+    }
+
+    /// There are more exports, or fewer.
+    fn tell_summary(&self) {
+        if let Some(manager) = &self.manager {
+            manager.status(&self.summary());
         }
     }
 
@@ -215,7 +287,10 @@ impl Daemon {
             match until(mailbox.next(), stop.next()).await {
                 Err(signal) => return End::Signal(signal),
                 Ok(Message::Failed(error)) => return End::Failed(error),
-                Ok(Message::ExportEnded(id)) => self.export_ended(&id),
+                Ok(Message::ExportEnded(id)) => {
+                    self.export_ended(&id);
+                    self.tell_summary();
+                }
                 Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
                 Ok(Message::Created(job, made)) => self.created(job, made).await,
@@ -230,8 +305,12 @@ impl Daemon {
                     return End::Quit;
                 }
                 Ok(Message::Request(request)) => {
+                    let exports = self.exports.all().count();
                     if let Err(signal) = until(self.carry_out(request), stop.next()).await {
                         return End::Signal(signal);
+                    }
+                    if self.exports.all().count() != exports {
+                        self.tell_summary();
                     }
                 }
             }
@@ -336,7 +415,7 @@ mod tests {
                 std::process::abort();
             }
         });
-        let error = run(&options.steps, |daemon| {
+        let error = run(&options.steps, Surroundings::default(), |daemon| {
             assert!(socket.exists());
             let worker = daemon.threads.all().into_iter().next().unwrap();
             worker.spawn(|_| deny_rings()).unwrap();
@@ -355,7 +434,7 @@ mod tests {
         let blocked = signals::block().unwrap();
         let control = EventLoop::new(LoopConfig::default()).unwrap();
         let mut stop = StopSignals::new(&control, &blocked).unwrap();
-        let mut daemon = Daemon::new(&control);
+        let mut daemon = Daemon::new(&control, Surroundings::default());
         let end = control.block_on(async move {
             let iothread = control::IothreadOptions { id: "late".into(), ..Default::default() };
             let object = control::ObjectOptions::Iothread(iothread);

@@ -2,10 +2,13 @@
 //! ten seconds in which something happened.
 
 use std::io::{IsTerminal, Write};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use devices::{QueueNumbers, QueueStats};
 use event_loop::{EventLoop, LoopHandle};
+
+use crate::service_manager::ServiceManager;
 
 /// Seconds between two lines.
 const ON_TERMINAL: u64 = 1;
@@ -55,7 +58,12 @@ impl Status {
     }
 
     /// Shows a line after each interval, for as long as the loop runs.
-    pub(crate) async fn show(self, event_loop: EventLoop, sources: Sources) {
+    pub(crate) async fn show(
+        self,
+        event_loop: EventLoop,
+        sources: Sources,
+        manager: Option<Rc<ServiceManager>>,
+    ) {
         let seconds = if self.terminal { ON_TERMINAL } else { IN_LOG };
         let mut before = sources.totals();
         let mut deadline = event_loop.now_ns();
@@ -70,6 +78,9 @@ impl Status {
                 let _ = write!(out, "\r\x1b[K{line}").and_then(|()| out.flush());
             } else if now != before {
                 log::info!("{line}");
+            }
+            if let Some(manager) = manager.as_ref().filter(|_| now != before) {
+                manager.status(&line);
             }
             before = now;
         }

@@ -1,5 +1,6 @@
 //! The I/O threads of a daemon, by id.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::mpsc;
 
@@ -21,6 +22,8 @@ pub(super) struct IoThreads {
     event_loop: EventLoop,
     threads: Vec<Thread>,
     default: Option<Thread>,
+    /// The loops of all, for who asks whether they still turn; those that have ended, too.
+    alive: Rc<RefCell<Vec<LoopHandle>>>,
     /// Called when a thread has ended that nobody stopped.
     on_failure: Rc<dyn Fn(DaemonError)>,
 }
@@ -36,7 +39,8 @@ pub(super) struct Thread {
 impl IoThreads {
     pub(super) fn new(event_loop: &EventLoop, on_failure: impl Fn(DaemonError) + 'static) -> Self {
         let (event_loop, on_failure) = (event_loop.clone(), Rc::new(on_failure));
-        IoThreads { event_loop, threads: Vec::new(), default: None, on_failure }
+        let alive = Rc::default();
+        IoThreads { event_loop, threads: Vec::new(), default: None, alive, on_failure }
     }
 
     /// Starts a thread as `--object iothread` asks for it.
@@ -100,6 +104,12 @@ impl IoThreads {
             .collect()
     }
 
+    /// The loops of all threads, of those that are started later as well. Whoever finds that one has
+    /// ended takes it out.
+    pub(super) fn alive(&self) -> Rc<RefCell<Vec<LoopHandle>>> {
+        self.alive.clone()
+    }
+
     /// All loops.
     pub(super) fn all(&self) -> Vec<LoopHandle> {
         self.iter().map(|thread| thread.thread.handle().clone()).collect()
@@ -142,6 +152,7 @@ impl IoThreads {
                 end => on_failure(DaemonError::new(format!("I/O thread \"{id}\": {end}"))),
             }
         });
+        self.alive.borrow_mut().push(thread.handle().clone());
         Ok(Thread { options: options.clone(), tid, thread })
     }
 }
