@@ -2,8 +2,14 @@
 //!
 //! Plain data. The text forms (`key=value,…` and JSON) are the `control` crate's.
 
+mod blkdebug;
+
 use std::fmt;
 use std::path::PathBuf;
+
+pub use blkdebug::{
+    BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
+};
 
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +80,8 @@ pub enum Driver {
     Nbd(NbdOptions),
     /// `throttle`: another node, at the pace of a group.
     Throttle(ThrottleOptions),
+    /// `blkdebug`: another node, with faults.
+    Blkdebug(Box<BlkdebugOptions>),
 }
 
 impl Driver {
@@ -96,6 +104,7 @@ impl Driver {
                 [("file", &qcow2.file)].into_iter().chain(data_file).chain(backing).collect()
             }
             Driver::Throttle(throttle) => vec![("file", &throttle.file)],
+            Driver::Blkdebug(blkdebug) => vec![("image", &blkdebug.image)],
         }
     }
 }

@@ -9,6 +9,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 
 use crate::connections::Connections;
+use crate::drivers::blkdebug::BlkdebugNode;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
 use crate::drivers::nbd::NbdNode;
 use crate::drivers::null::{Answer, NullNode};
@@ -157,7 +158,7 @@ impl NodeRegistry {
     fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
         while let Some(entry) = self.nodes.get(name)
-            && let Driver::Raw(_) | Driver::Throttle(_) = entry.options.driver
+            && let Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) = entry.options.driver
             && let Some(child) = entry.children.first()
             && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
         {
@@ -384,6 +385,10 @@ impl NodeRegistry {
                 };
                 let file = child(children, "file", &name)?;
                 Arc::new(ThrottleNode::new(name, options, group, file)?)
+            }
+            Driver::Blkdebug(blkdebug) => {
+                let image = child(children, "image", &name)?;
+                Arc::new(BlkdebugNode::new(name, options, blkdebug, image)?)
             }
             Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
             Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,

@@ -253,6 +253,31 @@ pub(crate) fn read_typed<T: Default>(
     Ok(draft)
 }
 
+/// Reads a list of objects of such members, each of which begins as `start` makes it.
+pub(crate) fn read_list<T>(
+    fields: &[Field<T>],
+    value: Value,
+    at: &Context,
+    start: fn() -> T,
+) -> Result<Vec<T>, OptionError> {
+    let name = at.whole();
+    let Value::List(items) = value else { return Err(wrong_type(name, "array")) };
+    let read = |(n, item)| {
+        let prefix = match at.dialect {
+            Dialect::Keyval => format!("{name}.{n}."),
+            Dialect::Json => format!("{name}[{n}]."),
+        };
+        let at = Context { prefix, depth: at.depth + 1, ..*at };
+        let Value::Object(mut object) = item else { return Err(wrong_type(at.whole(), "object")) };
+        let mut draft = start();
+        read(fields, &mut draft, &mut object, &at)?;
+        let known = fields.iter().map(|field| field.name);
+        refuse_rest(&object, &at, &format!("'{}'", at.whole()), known)?;
+        Ok(draft)
+    };
+    items.into_iter().enumerate().map(read).collect()
+}
+
 /// A number of QAPI's type `uint32`.
 pub(crate) fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
     u32::try_from(number)

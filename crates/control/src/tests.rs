@@ -136,6 +136,7 @@ fn minimal(option: &str, variant: &str) -> String {
         ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
         ("--blockdev", "nbd") => "node-name=n,server.type=unix,server.path=s",
         ("--blockdev", "throttle") => "node-name=n,file=other,throttle-group=slow",
+        ("--blockdev", "blkdebug") => "node-name=n,image=other",
         ("--blockdev", _) => "node-name=n",
         ("--object", "authz-simple") => "id=o,identity=CN=a",
         ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",

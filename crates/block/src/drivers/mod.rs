@@ -1,5 +1,7 @@
 //! How images are read and written: one module per `driver`.
 
+pub(crate) mod align;
+pub(crate) mod blkdebug;
 pub(crate) mod common;
 pub(crate) mod detect_zeroes;
 pub(crate) mod file;

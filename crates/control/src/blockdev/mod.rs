@@ -2,6 +2,7 @@
 //!
 //! A driver is a [`DriverRow`] in a file of its own and a line in [`DRIVERS`].
 
+mod blkdebug;
 mod file;
 mod nbd;
 mod null;
@@ -28,6 +29,7 @@ pub(crate) static DRIVERS: &[&DriverRow] = &[
     &null::NULL_AIO,
     &nbd::NBD,
     &throttle::THROTTLE,
+    &blkdebug::BLKDEBUG,
 ];
 
 /// The deepest nesting of nodes in nodes.

@@ -4,8 +4,7 @@ use tls::{Authorization, Format, Policy, Rule};
 
 use super::{ObjectOptions, TypeRow, check_id};
 use crate::shape::Shape;
-use crate::table::{self, Choice, Context, Field, Kind, Need, Table, put};
-use crate::value::{Dialect, Value};
+use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 
 /// `authz-simple`, `authz-list`: who is let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +100,11 @@ static LIST: &[Field<List>] = &[
                 let rule = Shape::Object(table::members(RULE));
                 Shape::List(Box::new(rule), "rule number <n>, from 0; the first that fits decides")
             },
-            read: rules,
+            read: |list, value, at| {
+                let start =
+                    || Rule { pattern: String::new(), policy: Policy::Deny, format: Format::Exact };
+                put(&mut list.rules, table::read_list(RULE, value, at, start)?)
+            },
         },
         need: Need::Optional("none"),
         help: "",
@@ -150,27 +153,3 @@ static RULE: &[Field<Rule>] = &[
         help: "how names are compared",
     },
 ];
-
-/// `rules`: a list of objects.
-fn rules(list: &mut List, value: Value, at: &Context) -> table::Set {
-    let items = match (value, at.dialect) {
-        (Value::List(items), _) => items,
-        (_, Dialect::Keyval) => {
-            let message = format!("Parameter '{}' expects a list", at.whole());
-            return Err(crate::error::OptionError::new(message));
-        }
-        (_, Dialect::Json) => return Err(table::wrong_type(at.whole(), "array")),
-    };
-    for (index, item) in items.into_iter().enumerate() {
-        let at = at.below(&index.to_string());
-        let Value::Object(mut object) = item else {
-            return Err(table::wrong_type(at.whole(), "object"));
-        };
-        let mut rule = Rule { pattern: String::new(), policy: Policy::Deny, format: Format::Exact };
-        table::read(RULE, &mut rule, &mut object, &at)?;
-        let known = RULE.iter().map(|field| field.name);
-        table::refuse_rest(&object, &at, &format!("'{}'", at.whole()), known)?;
-        list.rules.push(rule);
-    }
-    Ok(())
-}

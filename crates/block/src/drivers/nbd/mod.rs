@@ -2,13 +2,11 @@
 //!
 //! From the socket inwards: `connect` gets to the server and shakes hands, [`agreed`] is what came of
 //! that; `channel` is a connection on its loop, `state` and `slots` are what it keeps for the requests
-//! under way; `align` makes whole blocks of what is less,
-//! and `remote` is the way to a connection that another loop has.
+//! under way; `remote` is the way to a connection that another loop has.
 //!
 //! [`agreed`]: agreed::Agreed
 
 mod agreed;
-mod align;
 mod channel;
 mod connect;
 #[cfg(test)]
@@ -25,6 +23,7 @@ use event_loop::{EventLoop, LoopHandle, mailbox, sync::lock};
 use nbd_wire::flag;
 use nix::errno::Errno;
 
+use super::align::{Aligned, WholeBlocks};
 use super::detect_zeroes::detect_zeroes;
 use super::serialise::Serialise;
 use crate::error::OpenError;
@@ -32,7 +31,6 @@ use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{BlockdevOptions, DetectZeroes, Discard, NbdOptions};
 use crate::request::{Op, Request};
 use agreed::Agreed;
-use align::Aligned;
 use channel::Connection;
 pub(crate) use connect::Connected;
 use remote::{Job, Remote, keep};
@@ -183,5 +181,25 @@ impl Shared {
             _ => {}
         }
         None
+    }
+}
+
+impl WholeBlocks for Shared {
+    fn block(&self) -> u64 {
+        self.agreed.minimum.into()
+    }
+
+    fn serialise(&self) -> &Serialise {
+        &self.serialise
+    }
+
+    fn admit(&self, mut request: Request) -> Option<Request> {
+        match self.prepare(&mut request) {
+            Some(result) => {
+                request.complete(result);
+                None
+            }
+            None => Some(request),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that are no multiples of the server's smallest block: read, modified and written, in tasks.
+//! Requests that are no multiples of a node's smallest block: read, modified and written, in tasks.
 //!
 //! No guest causes one unless that block is larger than a sector. Where it is, whole blocks take turns
 //! with what is modified, as on a disk with large blocks.
@@ -13,8 +13,7 @@ use std::task::{Poll, Waker};
 use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
-use super::Shared;
-use crate::drivers::serialise::{Mailbox, Ticket};
+use super::serialise::{Mailbox, Serialise, Ticket};
 use crate::node::Channel;
 use crate::request::{Completion, Op, Reply, Request};
 use crate::status::{EXTENT_LEN, Extent, extent, put};
@@ -23,11 +22,23 @@ use crate::submit::submit;
 /// Most bytes of a request that are worked on at once: a multiple of any block.
 const PIECE: u64 = 1 << 20;
 
+/// A node whose requests are multiples of a block.
+pub(crate) trait WholeBlocks: 'static {
+    /// The block's bytes: a power of two.
+    fn block(&self) -> u64;
+
+    /// Which requests that write to parts of blocks take turns, on all loops.
+    fn serialise(&self) -> &Serialise;
+
+    /// Applies the node's options to a request, and checks its range. `None`: it was answered.
+    fn admit(&self, request: Request) -> Option<Request>;
+}
+
 /// A channel of whole blocks as one of any bytes.
-pub(super) struct Aligned {
-    me: Weak<Aligned>,
+pub(crate) struct Aligned<S> {
+    me: Weak<Aligned<S>>,
     event_loop: EventLoop,
-    shared: Arc<Shared>,
+    shared: Arc<S>,
     below: Rc<dyn Channel>,
     slots: RefCell<Slots>,
     /// Where turns that have come are told, once one was waited for.
@@ -76,12 +87,8 @@ impl Slots {
     }
 }
 
-impl Aligned {
-    pub(super) fn new(
-        event_loop: &EventLoop,
-        shared: &Arc<Shared>,
-        below: Rc<dyn Channel>,
-    ) -> Rc<Self> {
+impl<S: WholeBlocks> Aligned<S> {
+    pub(crate) fn new(event_loop: &EventLoop, shared: &Arc<S>, below: Rc<dyn Channel>) -> Rc<Self> {
         Rc::new_cyclic(|me| Aligned {
             me: me.clone(),
             event_loop: event_loop.clone(),
@@ -93,7 +100,7 @@ impl Aligned {
     }
 
     fn align(&self) -> u64 {
-        self.shared.agreed.minimum.into()
+        self.shared.block()
     }
 
     fn mailbox(&self) -> &Arc<Mailbox> {
@@ -109,7 +116,8 @@ impl Aligned {
 
     /// Claims blocks for what has this token. `true`: it may go on at once.
     fn claim(&self, token: u32, blocks: Range<u64>, modify: bool) -> bool {
-        let (ticket, granted) = self.shared.serialise.claim(blocks, modify, self.mailbox(), token);
+        let (ticket, granted) =
+            self.shared.serialise().claim(blocks, modify, self.mailbox(), token);
         if let Some((_, place)) = self.slots.borrow_mut().get(token) {
             *place = Some(ticket);
         }
@@ -155,7 +163,7 @@ impl Aligned {
     fn end(&self, token: u32) -> Option<Claimed> {
         let (claimed, ticket) = self.slots.borrow_mut().remove(token)?;
         if let Some(ticket) = ticket {
-            self.shared.serialise.release(ticket);
+            self.shared.serialise().release(ticket);
         }
         Some(claimed)
     }
@@ -323,11 +331,11 @@ impl Aligned {
     }
 }
 
-impl Channel for Aligned {
-    fn submit(&self, mut request: Request) {
+impl<S: WholeBlocks> Channel for Aligned<S> {
+    fn submit(&self, request: Request) {
         let (align, writes) = (self.align(), !request.op.only_reads());
         if (request.offset | request.len).is_multiple_of(align) {
-            if !writes || !self.shared.serialise.all {
+            if !writes || !self.shared.serialise().all {
                 return self.below.submit(request);
             }
             let blocks = request.offset..request.offset.saturating_add(request.len);
@@ -337,9 +345,7 @@ impl Channel for Aligned {
             }
             return;
         }
-        if let Some(result) = self.shared.prepare(&mut request) {
-            return request.complete(result);
-        }
+        let Some(request) = self.shared.admit(request) else { return };
         if let Some(me) = self.me.upgrade() {
             self.slots.borrow_mut().tasks += 1;
             self.event_loop.spawn(me.work(request));
@@ -352,7 +358,7 @@ impl Channel for Aligned {
     }
 }
 
-impl Completion for Aligned {
+impl<S: WholeBlocks> Completion for Aligned<S> {
     fn complete(&self, token: u32, result: Result<(), Errno>, bufs: IoBufs) {
         if let Some(Claimed::Below(mut reply)) = self.end(token) {
             reply.send(result, bufs);
@@ -360,7 +366,7 @@ impl Completion for Aligned {
     }
 }
 
-impl Drop for Aligned {
+impl<S> Drop for Aligned<S> {
     fn drop(&mut self) {
         if let Some(mailbox) = self.mailbox.get() {
             self.event_loop.delete_bottom_half(mailbox.bell());

@@ -1,0 +1,136 @@
+//! `blkdebug`: a node that lets requests fail as it is told, for tests of those above it.
+//!
+//! [`rules`] says which requests, [`limits`] how those that are carried out are cut into pieces, and
+//! `channel` does it. Requests that nothing is to become of pass, for the price of a lock.
+
+mod channel;
+mod config;
+mod limits;
+mod rules;
+
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use event_loop::EventLoop;
+use nix::errno::Errno;
+
+use self::channel::BlkdebugChannel;
+use self::limits::Limits;
+use self::rules::Rules;
+use super::align::{Aligned, WholeBlocks};
+use super::common::Common;
+use super::serialise::Serialise;
+use crate::error::OpenError;
+use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher};
+use crate::options::{BlkdebugOptions, BlockdevOptions};
+use crate::request::Request;
+
+/// A node that is another node, with faults.
+pub(crate) struct BlkdebugNode {
+    name: String,
+    common: Common,
+    limits: Limits,
+    rules: Mutex<Rules>,
+    serialise: Serialise,
+    child: Arc<dyn BlockNode>,
+}
+
+impl BlkdebugNode {
+    /// Puts a node on top of `child`. The messages are QEMU's.
+    pub(crate) fn new(
+        name: String,
+        common: &BlockdevOptions,
+        options: &BlkdebugOptions,
+        child: Arc<dyn BlockNode>,
+    ) -> Result<Self, OpenError> {
+        let below = child.geometry();
+        let limits = Limits::new(options, below.request_alignment.into())?;
+        if !below.size.is_multiple_of(limits.align) {
+            let Limits { align, .. } = limits;
+            return Err(OpenError::new(format!("Cannot meet constraints with align {align}"))
+                .with_hint(format!("The image's size is {}, which is no multiple", below.size)));
+        }
+        let mut options = options.clone();
+        if let Some(path) = &options.config {
+            let (mut inject_error, mut set_state) = config::read(path)?;
+            options.inject_error.append(&mut inject_error);
+            options.set_state.append(&mut set_state);
+        }
+        Ok(BlkdebugNode {
+            name,
+            common: Common::new(common, &*child)?,
+            serialise: Serialise::new(limits.align as usize),
+            limits,
+            rules: Mutex::new(Rules::new(&options)),
+            child,
+        })
+    }
+}
+
+impl BlockNode for BlkdebugNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        let below = self.common.geometry(self.child.geometry());
+        let Limits { align, opt_discard, .. } = self.limits;
+        let granularity = u64::from(below.discard_granularity).max(opt_discard);
+        Geometry {
+            request_alignment: u32::try_from(align).unwrap_or(below.request_alignment),
+            discard_granularity: u32::try_from(granularity).unwrap_or(below.discard_granularity),
+            ..below
+        }
+    }
+
+    fn let_grow(&self) {
+        self.child.let_grow();
+    }
+
+    fn memory_alignment(&self) -> u32 {
+        self.child.memory_alignment()
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.child.watch(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64) -> Resized {
+        Box::pin(async move {
+            ResizeError::check(size, self.geometry().read_only)?;
+            self.child.clone().resize(size).await
+        })
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let child = self.child.clone().open_channel(event_loop)?;
+        let below = u64::from(self.child.geometry().request_alignment);
+        let channel = BlkdebugChannel::new(self.clone(), event_loop, child);
+        // What the node below would make whole blocks of itself is left to it.
+        Ok(match self.limits.align > below {
+            true => Aligned::new(event_loop, &self, channel),
+            false => channel,
+        })
+    }
+}
+
+impl WholeBlocks for BlkdebugNode {
+    fn block(&self) -> u64 {
+        self.limits.align
+    }
+
+    fn serialise(&self) -> &Serialise {
+        &self.serialise
+    }
+
+    fn admit(&self, request: Request) -> Option<Request> {
+        match request.offset.checked_add(request.len) {
+            Some(end) if end <= self.child.geometry().size => self.common.admit(request),
+            _ => {
+                request.complete(Err(Errno::EIO));
+                None
+            }
+        }
+    }
+}

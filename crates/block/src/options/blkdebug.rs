@@ -1,0 +1,218 @@
+//! Options of `blkdebug`: which requests fail, and how.
+
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+
+use super::BlockdevRef;
+
+/// Options of `blkdebug`.
+///
+/// The limits are bytes; 0 stands for no limit beyond that of the node below.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlkdebugOptions {
+    /// `image`: the node below, named or nested.
+    pub image: BlockdevRef,
+    /// `config`: a file with more rules, in QEMU's format.
+    pub config: Option<PathBuf>,
+    /// `align`: requests to the node below are multiples of this, a power of two.
+    pub align: u64,
+    /// `max-transfer`: reads and writes to the node below are at most this long.
+    pub max_transfer: u64,
+    /// `opt-write-zero`: zeroes that are less, or do not begin at a multiple, are written as data.
+    pub opt_write_zero: u64,
+    /// `max-write-zero`: write-zeroes requests to the node below are at most this long.
+    pub max_write_zero: u64,
+    /// `opt-discard`: discards that are less, or do not begin at a multiple, are not carried out.
+    pub opt_discard: u64,
+    /// `max-discard`: discards to the node below are at most this long.
+    pub max_discard: u64,
+    /// `inject-error`.
+    pub inject_error: Vec<InjectError>,
+    /// `set-state`.
+    pub set_state: Vec<SetState>,
+    /// `seed` of what is left to chance.
+    pub seed: u64,
+}
+
+impl BlkdebugOptions {
+    /// On top of `image`, without a rule or limit.
+    pub fn new(image: BlockdevRef) -> Self {
+        BlkdebugOptions {
+            image,
+            config: None,
+            align: 0,
+            max_transfer: 0,
+            opt_write_zero: 0,
+            max_write_zero: 0,
+            opt_discard: 0,
+            max_discard: 0,
+            inject_error: Vec::new(),
+            set_state: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// One of `inject-error`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InjectError {
+    /// `event`: what makes the rule take effect.
+    pub event: Event,
+    /// `state` in which the event has to come; 0: any.
+    pub state: u32,
+    /// `iotype`: requests that it concerns; `None`: all but block-status.
+    pub iotype: Option<IoType>,
+    /// `sector` that a request has to touch, and how many from there on; `None`: any request.
+    pub sectors: Option<(u64, u64)>,
+    /// `once`: the rule is over when it has struck.
+    pub once: bool,
+    /// `immediately`: the answer is given before the submission returns.
+    pub immediately: bool,
+    /// `delay-ns`: how long the request takes before anything becomes of it.
+    pub delay_ns: u64,
+    /// `count`: the rule is over when it has struck so often; 0: never.
+    pub count: u64,
+    /// `probability-ppm`: of a million requests that it fits, those that it strikes.
+    pub probability_ppm: u32,
+    /// `effect`.
+    pub effect: Effect,
+    /// `errno`: the answer; `None`: success.
+    pub errno: Option<Errno>,
+}
+
+impl InjectError {
+    /// `EIO` for all requests from the event on.
+    pub fn new(event: Event) -> Self {
+        InjectError {
+            event,
+            state: 0,
+            iotype: None,
+            sectors: None,
+            once: false,
+            immediately: false,
+            delay_ns: 0,
+            count: 0,
+            probability_ppm: MILLION,
+            effect: Effect::Error,
+            errno: Some(Errno::EIO),
+        }
+    }
+}
+
+/// A `probability-ppm` that leaves nothing to chance.
+pub const MILLION: u32 = 1_000_000;
+
+/// One of `set-state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SetState {
+    /// `event`.
+    pub event: Event,
+    /// `state` in which the event has to come; 0: any.
+    pub state: u32,
+    /// `new_state`: the state from then on.
+    pub new_state: u32,
+}
+
+/// What becomes of a request that a rule strikes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It fails and is not carried out; without an errno, it is carried out as if there were no rule.
+    Error,
+    /// It is not carried out at all, and answered with success, or the errno.
+    Lost,
+    /// Only its first sectors are carried out, maybe none, never all.
+    Short,
+    /// Some of its sectors are carried out, anywhere in it, maybe none, never all.
+    Torn,
+}
+
+impl Effect {
+    /// The answer where the options do not say.
+    pub fn default_errno(self) -> Option<Errno> {
+        match self {
+            Effect::Error | Effect::Short | Effect::Torn => Some(Errno::EIO),
+            Effect::Lost => None,
+        }
+    }
+}
+
+/// An enumeration whose values have names in options.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[$value_doc:meta])* $value:ident = $name:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $type { $($(#[$value_doc])* $value,)* }
+
+        impl $type {
+            /// All there are.
+            pub const ALL: &[$type] = &[$($type::$value,)*];
+
+            /// As options have it.
+            pub fn name(self) -> &'static str {
+                match self { $($type::$value => $name,)* }
+            }
+
+            /// The one of that name.
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.name() == name)
+            }
+        }
+    };
+}
+
+named! {
+    /// What happens to the node, as far as rules can tell.
+    ///
+    /// QEMU's format drivers tell of their own doings by further events, which there are none of here:
+    /// what qcow2 reads and writes of its tables are reads and writes.
+    Event {
+        /// The node is opened: once, before everything else.
+        None = "none",
+        /// A read comes in.
+        ReadAio = "read_aio",
+        /// A write comes in.
+        WriteAio = "write_aio",
+        /// A flush comes in.
+        FlushToOs = "flush_to_os",
+        /// The flush goes on to the node below.
+        FlushToDisk = "flush_to_disk",
+        /// The write goes on to the node below.
+        Pwritev = "pwritev",
+        /// A write-zeroes request comes in.
+        PwritevZero = "pwritev_zero",
+        /// A write, or a write-zeroes request, is done.
+        PwritevDone = "pwritev_done",
+    }
+}
+
+named! {
+    /// Kinds of requests.
+    IoType {
+        /// Reads.
+        Read = "read",
+        /// Writes.
+        Write = "write",
+        /// Write-zeroes requests.
+        WriteZeroes = "write-zeroes",
+        /// Discards.
+        Discard = "discard",
+        /// Flushes.
+        Flush = "flush",
+        /// Questions for what is stored where.
+        BlockStatus = "block-status",
+    }
+}
+
+/// The errno of that number; `None`: success.
+///
+/// # Errors
+///
+/// There is none of that number.
+pub fn errno_from_number(number: i64) -> Result<Option<Errno>, String> {
+    match i32::try_from(number).map(Errno::from_raw) {
+        Ok(_) if number == 0 => Ok(None),
+        Ok(Errno::UnknownErrno) | Err(_) => Err(format!("There is no errno {number}")),
+        Ok(errno) => Ok(Some(errno)),
+    }
+}

@@ -1,0 +1,100 @@
+//! Injected faults as a client of another make sees them, at different places of the graph.
+
+use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand};
+use serde_json::json;
+
+/// A daemon with an image under blkdebug, with `rules`, under raw.
+fn daemon(scratch: &Scratch, image: &Image, rules: &str) -> Server {
+    let path = image.path().display();
+    let node = format!(
+        "driver=raw,node-name=disk,discard=unmap,file.driver=blkdebug,file.image.driver=file,\
+         file.image.filename={path},{rules}"
+    );
+    let command = ServerCommand::new(scratch).iothread("io0").monitor("qmp");
+    let command = nbd_server(command.arg("--blockdev").arg(node), scratch, "");
+    nbd_export(command, "disk", ",writable=on,iothread=io0").start()
+}
+
+/// What qemu-io says of commands, one after the other, each on a connection of its own: QEMU's client
+/// gives a connection up on which reading has failed.
+fn qemu_io(scratch: &Scratch, commands: &[&str]) -> Vec<Option<String>> {
+    let uri = nbd_uri(scratch, "disk");
+    let run = |command: &&str| {
+        let output = client(scratch, "qemu-io", &["-fraw", "-tnone", "-c", command, &uri]);
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).expect("text");
+        text.lines().find_map(|line| Some(line.split_once("failed: ")?.1.to_owned()))
+    };
+    commands.iter().map(run).collect()
+}
+
+const EIO: &str = "Input/output error";
+const ENOSPC: &str = "No space left on device";
+
+#[test]
+fn a_client_sees_what_was_injected_and_nothing_else() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let server = daemon(
+        &scratch,
+        &image,
+        "file.inject-error.0.event=write_aio,file.inject-error.0.errno=28,\
+         file.inject-error.0.iotype=write,file.inject-error.0.count=2,\
+         file.inject-error.1.event=none,file.inject-error.1.sector=64,\
+         file.inject-error.1.iotype=read",
+    );
+    let found = qemu_io(&scratch, &["read 0 32k", "read 32k 512", "read 0 1M", "read 33k 512"]);
+    assert_eq!(found, [None, Some(EIO.into()), Some(EIO.into()), None]);
+    let commands = ["write 0 4k", "write 8k 4k", "write 8k 4k", "read 32k 512"];
+    let found = qemu_io(&scratch, &commands);
+    assert_eq!(found, [Some(ENOSPC.into()), Some(ENOSPC.into()), None, None]);
+    server.stop();
+}
+
+#[test]
+fn faults_under_other_nodes_and_added_while_the_daemon_runs() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.qcow2", 0);
+    let path = image.path().to_str().expect("UTF-8");
+    client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", path, "64M"]);
+    let command = ServerCommand::new(&scratch).monitor("qmp").arg("--object");
+    let command = command.arg("throttle-group,id=slow,x-iops-total=10000");
+    let server = nbd_server(command, &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let file = json!({"driver": "file", "filename": path});
+    // Past what opening the image writes.
+    let rule = json!({"event": "flush_to_disk", "state": 2, "iotype": "write", "errno": 28});
+    let transition = json!({"event": "flush_to_disk", "state": 1, "new_state": 2});
+    let blkdebug = json!({
+        "driver": "blkdebug", "node-name": "faults", "image": file, "inject-error": [rule],
+        "set-state": [transition],
+    });
+    let qcow2 = json!({"driver": "qcow2", "file": blkdebug});
+    let disk = json!({
+        "driver": "throttle", "node-name": "disk", "throttle-group": "slow", "file": qcow2,
+    });
+    qmp.execute("blockdev-add", disk);
+    let export = json!({"id": "e", "type": "nbd", "node-name": "disk", "writable": true});
+    qmp.execute("block-export-add", export);
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    let nodes = nodes.as_array().expect("a list");
+    let faults = nodes.iter().find(|node| node["node-name"] == "faults").expect("it is there");
+    assert_eq!(faults["drv"], "blkdebug");
+    assert_eq!(faults["children"][0]["child"], "image");
+    assert_eq!(qemu_io(&scratch, &["write -P 5 1M 64k", "read -P 5 1M 64k"]), [None, None]);
+    assert_eq!(qemu_io(&scratch, &["flush", "flush"]), [None, None]);
+    assert_eq!(qemu_io(&scratch, &["write -P 6 9M 64k"]), [Some(ENOSPC.into())]);
+    assert_eq!(qemu_io(&scratch, &["read -P 5 1M 64k"]), [None]);
+    let wrong = json!({
+        "driver": "blkdebug", "node-name": "more", "image": "disk",
+        "inject-error": [{"event": "l2_load"}],
+    });
+    let refused = qmp.refused("blockdev-add", wrong);
+    assert!(refused.contains("Parameter 'event' does not accept value 'l2_load'"), "{refused}");
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    server.stop();
+    // What was allocated for the write that failed may have leaked; nothing else is wrong.
+    let check = client(&scratch, "qemu-img", &["check", "-q", path]);
+    assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
+}
