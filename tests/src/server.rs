@@ -326,8 +326,12 @@ impl Drop for Server {
         // Nothing can be done about a failure here, and none is of interest: the process may be gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let log = self.log();
         if thread::panicking() {
-            eprintln!("--- the daemon's log:\n{}---", self.log());
+            eprintln!("--- the daemon's log:\n{log}---");
+        } else {
+            // Whatever a test is about: the sandbox knows all calls that it takes.
+            assert!(!log.contains("sandbox: refused"), "--- the daemon's log:\n{log}---");
         }
     }
 }

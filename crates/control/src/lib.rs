@@ -39,6 +39,7 @@ mod probe;
 pub mod qmp;
 mod reference;
 mod rows;
+mod sandbox;
 mod scalar;
 mod serve;
 mod shape;
@@ -63,6 +64,7 @@ pub use object::{
     AuthzOptions, IothreadOptions, ObjectOptions, Property, ThrottleGroupOptions, TlsCredsOptions,
 };
 pub use probe::ProbeOptions;
+pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
 pub use scalar::is_identifier;
 pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};

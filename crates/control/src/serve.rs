@@ -16,6 +16,7 @@ use crate::object::{IothreadOptions, ObjectOptions};
 use crate::rows::{
     BLOCK_SIZE_HELP, ImageDraft, NodeDraft, PIN_MEMORY_HELP, ThreadDraft, block_size,
 };
+use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::storage_daemon::{Action, Step};
 use crate::table::{Choice, Field, Kind, Need, put};
 use crate::trace::{self, TraceOptions};
@@ -58,6 +59,8 @@ pub struct ServeOptions {
     pub poll_max_ns: u64,
     /// `--trace`.
     pub trace: TraceOptions,
+    /// `--sandbox` and `--user`.
+    pub sandbox: SandboxOptions,
 }
 
 /// `--cache`: QEMU's cache modes.
@@ -109,6 +112,7 @@ impl ServeOptions {
             pin_memory: false,
             poll_max_ns: IothreadOptions::default().poll_max_ns,
             trace: TraceOptions::default(),
+            sandbox: SandboxOptions::default(),
         }
     }
 
@@ -180,6 +184,12 @@ impl NodeDraft for ServeOptions {
 impl ThreadDraft for ServeOptions {
     fn poll_max_ns(&mut self) -> &mut u64 {
         &mut self.poll_max_ns
+    }
+}
+
+impl SandboxDraft for ServeOptions {
+    fn sandbox(&mut self) -> &mut SandboxOptions {
+        &mut self.sandbox
     }
 }
 
@@ -300,6 +310,8 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         need: Need::Optional("none"),
         help: trace::HELP,
     },
+    ServeOptions::SANDBOX,
+    ServeOptions::USER,
 ];
 
 /// What takes no options to decide: the image from the positional arguments.

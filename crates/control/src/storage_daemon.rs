@@ -9,6 +9,7 @@ use crate::export::ExportOptions;
 use crate::metrics::MetricsOptions;
 use crate::nbd_server::NbdServerOptions;
 use crate::object::ObjectOptions;
+use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::shape::Shape;
 use crate::table::{self, Field, Kind, Need, Syntax, put};
 use crate::trace::{self, TraceOptions};
@@ -26,6 +27,8 @@ pub struct StorageDaemonOptions {
     pub daemonize: bool,
     /// `--trace`.
     pub trace: TraceOptions,
+    /// `--sandbox` and `--user`.
+    pub sandbox: SandboxOptions,
 }
 
 /// One thing to create.
@@ -162,6 +165,7 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         need: Need::Optional(""),
         help: "write the process's id to this file once everything is ready",
     },
+    Draft::SANDBOX,
     Field {
         name: "trace",
         kind: Kind::Text {
@@ -171,7 +175,14 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         need: Need::Optional(""),
         help: trace::HELP,
     },
+    Draft::USER,
 ];
+
+impl SandboxDraft for Draft {
+    fn sandbox(&mut self) -> &mut SandboxOptions {
+        &mut self.options.sandbox
+    }
+}
 
 impl Draft {
     fn step(&mut self, action: Action) -> table::Set {

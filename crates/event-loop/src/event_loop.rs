@@ -26,7 +26,7 @@ use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
 use crate::ring::{Completion, Ring, RingOp};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
-use crate::thread_pool::{Job, ThreadPool, ThreadPoolConfig};
+use crate::thread_pool::{Job, ThreadBirth, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 use crate::trace;
 
@@ -51,6 +51,8 @@ pub struct LoopConfig {
     /// what blocks in the ring: of those for files and of those for all else, on the CPUs of the
     /// loop's thread. The kernel's own limit, four per CPU for files, stays where it is lower.
     pub thread_pool: ThreadPoolConfig,
+    /// What each of these threads does before its first job.
+    pub pool_birth: ThreadBirth,
     /// Adaptive polling.
     pub poll: PollParams,
     /// What to leave out: for measuring only.
@@ -65,6 +67,7 @@ impl Default for LoopConfig {
             entries: 256,
             completions: 0,
             thread_pool: ThreadPoolConfig::default(),
+            pool_birth: ThreadBirth::default(),
             poll: PollParams::default(),
             ablation: Ablation::default(),
         }
@@ -97,6 +100,7 @@ pub(crate) struct Inner {
     pub(crate) poller: Poller,
     pub(crate) pool: RefCell<Option<ThreadPool>>,
     pool_config: ThreadPoolConfig,
+    pool_birth: ThreadBirth,
     /// Operations for the thread pool, given to it all at once.
     pub(crate) pool_jobs: RefCell<Vec<Job>>,
     /// Operations with the thread pool, or for it.
@@ -178,6 +182,7 @@ impl EventLoop {
             poller: Poller::new(config.poll, keep_sources),
             pool: RefCell::new(None),
             pool_config: config.thread_pool,
+            pool_birth: config.pool_birth,
             pool_jobs: RefCell::default(),
             with_pool: Cell::new(0),
             aio: OnceCell::new(),
@@ -412,10 +417,15 @@ impl EventLoop {
     fn with_thread_pool<R>(&self, body: impl FnOnce(&ThreadPool) -> R) -> R {
         let mut pool = self.0.pool.borrow_mut();
         body(pool.get_or_insert_with(|| {
-            let handle = self.handle();
-            ThreadPool::new(&self.0.shared.name, self.0.pool_config, move |user_data, result| {
-                handle.send_pool_result(user_data, result);
-            })
+            let (handle, birth) = (self.handle(), self.0.pool_birth.clone());
+            ThreadPool::new(
+                &self.0.shared.name,
+                self.0.pool_config,
+                birth,
+                move |user_data, result| {
+                    handle.send_pool_result(user_data, result);
+                },
+            )
         }))
     }
 

@@ -60,5 +60,5 @@ pub use scheduling::Scheduling;
 pub use signal::{Signal, signal_if_not_full};
 pub use stats::{Counter, LoopStats};
 pub use task::{JoinHandle, take_turns};
-pub use thread_pool::ThreadPoolConfig;
+pub use thread_pool::{ThreadBirth, ThreadPoolConfig};
 pub use timers::TimerId;

@@ -2,6 +2,7 @@
 //! io_uring. Started on demand, retired when idle.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -34,6 +35,24 @@ impl Default for ThreadPoolConfig {
     }
 }
 
+/// What a thread of a pool does before its first job, such as giving up what it needs no more. Threads that
+/// another thread of the pool has started do without: they take after it.
+#[derive(Clone, Default)]
+pub struct ThreadBirth(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl ThreadBirth {
+    /// Calls this on each thread.
+    pub fn new(on_thread: impl Fn() + Send + Sync + 'static) -> Self {
+        ThreadBirth(Some(Arc::new(on_thread)))
+    }
+}
+
+impl fmt::Debug for ThreadBirth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "ThreadBirth(_)" } else { "ThreadBirth" })
+    }
+}
+
 /// How long an idle thread beyond the minimum stays.
 const IDLE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(10) };
 
@@ -53,6 +72,7 @@ struct Shared {
     work: Condvar,
     name: String,
     config: ThreadPoolConfig,
+    birth: ThreadBirth,
     done: Box<dyn Fn(u64, i32) + Send + Sync>,
 }
 
@@ -73,6 +93,7 @@ impl ThreadPool {
     pub(crate) fn new(
         name: &str,
         config: ThreadPoolConfig,
+        birth: ThreadBirth,
         done: impl Fn(u64, i32) + Send + Sync + 'static,
     ) -> Self {
         ThreadPool {
@@ -81,6 +102,7 @@ impl ThreadPool {
                 work: Condvar::new(),
                 name: format!("{name}-pool"),
                 config: ThreadPoolConfig { max: config.max.max(1), ..config },
+                birth,
                 done: Box::new(done),
             }),
         }
@@ -98,7 +120,7 @@ impl ThreadPool {
         }
         for number in 1..=wanted {
             lock(&self.shared.state).reserve();
-            if let Err(error) = self.shared.start_reserved() {
+            if let Err(error) = self.shared.start_reserved(&self.shared.birth) {
                 let why = format!("{error}, for thread {number} of the {wanted} of the pool");
                 return failed(error.kind(), why);
             }
@@ -117,7 +139,7 @@ impl ThreadPool {
         drop(state);
         (0..wake).for_each(|_| self.shared.work.notify_one());
         if is_short
-            && let Err(error) = self.shared.start_reserved()
+            && let Err(error) = self.shared.start_reserved(&self.shared.birth)
             && alone
         {
             jobs.extend(lock(&self.shared.state).jobs.drain(..));
@@ -151,11 +173,17 @@ impl State {
 }
 
 impl Shared {
-    /// Starts a thread that has been [reserved](State::reserve); the lock is not held.
-    fn start_reserved(self: &Arc<Self>) -> io::Result<()> {
-        let shared = self.clone();
+    /// Starts a thread that has been [reserved](State::reserve); the lock is not held. `birth`: what
+    /// it does first.
+    fn start_reserved(self: &Arc<Self>, birth: &ThreadBirth) -> io::Result<()> {
+        let (shared, birth) = (self.clone(), birth.clone());
         let builder = std::thread::Builder::new().name(self.name.clone());
-        let started = builder.spawn(move || shared.work());
+        let started = builder.spawn(move || {
+            if let ThreadBirth(Some(birth)) = birth {
+                birth();
+            }
+            shared.work();
+        });
         let mut state = lock(&self.state);
         match started {
             Ok(thread) => {
@@ -176,7 +204,7 @@ impl Shared {
         // Itself counts as starting still: it will take a job.
         if state.reserve_if_short(&self.config) {
             drop(state);
-            let _ = self.start_reserved();
+            let _ = self.start_reserved(&ThreadBirth::default());
             state = lock(&self.state);
         }
         state.starting -= 1;
@@ -264,7 +292,7 @@ mod tests {
         let together = Arc::new(Barrier::new(all + 1));
         let there = together.clone();
         let config = ThreadPoolConfig { min, max: all };
-        let pool = ThreadPool::new("test", config, move |_, _| {
+        let pool = ThreadPool::new("test", config, ThreadBirth::default(), move |_, _| {
             there.wait();
         });
         assert_eq!(alive(&pool), 0);
@@ -286,7 +314,9 @@ mod tests {
         let done = Arc::new(Mutex::new(Vec::new()));
         let there = done.clone();
         let config = ThreadPoolConfig { min: 9, max: 3 };
-        let pool = ThreadPool::new("test", config, move |n, _| lock(&there).push(n));
+        let pool = ThreadPool::new("test", config, ThreadBirth::default(), move |n, _| {
+            lock(&there).push(n)
+        });
         pool.start_minimum().unwrap();
         for _ in 0..100 {
             pool.submit(&mut jobs(20)).unwrap();
@@ -302,7 +332,7 @@ mod tests {
     #[test]
     fn more_threads_than_a_process_can_have_are_refused() {
         let config = ThreadPoolConfig { min: ThreadPoolConfig::MOST + 1, max: usize::MAX };
-        let pool = ThreadPool::new("test", config, |_, _| {});
+        let pool = ThreadPool::new("test", config, ThreadBirth::default(), |_, _| {});
         let error = pool.start_minimum().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         assert!(error.to_string().contains("1025 threads"), "{error}");
@@ -316,7 +346,7 @@ mod tests {
             let shared;
             {
                 let config = ThreadPoolConfig { min: 0, max: 16 };
-                let pool = ThreadPool::new("test", config, |_, _| {});
+                let pool = ThreadPool::new("test", config, ThreadBirth::default(), |_, _| {});
                 pool.submit(&mut jobs(16)).unwrap();
                 shared = Arc::downgrade(&pool.shared);
             }

@@ -25,7 +25,8 @@ const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
 pub(crate) enum Role {
     /// The one that was called. All is done: exit with this code.
     Parent(u8),
-    /// The one in the background: set everything up, then say [`Daemon::ready`].
+    /// The one in the background: set everything up, then [`leave`](Daemon::leave)
+    /// and say [`ready`](Leaving::ready).
     Child(Daemon),
 }
 
@@ -33,6 +34,12 @@ pub(crate) enum Role {
 #[derive(Debug)]
 pub(crate) struct Daemon {
     parent: Pid,
+}
+
+/// The same, on its way.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    null: File,
 }
 
 /// Splits the process in two. To be called before anything is set up, and before there are threads
@@ -78,18 +85,29 @@ impl Daemon {
         self.parent
     }
 
-    /// Everything is ready: lets the parent go, and lets go of its terminal and directory.
+    /// Lets go of the directory, and opens what is to take the terminal's place.
     ///
     /// # Errors
     ///
-    /// `/dev/null` could not be opened. The parent has not been told then.
-    pub(crate) fn ready(self) -> io::Result<()> {
+    /// `/dev/null` could not be opened.
+    pub(crate) fn leave(self) -> io::Result<Leaving> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         unistd::chdir("/")?;
+        Ok(Leaving { null })
+    }
+}
+
+impl Leaving {
+    /// Everything is ready: lets the parent go, and lets go of its terminal.
+    ///
+    /// # Errors
+    ///
+    /// There is no standard output or error to be replaced.
+    pub(crate) fn ready(self) -> io::Result<()> {
         // Fails where the parent was killed meanwhile, which is no reason to stop.
         let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
-        unistd::dup2_stdout(&null)?;
-        unistd::dup2_stderr(&null)?;
+        unistd::dup2_stdout(&self.null)?;
+        unistd::dup2_stderr(&self.null)?;
         Ok(())
     }
 }

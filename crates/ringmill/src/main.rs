@@ -9,6 +9,7 @@ mod given;
 mod logger;
 mod pidfile;
 mod probe;
+mod sandbox;
 mod serve;
 mod service_manager;
 mod storage_daemon;

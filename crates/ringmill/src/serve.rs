@@ -8,18 +8,20 @@ use std::path::{Path, PathBuf};
 use control::{ImageKind, ServeOptions};
 
 use crate::daemon::{self, Daemon, DaemonError, Status, Surroundings};
-use crate::trace;
+use crate::{sandbox, trace};
 
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
-    let surroundings = Surroundings::of_environment(None)?;
+    let mut surroundings = Surroundings::of_environment(None)?;
     trace::start(&options.trace)?;
     let (kind, made) = find_or_make(options)?;
     let steps = options.steps(kind);
+    surroundings.sandbox = sandbox::begin(&options.sandbox, &steps)?;
     let mut is_ready = false;
     let result = daemon::run(&steps, surroundings, |daemon| {
         is_ready = true;
         print!("{}", describe(options, daemon)?);
+        daemon.confine()?;
         Ok(Some(Status::new()))
     });
     if let (Some(path), false) = (made, is_ready) {

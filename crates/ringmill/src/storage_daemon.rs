@@ -5,9 +5,13 @@ use std::process::ExitCode;
 use control::StorageDaemonOptions;
 
 use crate::daemon::{self, DaemonError, Surroundings};
-use crate::daemonize::{self, Role};
+use crate::daemonize::{self, Daemon, Leaving, Role};
 use crate::pidfile::Pidfile;
-use crate::trace;
+use crate::{sandbox, trace};
+
+fn cannot_leave(error: std::io::Error) -> DaemonError {
+    DaemonError::new(format!("cannot leave the terminal: {error}"))
+}
 
 /// Serves until a signal comes.
 pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonError> {
@@ -24,19 +28,18 @@ pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonErro
             }
         }
     }
-    let surroundings = Surroundings::of_environment(parent)?;
+    let mut surroundings = Surroundings::of_environment(parent)?;
     trace::start(&options.trace)?;
+    surroundings.sandbox = sandbox::begin(&options.sandbox, &options.steps)?;
     // Outlives the daemon: while the file is there, so is what it stands for.
     let mut pidfile = None;
-    daemon::run(&options.steps, surroundings, |_| {
+    daemon::run(&options.steps, surroundings, |daemon| {
         if let Some(path) = &options.pidfile {
             pidfile = Some(Pidfile::create(path).map_err(DaemonError::new)?);
         }
-        if let Some(child) = child {
-            child
-                .ready()
-                .map_err(|error| DaemonError::new(format!("cannot leave the terminal: {error}")))?;
-        }
+        let leaving = child.map(Daemon::leave).transpose().map_err(cannot_leave)?;
+        daemon.confine()?;
+        leaving.map(Leaving::ready).transpose().map_err(cannot_leave)?;
         Ok(None)
     })?;
     drop(pidfile);

@@ -34,6 +34,7 @@ use control::qmp::Command;
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
 use nix::unistd::Pid;
+use sandbox::Sandbox;
 use serde_json::json;
 
 use crate::given::GivenSockets;
@@ -66,6 +67,8 @@ pub(crate) struct Daemon {
     given: GivenSockets,
     manager: Option<Rc<ServiceManager>>,
     mailbox: Mailbox<Message>,
+    /// `None`: there is none.
+    sandbox: Option<Sandbox>,
     control: EventLoop,
 }
 
@@ -76,18 +79,21 @@ pub(crate) struct Surroundings {
     pub(crate) given: GivenSockets,
     /// Who wants to know how it goes.
     pub(crate) manager: Option<ServiceManager>,
+    /// What it may do; `None`: all that its user may.
+    pub(crate) sandbox: Option<Sandbox>,
 }
 
 impl Surroundings {
-    /// Those of this process, and of `parent`, which has started it to go on in its place. To be called once,
-    /// before anything is opened.
+    /// Those of this process, and of `parent`, which has started it to go on in its place, without a
+    /// sandbox. To be called once, before anything is opened.
     ///
     /// # Errors
     ///
     /// The environment says what is not so.
     pub(crate) fn of_environment(parent: Option<Pid>) -> Result<Self, DaemonError> {
         let given = GivenSockets::of_environment(parent)?;
-        Ok(Surroundings { given, manager: ServiceManager::of_environment(parent)? })
+        let manager = ServiceManager::of_environment(parent)?;
+        Ok(Surroundings { given, manager, sandbox: None })
     }
 }
 
@@ -130,8 +136,8 @@ enum End {
     Failed(DaemonError),
 }
 
-/// Makes what `steps` ask for, calls `ready` once it is all there, serves until a signal or a command
-/// ends that, and takes everything down: requests in flight are finished and flushed, sockets removed.
+/// Makes what `steps` ask for, calls `ready` once it is all there, which is to call [`Daemon::confine`],
+/// serves until a signal or a command ends that, and takes everything down: requests in flight are finished and flushed, sockets removed.
 /// A second signal ends the process at once. An I/O thread that fails ends the daemon with an error.
 pub(crate) fn run(
     steps: &[Step],
@@ -141,7 +147,8 @@ pub(crate) fn run(
     let blocked = signals::block()
         .map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
     open_files::raise_limit();
-    let config = LoopConfig { name: "control".into(), ..LoopConfig::default() };
+    let pool_birth = threads::pool_birth(surroundings.sandbox.as_ref());
+    let config = LoopConfig { name: "control".into(), pool_birth, ..LoopConfig::default() };
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
     let stop = StopSignals::new(&control, &blocked)
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
@@ -228,7 +235,9 @@ impl Daemon {
             ),
             nbd_server: None,
             nodes: NodeRegistry::new(),
-            threads: IoThreads::new(control, move |error| failed.push(Message::Failed(error))),
+            threads: IoThreads::new(control, surroundings.sandbox.clone(), move |error| {
+                failed.push(Message::Failed(error));
+            }),
             objects: Objects::default(),
             graph: Graph::default(),
             chardevs: BTreeMap::new(),
@@ -237,6 +246,7 @@ impl Daemon {
             given: surroundings.given,
             manager: surroundings.manager.map(Rc::new),
             mailbox,
+            sandbox: surroundings.sandbox,
             control: control.clone(),
         }
     }
@@ -330,6 +340,18 @@ impl Daemon {
     /// Where the status line's numbers come from.
     fn sources(&self) -> status::Sources {
         status::Sources { queues: self.exports.queue_stats(), loops: self.threads.all() }
+    }
+
+    /// Everything is there: from here on this thread has what serving needs and no more. Says what is in
+    /// force.
+    pub(crate) fn confine(&self) -> Result<(), DaemonError> {
+        let Some(sandbox) = &self.sandbox else {
+            log::info!("sandbox: off");
+            return Ok(());
+        };
+        let in_force = sandbox.serve().map_err(|error| DaemonError::new(error).of("sandbox"))?;
+        log::info!("sandbox: {in_force}");
+        Ok(())
     }
 
     /// What each I/O thread runs on.

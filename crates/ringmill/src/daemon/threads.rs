@@ -6,10 +6,11 @@ use std::sync::mpsc;
 
 use control::{IothreadOptions, Value};
 use event_loop::{
-    Chosen, EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadEnd,
-    ThreadPoolConfig,
+    Chosen, EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadBirth,
+    ThreadEnd, ThreadPoolConfig,
 };
 use nix::unistd::{Pid, gettid};
+use sandbox::Sandbox;
 
 use super::DaemonError;
 use super::statistics::{ThreadStatistics, cpu_ns};
@@ -24,6 +25,7 @@ pub(super) struct IoThreads {
     default: Option<Thread>,
     /// The loops of all, for who asks whether they still turn; those that have ended, too.
     alive: Rc<RefCell<Vec<LoopHandle>>>,
+    sandbox: Option<Sandbox>,
     /// Called when a thread has ended that nobody stopped.
     on_failure: Rc<dyn Fn(DaemonError)>,
 }
@@ -37,10 +39,14 @@ pub(super) struct Thread {
 }
 
 impl IoThreads {
-    pub(super) fn new(event_loop: &EventLoop, on_failure: impl Fn(DaemonError) + 'static) -> Self {
+    pub(super) fn new(
+        event_loop: &EventLoop,
+        sandbox: Option<Sandbox>,
+        on_failure: impl Fn(DaemonError) + 'static,
+    ) -> Self {
         let (event_loop, on_failure) = (event_loop.clone(), Rc::new(on_failure));
         let alive = Rc::default();
-        IoThreads { event_loop, threads: Vec::new(), default: None, alive, on_failure }
+        IoThreads { event_loop, threads: Vec::new(), default: None, sandbox, alive, on_failure }
     }
 
     /// Starts a thread as `--object iothread` asks for it.
@@ -139,12 +145,18 @@ impl IoThreads {
     /// Starts a thread, and a task that waits for its end.
     fn start(&self, options: &IothreadOptions) -> Result<Thread, DaemonError> {
         let (born, birth) = mpsc::channel();
-        let mut thread = IoThread::spawn_with(config(options), move |_| {
+        let sandbox = self.sandbox.clone();
+        let config = config(options, pool_birth(sandbox.as_ref()));
+        let mut thread = IoThread::spawn_with(config, move |_| {
+            // It has its ring: from here on it needs nothing new.
+            let confined = sandbox.map_or(Ok(()), |sandbox| sandbox.io_thread());
             // Whoever started it waits.
-            let _ = born.send(gettid());
+            let _ = born.send(confined.map(|()| gettid()));
         })
         .map_err(DaemonError::with_advice)?;
-        let tid = birth.recv().map_err(DaemonError::new)?;
+        let tid = birth.recv().map_err(DaemonError::new)?.map_err(|error| {
+            DaemonError::new(error).of(&format!("sandbox of I/O thread \"{}\"", options.id))
+        })?;
         let (id, end, on_failure) = (options.id.clone(), thread.end(), self.on_failure.clone());
         self.event_loop.spawn(async move {
             match end.await {
@@ -171,7 +183,19 @@ fn small(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn config(options: &IothreadOptions) -> IoThreadConfig {
+/// What the threads of a loop's pool do first.
+pub(super) fn pool_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
+    let Some(sandbox) = sandbox.cloned() else { return ThreadBirth::default() };
+    ThreadBirth::new(move || {
+        if let Err(error) = sandbox.pool_thread() {
+            // Nobody waits for it, and without its sandbox it must not run.
+            log::error!("sandbox of a pool's thread: {error}");
+            std::process::abort();
+        }
+    })
+}
+
+fn config(options: &IothreadOptions, pool_birth: ThreadBirth) -> IoThreadConfig {
     let defaults = LoopConfig::default();
     IoThreadConfig {
         event_loop: LoopConfig {
@@ -185,6 +209,7 @@ fn config(options: &IothreadOptions) -> IoThreadConfig {
                 min: options.thread_pool_min as usize,
                 max: options.thread_pool_max as usize,
             },
+            pool_birth,
             ..defaults
         },
         cpus: options.cpu_affinity.clone(),

@@ -1,0 +1,109 @@
+//! `--sandbox` and `--user`: what the daemon may do once everything is ready.
+
+use crate::error::OptionError;
+use crate::shape::{Member, Shape};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Syntax, put};
+use crate::value::Object;
+
+/// `--sandbox` and `--user`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SandboxOptions {
+    /// `mode`.
+    pub mode: SandboxMode,
+    /// `--user`: whom the process is to be.
+    pub user: Option<UserOptions>,
+}
+
+/// How strict the sandbox is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SandboxMode {
+    /// What is not needed is refused.
+    #[default]
+    On,
+    /// There is none.
+    Off,
+    /// System calls that are not known to be needed are carried out and logged by the kernel.
+    Log,
+}
+
+/// A user, and maybe a group, by names or numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserOptions {
+    /// A name or a number.
+    pub user: String,
+    /// A name or a number; `None`: the user's own groups.
+    pub group: Option<String>,
+}
+
+static FIELDS: &[Field<SandboxOptions>] = &[Field {
+    name: "mode",
+    kind: Kind::Choice(&[
+        Choice {
+            name: "on",
+            help: "what is not needed is refused",
+            set: |sandbox| put(&mut sandbox.mode, SandboxMode::On),
+        },
+        Choice {
+            name: "off",
+            help: "there is no sandbox",
+            set: |sandbox| put(&mut sandbox.mode, SandboxMode::Off),
+        },
+        Choice {
+            name: "log",
+            help: "system calls that would be refused are carried out and logged by the kernel",
+            set: |sandbox| put(&mut sandbox.mode, SandboxMode::Log),
+        },
+    ]),
+    need: Need::Default("on"),
+    help: "how strict",
+}];
+
+/// What reads `--sandbox` and `--user`.
+pub(crate) trait SandboxDraft: Sized + 'static {
+    fn sandbox(&mut self) -> &mut SandboxOptions;
+
+    const SANDBOX: Field<Self> = Field {
+        name: "sandbox",
+        kind: Kind::Structure {
+            meta: "[mode=]on|off|log",
+            syntax: Syntax::KeyvalOrJson,
+            implied: Some("mode"),
+            shape: || Shape::Object(members()),
+            read: |draft, given, at| read(draft.sandbox(), given, at),
+        },
+        need: Need::Optional("on, as far as the kernel allows it"),
+        help: "what the daemon's threads may ask the kernel for, should a stranger take one over",
+    };
+
+    const USER: Field<Self> = Field {
+        name: "user",
+        kind: Kind::Text {
+            meta: "<user>[:<group>]",
+            set: |draft, text| {
+                let (user, group) = match text.split_once(':') {
+                    Some((user, group)) => (user, Some(group)),
+                    None => (text.as_str(), None),
+                };
+                if user.is_empty() || group == Some("") {
+                    return Err(OptionError::new("expected a user, or a user:group"));
+                }
+                let (user, group) = (user.to_owned(), group.map(str::to_owned));
+                put(&mut draft.sandbox().user, Some(UserOptions { user, group }))
+            },
+        },
+        need: Need::Optional("stays who it is"),
+        help: "become this user, by name or number, once everything is ready: what the command line \
+               names is opened before",
+    };
+}
+
+/// What `--sandbox` may have.
+fn members() -> Vec<Member> {
+    table::members(FIELDS)
+}
+
+fn read(sandbox: &mut SandboxOptions, mut object: Object, at: &Context) -> table::Set {
+    table::read(FIELDS, sandbox, &mut object, at)?;
+    let known = FIELDS.iter().map(|field| field.name);
+    table::refuse_rest(&object, at, "--sandbox", known)
+}

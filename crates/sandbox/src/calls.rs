@@ -1,0 +1,432 @@
+//! The tables: which system calls which kind of thread makes, and what for.
+
+use libc::c_long;
+
+/// Who makes a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Who(u8);
+
+/// The control thread until everything is ready, and whatever it starts until then.
+pub(crate) const START: Who = Who(1);
+/// The control thread while the daemon serves, and the threads it starts, which take after it.
+pub(crate) const CONTROL: Who = Who(2);
+/// An I/O thread.
+pub(crate) const IO: Who = Who(4);
+/// A thread of a loop's pool, which does what would block.
+pub(crate) const POOL: Who = Who(8);
+
+/// From the beginning to the end, but not on I/O threads.
+const MAIN: Who = Who(START.0 | CONTROL.0);
+/// Threads with a loop.
+const LOOPS: Who = Who(MAIN.0 | IO.0);
+const ALL: Who = Who(LOOPS.0 | POOL.0);
+
+impl Who {
+    pub(crate) fn includes(self, other: Who) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// What the arguments of a call must be. The kernel remembers which calls a filter allows whatever their
+/// arguments, and does not run it for those; so the calls of the data path have no conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arguments {
+    /// They do not matter.
+    Any,
+    /// This one (from 0) is one of these, in its lower 32 bits.
+    OneOf(u8, &'static [u64]),
+    /// This one has these bits of the mask, in its lower 32 bits: mask, bits.
+    Bits(u8, u64, u64),
+    /// This one is the process's id.
+    OwnPid(u8),
+}
+
+use Arguments::{Any, Bits, OneOf, OwnPid};
+
+/// A line of the table.
+pub(crate) struct Row {
+    pub(crate) calls: &'static [(&'static str, c_long)],
+    pub(crate) who: Who,
+    pub(crate) arguments: Arguments,
+    /// What for.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for whoever reads the table"))]
+    pub(crate) why: &'static str,
+}
+
+const fn row(
+    who: Who,
+    calls: &'static [(&'static str, c_long)],
+    arguments: Arguments,
+    why: &'static str,
+) -> Row {
+    Row { calls, who, arguments, why }
+}
+
+/// Names and numbers.
+macro_rules! calls {
+    ($($name:ident),+ $(,)?) => {
+        &[$((stringify!($name), libc::$name)),+]
+    };
+}
+
+/// `AF_UNIX`, `AF_INET`, `AF_INET6`; `AF_NETLINK` is how getaddrinfo(3) learns which addresses the machine
+/// has.
+const FAMILIES: &[u64] =
+    &[libc::AF_UNIX as u64, libc::AF_INET as u64, libc::AF_INET6 as u64, libc::AF_NETLINK as u64];
+
+/// Of block devices: sizes (`BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKALIGNOFF`, `BLKROGET`), discarding
+/// and zeroing (`BLKDISCARD`, `BLKZEROOUT`, `BLKDISCARDZEROES`); of descriptors: `FIONREAD`, `FIONBIO`;
+/// whether output is a terminal: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`.
+const REQUESTS: &[u64] = &[
+    0x8008_1272,
+    0x1268,
+    0x127b,
+    0x127a,
+    0x125e,
+    0x1277,
+    0x127f,
+    0x127c,
+    0x541b,
+    0x5421,
+    0x5401,
+    0x5413,
+    0x802c_542a,
+];
+
+/// `PR_SET_NAME`, `PR_GET_NAME`, `PR_SET_VMA` (glibc names its memory), and what the sandbox itself asks for:
+/// `PR_SET_NO_NEW_PRIVS`, `PR_GET_NO_NEW_PRIVS`, `PR_CAPBSET_READ`.
+const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23];
+/// And while privileges are dropped: `PR_SET_KEEPCAPS`, `PR_CAPBSET_DROP`, `PR_CAP_AMBIENT`,
+/// `PR_SET_DUMPABLE`.
+const PRCTL_START: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23, 8, 24, 47, 4];
+
+/// `PROT_EXEC`: no memory becomes code.
+const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
+/// Of clone(2): a thread of this process, in its namespaces.
+const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
+const NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u64;
+
+/// Every call that is allowed.
+pub(crate) static ALLOWED: &[Row] = &[
+    // The loop.
+    row(LOOPS, calls![SYS_io_uring_enter], Any, "the ring: once per iteration"),
+    row(ALL, calls![SYS_write], Any, "wake-ups of loops, calls of guests; the log"),
+    row(ALL, calls![SYS_futex], Any, "locks, joining threads"),
+    row(
+        LOOPS,
+        calls![SYS_io_uring_register],
+        Any,
+        "places for files and buffers; rings are restricted",
+    ),
+    row(MAIN, calls![SYS_io_uring_setup], Any, "rings of threads to come: they make them at birth"),
+    row(
+        LOOPS,
+        calls![SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2],
+        Any,
+        "loops where there is no io_uring",
+    ),
+    row(LOOPS, calls![SYS_read, SYS_eventfd2], Any, "eventfds; files while they are opened"),
+    row(LOOPS, calls![SYS_ppoll], Any, "whether a descriptor is ready"),
+    row(
+        LOOPS,
+        calls![SYS_io_setup, SYS_io_submit, SYS_io_getevents, SYS_io_cancel, SYS_io_destroy],
+        Any,
+        "aio=native",
+    ),
+    row(
+        ALL,
+        calls![SYS_clock_gettime, SYS_clock_nanosleep, SYS_nanosleep, SYS_gettimeofday],
+        Any,
+        "clocks that the vDSO cannot read",
+    ),
+    // Files that are open: pool threads (`event-loop/src/blocking.rs`), and what is asked at opening.
+    row(
+        ALL,
+        calls![
+            SYS_pread64,
+            SYS_preadv,
+            SYS_preadv2,
+            SYS_pwrite64,
+            SYS_pwritev,
+            SYS_pwritev2,
+            SYS_readv,
+            SYS_writev,
+        ],
+        Any,
+        "aio=threads; the log",
+    ),
+    row(ALL, calls![SYS_fsync, SYS_fdatasync], Any, "flushes on pool threads"),
+    row(ALL, calls![SYS_fallocate, SYS_ftruncate], Any, "discard, zeroes, resize"),
+    row(ALL, calls![SYS_lseek], Any, "block status; the size of a device"),
+    row(ALL, calls![SYS_ioctl], OneOf(1, REQUESTS), "block devices; whether output is a terminal"),
+    row(LOOPS, calls![SYS_fstat, SYS_fstatfs], Any, "what a descriptor is; the size of its pages"),
+    // fstat(3) of glibc 2.33 and later. With a path it would tell of a file, and open nothing.
+    row(
+        LOOPS,
+        calls![SYS_newfstatat],
+        Bits(3, libc::AT_EMPTY_PATH as u64, libc::AT_EMPTY_PATH as u64),
+        "what a descriptor is",
+    ),
+    row(
+        LOOPS,
+        calls![SYS_fcntl, SYS_close, SYS_dup],
+        Any,
+        "descriptors and image locks come and go",
+    ),
+    row(LOOPS, calls![SYS_fadvise64], Any, "cache.direct=off"),
+    // Sockets that are open.
+    row(
+        LOOPS,
+        calls![SYS_recvfrom, SYS_recvmsg, SYS_sendto, SYS_sendmsg, SYS_sendmmsg],
+        Any,
+        "front ends and NBD; names",
+    ),
+    row(
+        LOOPS,
+        calls![SYS_shutdown, SYS_getsockopt, SYS_setsockopt, SYS_getsockname, SYS_getpeername],
+        Any,
+        "connections come and go",
+    ),
+    row(LOOPS, calls![SYS_socket], OneOf(0, FAMILIES), "the nbd client"),
+    row(LOOPS, calls![SYS_connect], Any, "the nbd client; whether somebody listens on a socket"),
+    // Memory and threads.
+    row(ALL, calls![SYS_mmap], Bits(2, EXECUTABLE, 0), "malloc, stacks, guests' memory"),
+    row(ALL, calls![SYS_mprotect], Bits(2, EXECUTABLE, 0), "malloc, stacks"),
+    row(ALL, calls![SYS_munmap, SYS_mremap, SYS_brk, SYS_madvise], Any, "malloc, stacks"),
+    row(ALL, calls![SYS_clone], Bits(0, THREAD | NAMESPACES, THREAD), "pool threads"),
+    row(
+        ALL,
+        calls![
+            SYS_set_robust_list,
+            SYS_rseq,
+            SYS_sigaltstack,
+            SYS_rt_sigprocmask,
+            SYS_exit,
+            SYS_sched_getaffinity,
+            SYS_membarrier,
+        ],
+        Any,
+        "what the libraries do as a thread begins and ends",
+    ),
+    row(ALL, calls![SYS_prctl], OneOf(0, PRCTL), "threads' names"),
+    row(ALL, calls![SYS_getrandom], Any, "keys of hash tables, TLS"),
+    row(ALL, calls![SYS_gettid, SYS_getpid, SYS_sched_yield, SYS_restart_syscall], Any, "harmless"),
+    row(LOOPS, calls![SYS_prlimit64], OneOf(0, &[0]), "how many descriptors there may be"),
+    row(ALL, calls![SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid], Any, "the libraries ask"),
+    // Signals and the end.
+    row(ALL, calls![SYS_rt_sigreturn, SYS_rt_sigaction], Any, "SIGBUS and SIGSYS; abort(3)"),
+    row(ALL, calls![SYS_tgkill], OwnPid(0), "abort(3), SIGBUS raised anew"),
+    row(ALL, calls![SYS_exit_group], Any, "the end"),
+    // The control plane: opens, listens, makes.
+    row(
+        MAIN,
+        calls![
+            SYS_openat,
+            SYS_newfstatat,
+            SYS_statx,
+            SYS_readlinkat,
+            SYS_getdents64,
+            SYS_faccessat,
+            SYS_faccessat2,
+            SYS_getcwd,
+            SYS_statfs,
+        ],
+        Any,
+        "images, credentials, /proc",
+    ),
+    row(MAIN, calls![SYS_unlinkat, SYS_fchmod, SYS_fchmodat], Any, "sockets, the pid file"),
+    row(
+        MAIN,
+        calls![SYS_socketpair, SYS_bind, SYS_listen, SYS_accept4, SYS_accept],
+        Any,
+        "exports, the NBD server, monitors, metrics",
+    ),
+    row(MAIN, calls![SYS_memfd_create], Any, "records of requests in flight"),
+    row(MAIN, calls![SYS_signalfd4, SYS_pipe2, SYS_dup3], Any, "signals; the terminal is let go"),
+    row(MAIN, calls![SYS_uname, SYS_sysinfo, SYS_getrusage, SYS_times], Any, "statistics"),
+    row(
+        MAIN,
+        calls![SYS_sched_setaffinity, SYS_sched_setscheduler, SYS_setpriority],
+        Any,
+        "I/O threads' birth",
+    ),
+    // None of these gives a thread anything that it has not.
+    row(
+        LOOPS,
+        calls![
+            SYS_seccomp,
+            SYS_capget,
+            SYS_capset,
+            SYS_landlock_create_ruleset,
+            SYS_landlock_add_rule,
+            SYS_landlock_restrict_self,
+        ],
+        Any,
+        "threads that they start narrow themselves at birth",
+    ),
+    row(MAIN, calls![SYS_copy_file_range, SYS_renameat2, SYS_linkat], Any, "images that are made"),
+    // Only until everything is ready.
+    row(
+        START,
+        calls![SYS_setgroups, SYS_setresuid, SYS_setresgid, SYS_chdir, SYS_umask],
+        Any,
+        "--user, --daemonize",
+    ),
+    row(START, calls![SYS_prctl], OneOf(0, PRCTL_START), "privileges are dropped"),
+    #[cfg(target_arch = "x86_64")]
+    row(LOOPS, calls![SYS_poll, SYS_epoll_wait], Any, "as ppoll and epoll_pwait"),
+    #[cfg(target_arch = "x86_64")]
+    row(
+        ALL,
+        calls![SYS_arch_prctl],
+        OneOf(0, &[0x3001]),
+        "a thread's shadow stack: whether it has one",
+    ),
+    #[cfg(target_arch = "x86_64")]
+    row(
+        MAIN,
+        calls![
+            SYS_open,
+            SYS_stat,
+            SYS_lstat,
+            SYS_readlink,
+            SYS_access,
+            SYS_unlink,
+            SYS_dup2,
+            SYS_chmod,
+            SYS_rename,
+            SYS_time,
+        ],
+        Any,
+        "the older names of calls above",
+    ),
+];
+
+/// Calls that no code of the daemon's or its libraries' ever makes, whatever goes wrong, and that somebody
+/// who has taken over a thread would make next: the process ends.
+pub(crate) static DEADLY: &[(&str, c_long)] = calls![
+    SYS_execve,
+    SYS_execveat,
+    SYS_ptrace,
+    SYS_process_vm_readv,
+    SYS_process_vm_writev,
+    SYS_process_madvise,
+    SYS_pidfd_getfd,
+    SYS_kcmp,
+    SYS_bpf,
+    SYS_perf_event_open,
+    SYS_userfaultfd,
+    SYS_init_module,
+    SYS_finit_module,
+    SYS_delete_module,
+    SYS_kexec_load,
+    SYS_kexec_file_load,
+    SYS_reboot,
+    SYS_mount,
+    SYS_umount2,
+    SYS_pivot_root,
+    SYS_chroot,
+    SYS_move_mount,
+    SYS_open_tree,
+    SYS_fsopen,
+    SYS_fspick,
+    SYS_fsmount,
+    SYS_fsconfig,
+    SYS_mount_setattr,
+    SYS_unshare,
+    SYS_setns,
+    SYS_open_by_handle_at,
+    SYS_name_to_handle_at,
+    SYS_add_key,
+    SYS_request_key,
+    SYS_keyctl,
+    SYS_personality,
+    SYS_swapon,
+    SYS_swapoff,
+    SYS_acct,
+    SYS_quotactl,
+    SYS_syslog,
+    SYS_settimeofday,
+    SYS_clock_settime,
+    SYS_adjtimex,
+    SYS_clock_adjtime,
+    SYS_sethostname,
+    SYS_setdomainname,
+    SYS_vhangup,
+    SYS_mknodat,
+    SYS_lookup_dcookie,
+    SYS_nfsservctl,
+    SYS_remap_file_pages,
+    SYS_fanotify_init,
+    SYS_fanotify_mark,
+];
+
+/// The same of calls that only this architecture has.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
+    SYS_fork,
+    SYS_vfork,
+    SYS_iopl,
+    SYS_ioperm,
+    SYS_modify_ldt,
+    SYS_mknod,
+    SYS_uselib,
+    SYS_ustat,
+    SYS_sysfs,
+    SYS__sysctl
+];
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) static DEADLY_HERE: &[(&str, c_long)] = &[];
+
+/// Answered with ENOSYS: the C library then uses clone(2), whose flags a filter can see.
+pub(crate) static MISSING: &[(&str, c_long)] = calls![SYS_clone3];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(who: Who) -> Vec<c_long> {
+        let rows = ALLOWED.iter().filter(|row| row.who.includes(who));
+        rows.flat_map(|row| row.calls).map(|(_, number)| *number).collect()
+    }
+
+    #[test]
+    fn what_is_deadly_or_missing_is_allowed_to_nobody() {
+        for who in [START, CONTROL, IO, POOL] {
+            for (name, number) in DEADLY.iter().chain(DEADLY_HERE).chain(MISSING) {
+                assert!(!numbers(who).contains(number), "{name}: {who:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_thread_may_do_less_than_the_one_that_starts_it() {
+        for (who, starter) in [(CONTROL, START), (IO, CONTROL), (POOL, IO)] {
+            let wider = numbers(starter);
+            assert!(numbers(who).iter().all(|number| wider.contains(number)), "{who:?}");
+            assert!(numbers(who).len() < wider.len(), "{who:?}");
+        }
+    }
+
+    #[test]
+    fn each_row_says_why() {
+        assert!(ALLOWED.iter().all(|row| !row.why.is_empty() && !row.calls.is_empty()));
+    }
+
+    /// What the sandbox is about: these are for the control plane, or for nobody.
+    #[test]
+    fn an_io_thread_opens_nothing() {
+        for number in
+            [libc::SYS_openat, libc::SYS_unlinkat, libc::SYS_bind, libc::SYS_io_uring_setup]
+        {
+            assert!(!numbers(IO).contains(&number), "{number}");
+            assert!(numbers(CONTROL).contains(&number), "{number}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! From the tables to programs for the kernel.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+use crate::calls::{ALLOWED, Arguments, DEADLY, DEADLY_HERE, MISSING, Who};
+
+/// What becomes of a call that is in no table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    /// It fails with EPERM, and a line says so: by [`refused`](crate::refused).
+    Refused,
+    /// It is carried out, and the kernel's audit log has it.
+    Logged,
+}
+
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+fn target() -> Result<TargetArch, String> {
+    std::env::consts::ARCH.try_into().map_err(|_| "not known for this architecture".to_owned())
+}
+
+fn program(rules: Rules, other: SeccompAction, on: SeccompAction) -> Result<BpfProgram, String> {
+    let filter = SeccompFilter::new(rules, other, on, target()?).map_err(|e| e.to_string())?;
+    filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
+}
+
+/// The programs that hold for all threads: the calls that are not there, and the deadly ones.
+pub(crate) fn common(unknown: Unknown) -> Result<Vec<BpfProgram>, String> {
+    let every = |calls: &[(&str, c_long)]| -> Rules {
+        calls.iter().map(|(_, number)| (*number, Vec::new())).collect()
+    };
+    let mut deadly = every(DEADLY);
+    deadly.append(&mut every(DEADLY_HERE));
+    let errno = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let mut programs = vec![program(every(MISSING), SeccompAction::Allow, errno)?];
+    if unknown == Unknown::Refused {
+        programs.push(program(deadly, SeccompAction::Allow, SeccompAction::KillProcess)?);
+    }
+    Ok(programs)
+}
+
+/// The program of a kind of thread, and how many calls it allows.
+pub(crate) fn allowing(who: Who, unknown: Unknown) -> Result<(BpfProgram, usize), String> {
+    let mut rules = Rules::new();
+    for row in ALLOWED.iter().filter(|row| row.who.includes(who)) {
+        let rule = rule(row.arguments)?;
+        for (_, number) in row.calls {
+            rules.entry(*number).or_default().extend(rule.clone());
+        }
+    }
+    // A row without conditions is enough, whatever others say of that call.
+    for row in ALLOWED.iter().filter(|row| row.who.includes(who)) {
+        if row.arguments == Arguments::Any {
+            rules.extend(row.calls.iter().map(|(_, number)| (*number, Vec::new())));
+        }
+    }
+    let allowed = rules.len();
+    let other = match unknown {
+        Unknown::Refused => SeccompAction::Trap,
+        Unknown::Logged => SeccompAction::Log,
+    };
+    // Those that are missing are for their own program to answer: of two answers the kernel takes the
+    // harder one, and a trap is harder than an errno.
+    rules.extend(MISSING.iter().map(|(_, number)| (*number, Vec::new())));
+    Ok((program(rules, other, SeccompAction::Allow)?, allowed))
+}
+
+/// The rules of one row: any of them is enough. None: whatever the arguments.
+fn rule(arguments: Arguments) -> Result<Vec<SeccompRule>, String> {
+    let one = |index, operator, value| {
+        SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value)
+            .and_then(|condition| SeccompRule::new(vec![condition]))
+            .map_err(|error| error.to_string())
+    };
+    match arguments {
+        Arguments::Any => Ok(Vec::new()),
+        Arguments::OneOf(index, values) => {
+            values.iter().map(|value| one(index, SeccompCmpOp::Eq, *value)).collect()
+        }
+        Arguments::Bits(index, mask, bits) => {
+            Ok(vec![one(index, SeccompCmpOp::MaskedEq(mask), bits)?])
+        }
+        Arguments::OwnPid(index) => {
+            Ok(vec![one(index, SeccompCmpOp::Eq, std::process::id().into())?])
+        }
+    }
+}
+
+/// Puts a program in force for the calling thread and those that it will start, for good.
+///
+/// Without the mitigation of speculative store bypass, which kernels before 5.16 otherwise put on every
+/// thread that has a filter: nobody's code runs in this process but its own.
+pub(crate) fn install(program: &BpfProgram) -> io::Result<()> {
+    let length =
+        u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
+    // The kernel does not write to it.
+    let filter = program.as_ptr().cast::<libc::sock_filter>().cast_mut();
+    let program = libc::sock_fprog { len: length, filter };
+    // SAFETY: seccomp(2) reads `program` and as many instructions as it says, which live across the
+    // call; seccompiler's instructions have the layout of the kernel's, as its own installing shows.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+            &raw const program,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,188 @@
+//! Who a thread is and what it may do beyond that: user, groups, capabilities.
+//!
+//! All of it belongs to a thread, as far as the kernel is concerned, and here each thread changes its own by
+//! the system calls themselves: the C library's functions would have all other threads make the same
+//! calls, which their filters refuse.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_long, c_ulong};
+use std::io;
+
+/// A system call, or what it is there for, and why it failed.
+#[derive(Debug)]
+pub struct Failed {
+    /// What was called.
+    pub call: &'static str,
+    /// Why it failed.
+    pub error: io::Error,
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} failed: {}", self.call, self.error)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+fn check(call: &'static str, result: c_long) -> Result<(), Failed> {
+    if result < 0 { Err(Failed { call, error: io::Error::last_os_error() }) } else { Ok(()) }
+}
+
+/// Whom the process is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// All of its groups.
+    pub groups: Vec<u32>,
+}
+
+/// Capabilities of capabilities(7), a bit each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities(u64);
+
+impl Capabilities {
+    /// None.
+    pub const NONE: Capabilities = Capabilities(0);
+    /// To open what the user owns nothing of: root's way with files.
+    pub const DAC_OVERRIDE: Capabilities = Capabilities(1 << 1);
+    /// To change the bounding set.
+    const SETPCAP: Capabilities = Capabilities(1 << 8);
+    /// To listen on ports below 1024.
+    pub const NET_BIND_SERVICE: Capabilities = Capabilities(1 << 10);
+    /// To pin memory beyond `RLIMIT_MEMLOCK`.
+    pub const IPC_LOCK: Capabilities = Capabilities(1 << 14);
+
+    const NAMES: [(Capabilities, &str); 3] = [
+        (Self::DAC_OVERRIDE, "DAC_OVERRIDE"),
+        (Self::NET_BIND_SERVICE, "NET_BIND_SERVICE"),
+        (Self::IPC_LOCK, "IPC_LOCK"),
+    ];
+
+    /// These and those.
+    #[must_use]
+    pub const fn and(self, others: Capabilities) -> Capabilities {
+        Capabilities(self.0 | others.0)
+    }
+
+    /// Those that the calling thread has.
+    fn own() -> Result<Capabilities, Failed> {
+        let (mut header, mut data) = (Header::OWN, [Data::default(); 2]);
+        // SAFETY: capget(2) reads and writes the header and writes two sets, as version 3 has them; both
+        // live across the call.
+        let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
+        check("capget", result)?;
+        let [low, high] = data.map(|data| u64::from(data.permitted));
+        Ok(Capabilities(low | high << 32))
+    }
+}
+
+impl std::fmt::Display for Capabilities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut separator = "";
+        for (_, name) in Self::NAMES.iter().filter(|(one, _)| self.0 & one.0 != 0) {
+            write!(f, "{separator}{name}")?;
+            separator = "+";
+        }
+        if separator.is_empty() { f.write_str("none") } else { Ok(()) }
+    }
+}
+
+/// `struct __user_cap_header_struct`.
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: c_int,
+}
+
+impl Header {
+    /// `_LINUX_CAPABILITY_VERSION_3`, of the calling thread.
+    const OWN: Header = Header { version: 0x2008_0522, pid: 0 };
+}
+
+/// `struct __user_cap_data_struct`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Data {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+fn prctl(call: &'static str, option: c_int, argument: c_ulong) -> Result<(), Failed> {
+    let zero: c_ulong = 0;
+    // SAFETY: the options used here take numbers.
+    let result = unsafe { libc::prctl(option, argument, zero, zero, zero) };
+    check(call, result.into())
+}
+
+/// Neither this thread nor those it starts ever gain privileges by executing a program: what the kernel
+/// asks for before it takes a filter from somebody without privileges.
+pub(crate) fn no_new_privileges() -> Result<(), Failed> {
+    prctl("prctl(PR_SET_NO_NEW_PRIVS)", libc::PR_SET_NO_NEW_PRIVS, 1)
+}
+
+/// Makes the calling thread, and those it starts from here on, `identity`, with the capabilities that it has
+/// of `keep` and no others. Gives those.
+pub(crate) fn drop_all_but(
+    identity: Option<&Identity>,
+    keep: Capabilities,
+) -> Result<Capabilities, Failed> {
+    let own = Capabilities::own()?;
+    let kept = Capabilities(own.0 & keep.0);
+    if own.0 & Capabilities::SETPCAP.0 != 0 {
+        drop_bounding();
+    }
+    // Who was started by a thread that has become another is it too.
+    // SAFETY: geteuid(2) takes nothing and cannot fail.
+    if let Some(identity) = identity.filter(|to| to.uid != unsafe { libc::geteuid() }) {
+        // Else they go with the change of the user.
+        prctl("prctl(PR_SET_KEEPCAPS)", libc::PR_SET_KEEPCAPS, 1)?;
+        become_(identity)?;
+    }
+    set(kept)?;
+    Ok(kept)
+}
+
+/// What no program that were executed could have: it wants CAP_SETPCAP. Without it there is no harm, as
+/// nothing is executed.
+fn drop_bounding() {
+    let mut capability = 0;
+    // SAFETY: these take numbers. A number that is none ends it.
+    unsafe {
+        let clear = libc::PR_CAP_AMBIENT_CLEAR_ALL as c_ulong;
+        let zero: c_ulong = 0;
+        libc::prctl(libc::PR_CAP_AMBIENT, clear, zero, zero, zero);
+        while libc::prctl(libc::PR_CAPBSET_DROP, capability, zero, zero, zero) == 0 {
+            capability += 1;
+        }
+    }
+}
+
+fn become_(identity: &Identity) -> Result<(), Failed> {
+    let Identity { uid, gid, groups } = identity;
+    // SAFETY: setgroups(2) reads as many numbers as it is told, which live across the call; the others
+    // take numbers. Groups first: whoever is another user may not change them.
+    unsafe {
+        let result = libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr());
+        check("setgroups", result)?;
+        check("setresgid", libc::syscall(libc::SYS_setresgid, *gid, *gid, *gid))?;
+        check("setresuid", libc::syscall(libc::SYS_setresuid, *uid, *uid, *uid))
+    }
+}
+
+fn set(capabilities: Capabilities) -> Result<(), Failed> {
+    let half = |bits: u64| {
+        let bits = (bits & u64::from(u32::MAX)) as u32;
+        Data { effective: bits, permitted: bits, inheritable: 0 }
+    };
+    let data = [half(capabilities.0), half(capabilities.0 >> 32)];
+    let mut header = Header::OWN;
+    // SAFETY: capset(2) reads the header and two sets, as version 3 has them; both live across the call.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) };
+    check("capset", result)
+}
