@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::io;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,9 @@ extern "C" fn on_refused(_: c_int, info: *mut Info, context: *mut libc::ucontext
     if info.code != FROM_FILTER {
         return;
     }
-    tell(info.syscall);
+    if !is_of_no_account(info.syscall, context) {
+        tell(info.syscall);
+    }
     let result = libc::EPERM as i64;
     #[cfg(target_arch = "x86_64")]
     {
@@ -63,6 +65,25 @@ extern "C" fn on_refused(_: c_int, info: *mut Info, context: *mut libc::ucontext
     {
         let _ = (context, result);
     }
+}
+
+/// What glibc's malloc looks at when it has a heap to give back; it does not give it back then.
+const OVERCOMMIT: &CStr = c"/proc/sys/vm/overcommit_memory";
+
+/// Whether it is a call whose failure is expected where it is made.
+fn is_of_no_account(call: c_int, context: &libc::ucontext_t) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let path = context.uc_mcontext.gregs[libc::REG_RSI as usize] as *const c_char;
+    #[cfg(target_arch = "aarch64")]
+    let path = context.uc_mcontext.regs[1] as *const c_char;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let path: *const c_char = std::ptr::null();
+    if c_long::from(call) != libc::SYS_openat || path.is_null() {
+        return false;
+    }
+    // SAFETY: the second argument of openat(2) is a path. If somebody who has no business here passes
+    // another number, the process ends by SIGSEGV.
+    unsafe { libc::strcmp(path, OVERCOMMIT.as_ptr()) == 0 }
 }
 
 /// Writes the line.
