@@ -14,11 +14,11 @@ use event_loop::EventLoop;
 use exports::vhost_user::device::{Device, DeviceOnLoop};
 use exports::vhost_user::session::{Action, MAX_QUEUE_SIZE, Session, Step};
 use exports::vhost_user::wire::{
-    HEADER_LEN, Header, InflightDescription, MAX_CONFIG, MAX_PAYLOAD, Message, Reply, Request,
-    parse,
+    HEADER_LEN, Header, InflightDescription, LogDescription, MAX_CONFIG, MAX_PAYLOAD, Message,
+    Reply, Request, parse,
 };
 use guest_memory::test_util::memfd_region;
-use guest_memory::{GuestMemory, Region};
+use guest_memory::{DirtyLog, GuestMemory, Region};
 
 use crate::input::Input;
 
@@ -127,9 +127,13 @@ fn message(input: &mut Input<'_>) -> Vec<u8> {
         _ => match Request::from_code(code.into()) {
             Some(Request::SetMemTable) => 8 + 32 * usize::from(input.u8() & 3),
             Some(Request::GetConfig | Request::SetConfig) => 12 + usize::from(input.u8()),
+            Some(Request::SetLogBase) => 16,
+            Some(Request::GetInflightFd | Request::SetInflightFd) => 24,
             Some(Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg) => 40,
             Some(request) if request.has_reply() && request != Request::GetVringBase => 0,
-            Some(Request::SetOwner | Request::ResetOwner | Request::ResetDevice) => 0,
+            Some(
+                Request::SetOwner | Request::ResetOwner | Request::SetLogFd | Request::ResetDevice,
+            ) => 0,
             _ => 8,
         },
     };
@@ -214,7 +218,19 @@ impl FrontEnd {
                 assert!(index < NUM_QUEUES);
             }
             Action::SetEnabled { index, .. } => assert!(self.running.contains(&index)),
-            Action::TellChanges(_) => {}
+            Action::TellChanges(_) | Action::SetLogFd(_) => {}
+            Action::SetLogBase { description, fd } => {
+                let LogDescription { mmap_size, mmap_offset } = description;
+                if let Ok(log) = DirtyLog::map(fd, mmap_offset, mmap_size) {
+                    assert!(mmap_size <= FILE_SIZE, "there is no more");
+                    // Anywhere, also beyond the log's end.
+                    log.mark(mmap_offset << 12, mmap_size << 9);
+                    log.mark(log.end() - 1, u64::MAX);
+                }
+                return Some(Reply::Log(description));
+            }
+            Action::SetLogging(on) => self.session.logging_set(on),
+            Action::SetUsedLog { index, .. } => assert!(self.running.contains(&index)),
             Action::CreateInflight { num_queues, queue_size, payload_len } => {
                 assert!(num_queues <= NUM_QUEUES && queue_size <= MAX_QUEUE_SIZE);
                 let (mmap_size, mmap_offset) = (1 << 16, 0);

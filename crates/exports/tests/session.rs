@@ -11,16 +11,16 @@ use block::node::Watcher;
 use event_loop::EventLoop;
 use exports::vhost_user::device::{Device, DeviceOnLoop};
 use exports::vhost_user::session::{
-    Action, MAX_MEM_SLOTS, MAX_QUEUE_SIZE, RingSetup, Session, Step,
+    Action, MAX_MEM_SLOTS, MAX_QUEUE_SIZE, RingSetup, Session, Step, VHOST_F_LOG_ALL,
     VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX, VIRTIO_F_RING_INDIRECT_DESC,
     VIRTIO_F_VERSION_1, protocol_features,
 };
-use exports::vhost_user::wire::{ConfigWrite, Message, Reply, VringAddr};
+use exports::vhost_user::wire::{ConfigWrite, LogDescription, Message, Reply, VringAddr};
 use exports::vhost_user::{NotEventfd, SessionError};
 use nix::sys::eventfd::EventFd;
 
 const FEATURES: u64 = 1 << 9 | 1 << 6;
-const ADDR: VringAddr = VringAddr { desc: 0x1000, avail: 0x2000, used: 0x3000, log: false };
+const ADDR: VringAddr = VringAddr { desc: 0x1000, avail: 0x2000, used: 0x3000, log: None };
 
 /// A device that writes down what is asked of it.
 #[derive(Default)]
@@ -124,13 +124,14 @@ fn features_are_the_device_s_and_the_server_s() {
         | VIRTIO_F_RING_EVENT_IDX
         | VIRTIO_F_RING_INDIRECT_DESC
         | VHOST_USER_F_PROTOCOL_FEATURES;
-    assert_eq!(replied(&mut session, Message::GetFeatures), Reply::U64(offered));
+    let with_log = Reply::U64(offered | VHOST_F_LOG_ALL);
+    assert_eq!(replied(&mut session, Message::GetFeatures), with_log);
     done(&mut session, Message::SetFeatures(offered));
     // What is vhost-user's does not concern the device.
     let negotiated = offered & !VHOST_USER_F_PROTOCOL_FEATURES;
     assert_eq!(device.taken(), [format!("features {negotiated:#x}")]);
-    let error = refused(&mut session, Message::SetFeatures(offered | 1 << 26));
-    assert_eq!(error, SessionError::Features(1 << 26));
+    let error = refused(&mut session, Message::SetFeatures(offered | 1 << 27));
+    assert_eq!(error, SessionError::Features(1 << 27));
     assert_eq!(device.taken(), [""; 0]);
     let all = protocol_features::OFFERED;
     assert_eq!(replied(&mut session, Message::GetProtocolFeatures), Reply::U64(all));
@@ -278,6 +279,46 @@ fn a_ring_that_runs_can_be_disabled_stopped_and_not_changed() {
 }
 
 #[test]
+fn logging_is_switched_while_rings_run() {
+    let (mut session, device) = session();
+    describe(&mut session, 0);
+    kicked(&mut session, 0);
+    session.ring_started(0);
+    let _ = device.taken();
+    let log = |session: &mut Session, features| match session.handle(Message::SetFeatures(features))
+    {
+        Ok(Step::Do(Action::SetLogging(on))) => on,
+        other => panic!("{other:?}"),
+    };
+    assert!(log(&mut session, VHOST_F_LOG_ALL));
+    // It could not be done, so it is asked for again.
+    assert!(log(&mut session, VHOST_F_LOG_ALL));
+    session.logging_set(true);
+    done(&mut session, Message::SetFeatures(VHOST_F_LOG_ALL));
+    assert!(device.taken().iter().all(|taken| taken == "features 0x0"), "not the device's");
+    let addr = VringAddr { log: Some(0x3000), ..ADDR };
+    let step = session.handle(Message::SetVringAddr { index: 0, addr });
+    let there = Some(0x3000);
+    assert!(
+        matches!(&step, Ok(Step::Do(Action::SetUsedLog { index: 0, addr })) if *addr == there),
+        "{step:?}"
+    );
+    done(&mut session, Message::SetVringAddr { index: 0, addr });
+    let features = VHOST_F_LOG_ALL | VIRTIO_F_VERSION_1;
+    let error = refused(&mut session, Message::SetFeatures(features));
+    assert_eq!(error, SessionError::Running { index: 0 });
+    assert!(!log(&mut session, 0));
+    session.logging_set(false);
+    let description = LogDescription { mmap_size: 0x1000, mmap_offset: 0 };
+    let base =
+        |session: &mut Session| session.handle(Message::SetLogBase { description, fd: eventfd() });
+    assert_eq!(base(&mut session).unwrap_err(), SessionError::Log);
+    done(&mut session, Message::SetProtocolFeatures(protocol_features::LOG_SHMFD));
+    let step = base(&mut session);
+    assert!(matches!(step, Ok(Step::Do(Action::SetLogBase { .. }))), "{step:?}");
+}
+
+#[test]
 fn indexes_out_of_range_are_refused_by_all_that_have_one() {
     let (mut session, _) = session();
     for index in [2, 255, 65536, u32::MAX] {
@@ -299,15 +340,12 @@ fn indexes_out_of_range_are_refused_by_all_that_have_one() {
 }
 
 #[test]
-fn queues_have_a_largest_size_and_no_log() {
+fn queues_have_a_largest_size() {
     let (mut session, _) = session();
     done(&mut session, Message::SetVringNum { index: 0, num: MAX_QUEUE_SIZE });
     let num = MAX_QUEUE_SIZE * 2;
     let error = refused(&mut session, Message::SetVringNum { index: 0, num });
     assert_eq!(error, SessionError::QueueSize(num));
-    let addr = VringAddr { log: true, ..ADDR };
-    let error = refused(&mut session, Message::SetVringAddr { index: 0, addr });
-    assert_eq!(error, SessionError::Log);
 }
 
 #[test]

@@ -262,6 +262,7 @@ proptest! {
             false => VhostUserVringAddrFlags::empty(),
         };
         let theirs = VhostUserVringAddr::new(index, flags, desc, used, avail, log_addr);
+        let log = log.then_some(log_addr);
         match parsed(FrontendReq::SET_VRING_ADDR, body(&theirs), 0).unwrap() {
             Message::SetVringAddr { index: i, addr } => {
                 prop_assert_eq!((i, addr), (index, VringAddr { desc, avail, used, log }));

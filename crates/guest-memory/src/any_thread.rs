@@ -10,7 +10,7 @@ use crate::memory::GuestMemory;
 type Piece = (*mut u8, std::ops::Range<usize>);
 
 /// These look the region up each time, so an I/O thread uses a [`MemoryView`](crate::MemoryView).
-/// Meant for headers and tables.
+/// Meant for headers and tables. What is written is not logged ([`DirtyLog`](crate::DirtyLog)).
 impl GuestMemory {
     /// Copies guest memory from `addr` on to `dst`.
     ///

@@ -11,12 +11,15 @@
 //! copied with volatile accesses, or handed to the kernel as segments. What was read once is never
 //! read again to be trusted more.
 //!
+//! While a guest is migrated, what is written to its memory through a view is marked in a [`DirtyLog`].
+//!
 //! [`Region::map`] refuses regions that reach past their file's end. A front end that shrinks the file
 //! later loses its memory, and nobody else anything: see [`losses`].
 
 mod access;
 mod any_thread;
 mod bus_error;
+mod dirty;
 mod error;
 mod memory;
 mod region;
@@ -27,6 +30,7 @@ mod view;
 
 pub use access::prefetch;
 pub use bus_error::losses;
+pub use dirty::{DirtyLog, LOG_PAGE, Logging};
 pub use error::{AccessError, Error};
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use event_loop::{IoBufs, LoopMemory, Places};
 
 use crate::access;
+use crate::dirty::Logging;
 use crate::error::AccessError;
 use crate::memory::GuestMemory;
+use crate::region::MappedRegion;
 use crate::registered::RegisteredRegion;
 
 /// One thread's view of a [`GuestMemory`], kept in an `Rc`: translation that remembers the
@@ -23,6 +25,7 @@ pub struct MemoryView {
     memory: Arc<GuestMemory>,
     /// What of it is registered with the thread's loop: by the regions' order.
     registered: Box<[Option<LoopMemory>]>,
+    logging: Logging,
     hits: [Cell<Hit>; HITS],
     /// The hit to be replaced next.
     oldest: Cell<usize>,
@@ -44,12 +47,21 @@ struct Hit {
 impl MemoryView {
     /// A view of `memory`.
     pub fn new(memory: Arc<GuestMemory>) -> Rc<Self> {
-        Self::with_registered(memory, &[])
+        Self::with_logging(memory, &[], Logging::new())
     }
 
     /// A view of `memory`, for a loop that `registered` is registered with: segments in its regions
     /// say so, see [`IoBufs::push_registered`].
     pub fn with_registered(memory: Arc<GuestMemory>, registered: &[RegisteredRegion]) -> Rc<Self> {
+        Self::with_logging(memory, registered, Logging::new())
+    }
+
+    /// The same, writes through which are logged when `logging` says so.
+    pub fn with_logging(
+        memory: Arc<GuestMemory>,
+        registered: &[RegisteredRegion],
+        logging: Logging,
+    ) -> Rc<Self> {
         let registered = memory.regions().iter().map(|region| {
             let found = registered.iter().find(|r| Arc::ptr_eq(r.region(), region))?;
             Some(found.memory().clone())
@@ -57,12 +69,64 @@ impl MemoryView {
         let registered = registered.collect();
         let nowhere = Hit { guest_addr: 0, size: 0, host: std::ptr::null_mut(), places: None };
         let hits = std::array::from_fn(|_| Cell::new(nowhere));
-        Rc::new(MemoryView { memory, registered, hits, oldest: Cell::new(0) })
+        Rc::new(MemoryView { memory, registered, logging, hits, oldest: Cell::new(0) })
     }
 
     /// The memory looked at.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// Whether, and where, writes through this view are logged.
+    #[inline]
+    pub fn logging(&self) -> &Logging {
+        &self.logging
+    }
+
+    /// Whether some of the memory, or of the log, was taken away by the front end: which, if so.
+    pub fn lost(&self) -> Option<String> {
+        if let Some(region) = self.memory.lost_region() {
+            return Some(format!("the memory at {:#x} was taken away", region.guest_addr()));
+        }
+        self.logging.is_lost().then(|| "the log of a migration was taken away".into())
+    }
+
+    /// Marks what an operation has written to `bufs`, `len` bytes in segments of this view's, if writes
+    /// are logged. To be called when it has ended, well or not, and before the driver is told.
+    #[inline]
+    pub fn mark_bufs(&self, bufs: &IoBufs, len: u64) {
+        if self.logging.is_on() {
+            self.mark_bufs_now(bufs, len);
+        }
+    }
+
+    #[cold]
+    fn mark_bufs_now(&self, bufs: &IoBufs, len: u64) {
+        let mut marked = 0;
+        for segment in bufs.iovecs() {
+            let (mut host, mut left) = (segment.iov_base as usize, segment.iov_len);
+            // A segment goes on in the next region where both are mapped side by side.
+            while left > 0 {
+                let offset_in = |region: &Arc<MappedRegion>| {
+                    let offset = host.checked_sub(region.host().as_ptr() as usize)? as u64;
+                    (offset < region.size()).then_some((region.guest_addr(), region.size(), offset))
+                };
+                let found = self.memory.regions().iter().find_map(offset_in);
+                let Some((guest_addr, size, offset)) = found else { break };
+                let there = usize::try_from(size - offset).unwrap_or(usize::MAX).min(left);
+                self.logging.mark(guest_addr + offset, there as u64);
+                marked += there as u64;
+                host += there;
+                left -= there;
+            }
+        }
+        if marked != len {
+            // Not what the operation was given. Where it has written is not known, so anywhere.
+            debug_assert!(false, "{marked} of {len} bytes came back");
+            for region in self.memory.regions() {
+                self.logging.mark(region.guest_addr(), region.size());
+            }
+        }
     }
 
     /// Appends `addr..addr + len` to `bufs` as segments. An empty list becomes owned by this view,
@@ -125,12 +189,14 @@ impl MemoryView {
     #[inline]
     pub fn write_bytes(&self, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         let mut rest = src;
-        self.pieces(addr, rest.len(), |host, len, _, _| {
+        let copied = self.pieces(addr, rest.len(), |host, len, _, _| {
             let (piece, tail) = rest.split_at(len);
             // SAFETY: as in `read_bytes`, the other way round.
             unsafe { access::copy_to(piece, host) };
             rest = tail;
-        })
+        });
+        self.logging.mark(addr, src.len() as u64);
+        copied
     }
 
     /// Reads `N` bytes at `addr`.
@@ -183,8 +249,9 @@ impl MemoryView {
         match self.one_piece(addr, 1) {
             // SAFETY: `one_piece` gives one mapped byte of guest memory.
             Some(host) => unsafe { access::copy_to(&[value], host) },
-            None => self.write_bytes(addr, &[value])?,
+            None => return self.write_bytes(addr, &[value]),
         }
+        self.logging.mark(addr, 1);
         Ok(())
     }
 

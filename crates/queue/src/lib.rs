@@ -29,5 +29,5 @@ pub use chain::{Chain, MAX_SEGMENTS};
 pub use error::{QueueError, SegmentsError};
 pub use inflight::Inflight;
 pub use queue::{Queue, QueueConfig};
-pub use ring::Descriptor;
+pub use ring::{Descriptor, used_ring_len};
 pub use segments::{Segment, Segments};

@@ -10,7 +10,7 @@ use crate::chain::Chain;
 use crate::error::QueueError;
 use crate::inflight::Inflight;
 use crate::lookahead::Lookahead;
-use crate::ring::Rings;
+use crate::ring::{Rings, used_ring_len};
 use crate::used::UsedHalf;
 
 /// How a queue is set up. The addresses are the front end's, as SET_VRING_ADDR gives them.
@@ -62,6 +62,8 @@ pub struct Queue {
     used: UsedHalf,
     lookahead: Lookahead,
     inflight: Option<Inflight>,
+    /// Guest address under which writes to the used ring are logged, if they are to be.
+    used_log: Cell<Option<u64>>,
     in_flight: Cell<u16>,
     broken: Cell<bool>,
 }
@@ -128,6 +130,7 @@ impl Queue {
             used,
             lookahead: Lookahead::default(),
             inflight,
+            used_log: Cell::new(None),
             in_flight: Cell::new(0),
             broken: Cell::new(false),
         })
@@ -151,6 +154,28 @@ impl Queue {
                 Err(error)
             }
         }
+    }
+
+    /// Has writes to the used ring logged, by a view that [logs](guest_memory::Logging), as if it began
+    /// at guest address `addr` (VHOST_VRING_F_LOG); or not. What was written before is marked as well.
+    pub fn set_used_log(&self, addr: Option<u64>) {
+        self.used_log.set(addr);
+        self.mark_used();
+    }
+
+    /// Marks the used ring, all of it: it has a page or two.
+    #[inline]
+    fn mark_used(&self) {
+        if let Some(addr) = self.used_log.get() {
+            let len = used_ring_len(self.config.size);
+            self.state.borrow().memory.logging().mark(addr, len);
+        }
+    }
+
+    /// The end of a batch: see [`Logging::tell`](guest_memory::Logging::tell).
+    #[inline]
+    pub fn tell_of_marks(&self) {
+        self.state.borrow().memory.logging().tell();
     }
 
     /// The memory that the buffers of chains popped now are in.
@@ -239,13 +264,16 @@ impl Queue {
     #[inline]
     #[must_use = "the driver waits for the signal"]
     pub fn publish(&self) -> bool {
-        self.used.publish(&self.state.borrow().rings, self.inflight.as_ref())
+        let wanted = self.used.publish(&self.state.borrow().rings, self.inflight.as_ref());
+        self.mark_used();
+        wanted
     }
 
     /// Asks the driver not to kick, as long as the queue is polled. It may still do so.
     #[inline]
     pub fn suppress_kicks(&self) {
         self.avail.suppress_kicks(&self.state.borrow().rings);
+        self.mark_used();
     }
 
     /// Asks the driver to kick when it offers the next chain: to be called each time before waiting
@@ -255,6 +283,7 @@ impl Queue {
     #[must_use = "no kick may come for what is there already"]
     pub fn enable_kicks(&self) -> bool {
         let more = self.avail.enable_kicks(&self.state.borrow().rings);
+        self.mark_used();
         (more || self.has_more_to_redo()) && !self.broken.get()
     }
 

@@ -68,6 +68,11 @@ impl Descriptor {
     }
 }
 
+/// Bytes of the used ring of a queue with `size` entries.
+pub const fn used_ring_len(size: u16) -> u64 {
+    Rings::used_len(size as usize) as u64
+}
+
 /// Offset of `idx` in the available and the used ring; `flags` is at 0.
 const IDX: usize = 2;
 /// Offset of the entries in both.

@@ -33,6 +33,9 @@ pub trait Virtqueue: std::fmt::Debug {
     /// The rings are not in the new memory; the queue then is broken.
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError>;
 
+    /// Has writes to the used ring logged under this guest address (VHOST_VRING_F_LOG), or not.
+    fn set_used_log(&self, addr: Option<u64>);
+
     /// The requests in flight, for those that look for one that takes long. Not for each request.
     fn in_flight(&self) -> Vec<InFlight>;
 

@@ -186,10 +186,8 @@ impl<S: Service> Runner<S> {
     fn has_lost_memory(&self) -> bool {
         // First, so that what is lost meanwhile is found the next time.
         self.losses.set(guest_memory::losses());
-        let view = self.queue.memory();
-        let Some(region) = view.memory().lost_region() else { return false };
-        let addr = region.guest_addr();
-        self.break_queue(&format_args!("the memory at {addr:#x} was taken away"));
+        let Some(what) = self.queue.memory().lost() else { return false };
+        self.break_queue(&what);
         true
     }
 
@@ -286,6 +284,10 @@ impl<S: Service> Virtqueue for Runner<S> {
         self.queue.replace_memory(memory)
     }
 
+    fn set_used_log(&self, addr: Option<u64>) {
+        self.queue.set_used_log(addr);
+    }
+
     fn in_flight(&self) -> Vec<InFlight> {
         self.service.in_flight()
     }
@@ -330,6 +332,7 @@ impl<S: Service> DeferredCall for Runner<S> {
         }
         S::batch_ended(self, signalled);
         self.enable_kicks();
+        self.queue.tell_of_marks();
         self.finish_stop();
     }
 

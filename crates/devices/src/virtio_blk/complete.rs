@@ -7,6 +7,7 @@ use nix::errno::Errno;
 use super::requests::Requests;
 use super::slots::Slot;
 use super::wire::{SECTOR, Status};
+use crate::stats::Kind;
 use crate::virtio::Runner;
 
 impl Completion for Runner<Requests> {
@@ -18,8 +19,14 @@ impl Completion for Runner<Requests> {
         };
         let done = {
             let mut slots = self.service.slots.borrow_mut();
+            let done = slots.answer(tag, status);
+            if let Some(slot) = &done
+                && slot.kind == Kind::Read
+            {
+                slot.memory.mark_bufs(&bufs, u64::from(slot.sectors) * SECTOR);
+            }
             slots.keep_bufs(bufs);
-            slots.answer(tag, status)
+            done
         };
         if let Some(slot) = done {
             let Requests { batch, stats, .. } = &self.service;

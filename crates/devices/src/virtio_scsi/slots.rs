@@ -98,6 +98,9 @@ impl SlotTable {
     pub(crate) fn answer(&mut self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> Progress {
         let Some(place) = self.slots.get_mut(tag as usize) else { return Progress::Waits };
         let Some(slot) = place.as_mut() else { return Progress::Waits };
+        if slot.op == Op::Read {
+            slot.memory.mark_bufs(&bufs, slot.bytes);
+        }
         if let Err(errno) = result {
             slot.sense.get_or_insert(Sense::of_errno(slot.op, errno));
         }

@@ -12,6 +12,7 @@ use guest_memory::{GuestMemory, Region};
 use super::error::RequestError;
 use super::eventfd::EventFd;
 use super::inflight::InflightArea;
+use super::migration_log::MigrationLog;
 use super::pinning::Pinning;
 use super::session::{MAX_MEM_SLOTS, RingSetup};
 use super::wire::{InflightDescription, RegionId};
@@ -19,14 +20,16 @@ use super::worker::WorkerHandle;
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
 pub(crate) struct Backend {
-    workers: Arc<Vec<WorkerHandle>>,
+    pub(super) workers: Arc<Vec<WorkerHandle>>,
     /// Memory is to be pinned.
     pinning: Option<Arc<Pinning>>,
-    memory: Arc<GuestMemory>,
+    pub(super) memory: Arc<GuestMemory>,
+    /// Whether, and where, writes to it are logged.
+    pub(super) log: MigrationLog,
     /// Where rings keep what they have in flight.
     inflight: Option<InflightArea>,
     /// The rings that run, and how they were started.
-    running: BTreeMap<u16, RingSetup>,
+    pub(super) running: BTreeMap<u16, RingSetup>,
     /// Rings that were stopped for other memory and could not go on in it; and their bases.
     lost: BTreeMap<u16, u16>,
 }
@@ -37,6 +40,7 @@ impl Backend {
             workers,
             pinning,
             memory: Arc::new(GuestMemory::new()),
+            log: MigrationLog::default(),
             inflight: None,
             running: BTreeMap::new(),
             lost: BTreeMap::new(),
@@ -44,7 +48,7 @@ impl Backend {
     }
 
     /// The worker of a ring. Ring i runs on the export's I/O thread i, counted round.
-    fn worker(&self, index: u16) -> &WorkerHandle {
+    pub(super) fn worker(&self, index: u16) -> &WorkerHandle {
         &self.workers[usize::from(index) % self.workers.len()]
     }
 
@@ -63,6 +67,7 @@ impl Backend {
             return Err(RequestError::MemSlots);
         }
         let memory = Arc::new(self.memory.with_region(Arc::new(region.map()?))?);
+        self.log.covers(&memory)?;
         let asked: Vec<_> = self
             .workers
             .iter()
@@ -87,6 +92,7 @@ impl Backend {
     }
 
     async fn exchange_memory(&mut self, memory: GuestMemory) -> Result<(), RequestError> {
+        self.log.covers(&memory)?;
         let mut rings = std::mem::take(&mut self.running);
         let bases = self.stop(rings.keys().copied()).await?;
         self.memory = Arc::new(memory);
@@ -138,6 +144,7 @@ impl Backend {
     /// Stops all rings and lets go of all memory.
     pub(crate) async fn end(mut self) -> Result<(), RequestError> {
         self.stop_rings().await?;
+        self.change_log(MigrationLog::default()).await?;
         self.memory = Arc::default();
         if let Some(pinning) = &self.pinning {
             pinning.forget_failure();
@@ -161,6 +168,7 @@ impl Backend {
     }
 
     async fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), RequestError> {
+        self.log.covers_used(setup.used_log, setup.config.size)?;
         let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
         let copy = setup.clone();
         self.worker(index)

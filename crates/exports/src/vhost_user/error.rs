@@ -41,7 +41,7 @@ pub enum SessionError {
         /// The request that should have come before.
         missing: &'static str,
     },
-    /// Logging of writes was not offered.
+    /// The log's memory comes without VHOST_USER_PROTOCOL_F_LOG_SHMFD.
     Log,
     /// Not an eventfd.
     NotEventfd(NotEventfd),
@@ -74,7 +74,9 @@ impl fmt::Display for SessionError {
             SessionError::Incomplete { index, missing } => {
                 write!(f, "ring {index} cannot start without {missing}")
             }
-            SessionError::Log => f.write_str("logging (VHOST_VRING_F_LOG) was not offered"),
+            SessionError::Log => f.write_str(
+                "a log in shared memory (VHOST_USER_PROTOCOL_F_LOG_SHMFD) was not agreed on",
+            ),
             SessionError::NotEventfd(error) => error.fmt(f),
             SessionError::Config(reason) => f.write_str(reason),
         }
@@ -112,6 +114,15 @@ pub(crate) enum RequestError {
     InflightNotSealed,
     /// Memory for the requests in flight cannot be made.
     InflightMemory(io::Error),
+    /// The memory for the log of a migration cannot be used.
+    LogMemory(guest_memory::Error),
+    /// The log of a migration ends before the guest's memory, or a ring's place in it, does.
+    LogSize {
+        /// Where there are bits up to, a guest address.
+        end: u64,
+        /// Where bits are needed up to.
+        needed: u64,
+    },
     /// The I/O thread has stopped.
     LoopGone(LoopGone),
 }
@@ -166,6 +177,14 @@ impl fmt::Display for RequestError {
             RequestError::InflightMemory(error) => {
                 write!(f, "no memory for the requests in flight: {error}")
             }
+            RequestError::LogMemory(error) => {
+                write!(f, "the memory for the log of a migration cannot be used: {error}")
+            }
+            RequestError::LogSize { end, needed } => write!(
+                f,
+                "the log of a migration has bits for guest addresses up to {end:#x}, needed are \
+                 those up to {needed:#x}"
+            ),
             RequestError::LoopGone(error) => error.fmt(f),
         }
     }

@@ -22,6 +22,7 @@ mod fd_passing;
 pub(crate) mod flush;
 mod inflight;
 pub(crate) mod listener;
+mod migration_log;
 mod pin;
 mod pinning;
 mod scsi;

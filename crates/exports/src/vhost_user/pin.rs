@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use event_loop::{EventLoop, JoinHandle, oneshot};
-use guest_memory::{GuestMemory, MappedRegion, MemoryView, RegisteredRegion};
+use guest_memory::{GuestMemory, Logging, MappedRegion, MemoryView, RegisteredRegion};
 
 use super::pinning::Pinning;
 use super::worker::Ring;
@@ -24,6 +24,7 @@ use super::worker::Ring;
 pub(crate) struct Pinned {
     event_loop: EventLoop,
     pinning: Arc<Pinning>,
+    logging: Logging,
     /// The rings that run here, to be given another view when all is registered.
     rings: Rc<RefCell<BTreeMap<u16, Rc<Ring>>>>,
     regions: RefCell<Vec<RegisteredRegion>>,
@@ -36,11 +37,13 @@ impl Pinned {
     pub(crate) fn new(
         event_loop: EventLoop,
         pinning: Arc<Pinning>,
+        logging: Logging,
         rings: Rc<RefCell<BTreeMap<u16, Rc<Ring>>>>,
     ) -> Rc<Self> {
         Rc::new(Pinned {
             event_loop,
             pinning,
+            logging,
             rings,
             regions: RefCell::default(),
             cancel: Cell::default(),
@@ -50,7 +53,7 @@ impl Pinned {
 
     /// A view of memory, with what is registered of it so far.
     pub(crate) fn view(&self, memory: Arc<GuestMemory>) -> Rc<MemoryView> {
-        MemoryView::with_registered(memory, &self.regions.borrow())
+        MemoryView::with_logging(memory, &self.regions.borrow(), self.logging.clone())
     }
 
     /// Begins to register what is missing of `memory`, once it is populated, and then has the rings

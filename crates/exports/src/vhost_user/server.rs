@@ -369,12 +369,23 @@ async fn carry_out(
             let reply = Reply::Inflight { description, payload_len };
             return Ok(Some(Answer { reply, fd: Some(fd) }));
         }
+        Action::SetLogBase { description, fd } => {
+            backend.set_log_base(description, fd).await?;
+            return Ok(Some(Reply::Log(description).into()));
+        }
+        Action::SetLogFd(notify) => backend.set_log_fd(notify).await?,
+        Action::SetLogging(on) => {
+            backend.set_logging(on).await?;
+            session.logging_set(on);
+        }
+        Action::SetUsedLog { index, addr } => backend.set_used_log(index, addr).await?,
         Action::SetInflight { description, fd } => backend.set_inflight(description, fd)?,
         Action::TellChanges(socket) => {
             channel.replace(Some(BackendChannel::new(socket)));
         }
         Action::ResetRings => {
             backend.stop_rings().await?;
+            backend.set_logging(false).await?;
             session.rings_reset();
         }
     }

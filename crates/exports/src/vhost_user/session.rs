@@ -15,8 +15,10 @@ use queue::QueueConfig;
 use super::device::Device;
 use super::error::SessionError;
 use super::eventfd::EventFd;
-use super::wire::{InflightDescription, Message, RegionId, Reply, VringAddr};
+use super::wire::{InflightDescription, LogDescription, Message, RegionId, Reply, VringAddr};
 
+/// vhost's own feature bit: what is written to the guest's memory is to be logged.
+pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
 /// virtio feature bits (virtio 1.3, section 6) and VHOST_USER_F_PROTOCOL_FEATURES.
 pub const VIRTIO_F_RING_INDIRECT_DESC: u64 = 1 << 28;
 /// See above.
@@ -27,15 +29,21 @@ pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
 
 /// What the server adds to the device's own features.
-const RING_FEATURES: u64 = VIRTIO_F_RING_INDIRECT_DESC
+const RING_FEATURES: u64 = VHOST_F_LOG_ALL
+    | VIRTIO_F_RING_INDIRECT_DESC
     | VIRTIO_F_RING_EVENT_IDX
     | VHOST_USER_F_PROTOCOL_FEATURES
     | VIRTIO_F_VERSION_1;
+
+/// Those that are no business of the device's.
+const NOT_THE_DEVICES: u64 = VHOST_F_LOG_ALL | VHOST_USER_F_PROTOCOL_FEATURES;
 
 /// Protocol feature bits.
 pub mod protocol_features {
     /// Several queues: GET_QUEUE_NUM.
     pub const MQ: u64 = 1 << 0;
+    /// SET_LOG_BASE with a descriptor.
+    pub const LOG_SHMFD: u64 = 1 << 1;
     /// Acknowledgements where the front end asks for them.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// SET_BACKEND_REQ_FD.
@@ -53,6 +61,7 @@ pub mod protocol_features {
 
     /// All that are offered.
     pub const OFFERED: u64 = MQ
+        | LOG_SHMFD
         | REPLY_ACK
         | BACKEND_REQ
         | CONFIG
@@ -143,6 +152,26 @@ pub enum Action {
         /// The memory.
         fd: OwnedFd,
     },
+    /// Have this memory for the log of a migration, in place of other: when this is done nothing is
+    /// written to that any more. Then answer with [`Reply::Log`].
+    SetLogBase {
+        /// What it is.
+        description: LogDescription,
+        /// The memory.
+        fd: OwnedFd,
+    },
+    /// Signal this when something was logged.
+    SetLogFd(EventFd),
+    /// Log all writes to the guest's memory that end from now on, once there is memory for a log, or
+    /// do not any more; then tell [`Session::logging_set`].
+    SetLogging(bool),
+    /// Log writes to the used ring of a ring that runs under this guest address, or not.
+    SetUsedLog {
+        /// Which.
+        index: u16,
+        /// Where.
+        addr: Option<u64>,
+    },
     /// From now on, tell of changes of the configuration space on this socket.
     TellChanges(OwnedFd),
     /// Stop all rings, then tell [`Session::rings_reset`].
@@ -162,6 +191,8 @@ pub struct RingSetup {
     pub err: Option<EventFd>,
     /// Whether buffers are taken.
     pub enabled: bool,
+    /// Guest address under which writes to the used ring are logged, if they are.
+    pub used_log: Option<u64>,
 }
 
 /// What the front end has said of a ring.
@@ -239,14 +270,15 @@ impl Session {
             }
             Message::SetVringAddr { index, addr } => {
                 let (index, ring) = self.ring(index)?;
-                if addr.log {
-                    return Err(SessionError::Log);
-                }
-                if ring.running && ring.addr != Some(addr) {
+                let before = ring.addr.map(|addr| VringAddr { log: None, ..addr });
+                if ring.running && before != Some(VringAddr { log: None, ..addr }) {
                     return Err(SessionError::Running { index });
                 }
-                ring.addr = Some(addr);
-                Step::Done
+                let log_before = ring.addr.replace(addr).and_then(|addr| addr.log);
+                match ring.running && log_before != addr.log {
+                    true => Step::Do(Action::SetUsedLog { index, addr: addr.log }),
+                    false => Step::Done,
+                }
             }
             Message::SetVringBase { index, base } => {
                 let (index, ring) = self.ring(index)?;
@@ -314,6 +346,13 @@ impl Session {
                 }
                 Step::Do(Action::CreateInflight { num_queues, queue_size, payload_len })
             }
+            Message::SetLogBase { description, fd } => {
+                if self.protocol_features & protocol_features::LOG_SHMFD == 0 {
+                    return Err(SessionError::Log);
+                }
+                Step::Do(Action::SetLogBase { description, fd })
+            }
+            Message::SetLogFd(fd) => Step::Do(Action::SetLogFd(EventFd::new(fd)?)),
             Message::SetInflightFd { description, fd } => {
                 if description.queue_size > MAX_QUEUE_SIZE {
                     return Err(SessionError::QueueSize(description.queue_size));
@@ -355,6 +394,14 @@ impl Session {
         Reply::VringState { index: index.into(), num }
     }
 
+    /// Writes are logged from now on, or not any more.
+    pub fn logging_set(&mut self, on: bool) {
+        self.features &= !VHOST_F_LOG_ALL;
+        if on {
+            self.features |= VHOST_F_LOG_ALL;
+        }
+    }
+
     /// All rings were stopped for a reset of the device (RESET_DEVICE, or status 0).
     ///
     /// Memory and protocol features belong to the connection and stay. So does the write cache mode
@@ -376,14 +423,18 @@ impl Session {
         if unknown != 0 {
             return Err(SessionError::Features(unknown));
         }
-        if features != self.features
+        let changed = features ^ self.features;
+        if changed & !VHOST_F_LOG_ALL != 0
             && let Some(index) = self.rings.iter().position(|ring| ring.running)
         {
             return Err(SessionError::Running { index: index as u16 });
         }
-        self.features = features;
-        self.device.set_features(features & !VHOST_USER_F_PROTOCOL_FEATURES);
-        Ok(Step::Done)
+        self.features = features ^ (changed & VHOST_F_LOG_ALL);
+        self.device.set_features(features & !NOT_THE_DEVICES);
+        Ok(match changed & VHOST_F_LOG_ALL {
+            0 => Step::Done,
+            _ => Step::Do(Action::SetLogging(features & VHOST_F_LOG_ALL != 0)),
+        })
     }
 
     fn ring(&mut self, index: u32) -> Result<(u16, &mut Ring), SessionError> {
@@ -416,6 +467,7 @@ impl Session {
             call: ring.call.clone(),
             err: ring.err.clone(),
             enabled,
+            used_log: addr.log,
         })
     }
 
@@ -429,7 +481,7 @@ impl Session {
             // cache mode as its guest has set it.
             if !self.rings.iter().any(|ring| ring.running) {
                 self.device.reset();
-                self.device.set_features(self.features & !VHOST_USER_F_PROTOCOL_FEATURES);
+                self.device.set_features(self.features & !NOT_THE_DEVICES);
             }
         }
         let space = self.device.config_space();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use devices::virtio::{InFlight, Virtqueue};
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot, signal_if_not_full};
-use guest_memory::{GuestMemory, MemoryView};
+use guest_memory::{DirtyLog, GuestMemory, Logging, MemoryView};
 use nix::errno::Errno;
 use queue::{Queue, QueueError};
 
@@ -44,6 +44,8 @@ pub(crate) struct Worker {
     rings: Rc<RefCell<BTreeMap<u16, Rc<Ring>>>>,
     /// The guest's memory is to be pinned.
     pinned: Option<Rc<Pinned>>,
+    /// Whether the rings' writes to the guest's memory are logged.
+    logging: Logging,
 }
 
 /// A ring that runs here.
@@ -74,14 +76,17 @@ impl WorkerHandle {
         let (end, ended) = oneshot::channel();
         io_thread.spawn(move |event_loop| {
             let rings = Rc::<RefCell<_>>::default();
-            let pinned =
-                pinning.map(|pinning| Pinned::new(event_loop.clone(), pinning, rings.clone()));
+            let logging = Logging::new();
+            let pinned = pinning.map(|pinning| {
+                Pinned::new(event_loop.clone(), pinning, logging.clone(), rings.clone())
+            });
             let worker = Worker {
                 event_loop: event_loop.clone(),
                 device,
                 on_loop: OnceCell::new(),
                 rings,
                 pinned,
+                logging,
             };
             event_loop.spawn(async move {
                 while let Some(job) = receiver.receive().await {
@@ -138,6 +143,7 @@ impl Worker {
         let has_kick = setup.kick.is_some();
         let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), fd_of(&setup.call));
         queue.set_err(fd_of(&setup.err));
+        queue.set_used_log(setup.used_log);
         let ring = Rc::new(Ring { queue, enabled: Cell::new(false) });
         if !has_kick {
             self.event_loop.spawn(look_now_and_then(self.event_loop.clone(), Rc::downgrade(&ring)));
@@ -181,7 +187,21 @@ impl Worker {
     fn view(&self, memory: Arc<GuestMemory>) -> Rc<MemoryView> {
         match &self.pinned {
             Some(pinned) => pinned.view(memory),
-            None => MemoryView::new(memory),
+            None => MemoryView::with_logging(memory, &[], self.logging.clone()),
+        }
+    }
+
+    /// Has the rings' writes that end from now on logged, or not any more.
+    pub(crate) fn set_log(&self, log: Option<Arc<DirtyLog>>, notify: Option<EventFd>) {
+        let told = |fd: EventFd| Rc::new(move || signal_if_not_full(fd.fd())) as Rc<dyn Fn()>;
+        self.logging.set_notify(notify.map(told));
+        self.logging.set(log);
+    }
+
+    /// Sets where a ring that runs logs writes to its used ring.
+    pub(crate) fn set_used_log(&self, index: u16, addr: Option<u64>) {
+        if let Some(ring) = self.ring(index) {
+            ring.queue.set_used_log(addr);
         }
     }
 

@@ -23,8 +23,9 @@ pub struct VringAddr {
     pub avail: u64,
     /// The used ring, a multiple of 4.
     pub used: u64,
-    /// Writes to the used ring are to be logged (VHOST_VRING_F_LOG).
-    pub log: bool,
+    /// Guest address under which writes to the used ring are to be logged (VHOST_VRING_F_LOG), if they
+    /// are.
+    pub log: Option<u64>,
 }
 
 /// A region to take away; its mmap offset and descriptor mean nothing.
@@ -45,6 +46,15 @@ pub enum ConfigWrite {
     Driver,
     /// The destination of a migration.
     Migration,
+}
+
+/// SET_LOG_BASE: memory for the log of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogDescription {
+    /// Bytes of it.
+    pub mmap_size: u64,
+    /// Where it begins in its file, bytes.
+    pub mmap_offset: u64,
 }
 
 /// GET_INFLIGHT_FD, SET_INFLIGHT_FD: memory for the rings' requests in flight.
@@ -69,6 +79,12 @@ pub enum Message {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<Region>),
+    SetLogBase {
+        description: LogDescription,
+        fd: OwnedFd,
+    },
+    /// To be signalled when something was logged.
+    SetLogFd(OwnedFd),
     /// `num`: a power of two up to 32768.
     SetVringNum {
         index: u32,
@@ -159,6 +175,12 @@ impl Message {
             Request::SetOwner => Message::SetOwner,
             Request::ResetOwner => Message::ResetOwner,
             Request::SetMemTable => Message::SetMemTable(mem_table(&mut fields, &mut fds)?),
+            Request::SetLogBase => {
+                let description =
+                    LogDescription { mmap_size: fields.u64()?, mmap_offset: fields.u64()? };
+                Message::SetLogBase { description, fd: fds.one()? }
+            }
+            Request::SetLogFd => Message::SetLogFd(fds.one()?),
             Request::SetVringNum => {
                 let (index, num) = (fields.u32()?, fields.u32()?);
                 Message::SetVringNum { index, num: queue_size(num)? }
@@ -389,7 +411,8 @@ fn vring_addr(fields: &mut Fields, flags: u32) -> Result<VringAddr, WireError> {
     let desc = aligned("address of the descriptor table", 16, "a multiple of 16")?;
     let used = aligned("address of the used ring", 4, "a multiple of 4")?;
     let avail = aligned("address of the available ring", 2, "a multiple of 2")?;
-    Ok(VringAddr { desc, avail, used, log: flags == 1 })
+    let log = fields.u64()?;
+    Ok(VringAddr { desc, avail, used, log: (flags == 1).then_some(log) })
 }
 
 fn vring_fd(fields: &mut Fields, fds: &mut Fds) -> Result<(u32, Option<OwnedFd>), WireError> {

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use message::Fields;
 
 pub use error::WireError;
-pub use message::{ConfigWrite, InflightDescription, Message, RegionId, VringAddr};
+pub use message::{ConfigWrite, InflightDescription, LogDescription, Message, RegionId, VringAddr};
 pub use reply::Reply;
 pub use request::{Request, request_name};
 

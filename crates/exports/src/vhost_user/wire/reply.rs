@@ -1,6 +1,6 @@
 //! Replies.
 
-use super::{FLAG_REPLY, HEADER_LEN, InflightDescription, VERSION};
+use super::{FLAG_REPLY, HEADER_LEN, InflightDescription, LogDescription, VERSION};
 
 /// What a request is answered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +30,9 @@ pub enum Reply {
         /// Bytes of the request's payload: front ends that have padding in it want it back.
         payload_len: usize,
     },
+    /// SET_LOG_BASE, with the protocol feature LOG_SHMFD. The specification names no payload; the
+    /// front ends of rust-vmm's want the request's own, others look at none.
+    Log(LogDescription),
     /// GET_CONFIG that cannot be answered: no payload.
     Nothing,
 }
@@ -63,6 +66,10 @@ impl Reply {
                 payload.extend(num_queues.to_ne_bytes());
                 payload.extend(queue_size.to_ne_bytes());
                 payload.resize(*payload_len, 0);
+            }
+            Reply::Log(LogDescription { mmap_size, mmap_offset }) => {
+                payload.extend(mmap_size.to_ne_bytes());
+                payload.extend(mmap_offset.to_ne_bytes());
             }
             Reply::Nothing => {}
         }

@@ -27,6 +27,8 @@ requests! {
     SetOwner = 3 "SET_OWNER",
     ResetOwner = 4 "RESET_OWNER",
     SetMemTable = 5 "SET_MEM_TABLE",
+    SetLogBase = 6 "SET_LOG_BASE",
+    SetLogFd = 7 "SET_LOG_FD",
     SetVringNum = 8 "SET_VRING_NUM",
     SetVringAddr = 9 "SET_VRING_ADDR",
     SetVringBase = 10 "SET_VRING_BASE",
@@ -69,6 +71,7 @@ impl Request {
                 | Request::GetMaxMemSlots
                 | Request::GetStatus
                 | Request::GetInflightFd
+                | Request::SetLogBase
         )
     }
 
@@ -83,6 +86,7 @@ impl Request {
             | Request::SetOwner
             | Request::ResetOwner
             | Request::SetBackendReqFd
+            | Request::SetLogFd
             | Request::ResetDevice => (0, 0),
             Request::SetFeatures
             | Request::SetProtocolFeatures
@@ -94,6 +98,7 @@ impl Request {
             | Request::SetVringBase
             | Request::GetVringBase
             | Request::SetVringEnable => (8, 8),
+            Request::SetLogBase => (16, 16),
             Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg => (40, 40),
             // With or without the padding of C's struct.
             Request::GetInflightFd | Request::SetInflightFd => (20, 24),
@@ -106,8 +111,6 @@ impl Request {
 /// The number of a request, for people: its name, where the specification has one.
 pub fn request_name(code: u32) -> String {
     let unsupported = match code {
-        6 => "SET_LOG_BASE",
-        7 => "SET_LOG_FD",
         19 => "SEND_RARP",
         20 => "NET_SET_MTU",
         22 => "IOTLB_MSG",
