@@ -75,7 +75,7 @@ impl Drop for Turning {
 
 /// Runs `call` as if no loop turned on this thread: what a simulation has happen outside.
 #[cfg(any(test, feature = "sim"))]
-pub(crate) fn elsewhere(call: impl FnOnce()) {
+pub fn elsewhere(call: impl FnOnce()) {
     let _turning = Turning(TURNING.take());
     call();
 }

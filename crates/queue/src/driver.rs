@@ -198,7 +198,7 @@ impl Driver {
     ///
     /// When the device gives back something that is no chain.
     pub fn reap(&mut self) -> Option<Used> {
-        if self.rings.used_idx() == self.used_idx {
+        if !self.has_used() {
             return None;
         }
         let (id, written) = self.rings.used_entry(self.used_idx);
@@ -210,6 +210,11 @@ impl Driver {
             index = self.next[usize::from(i)].take();
         }
         Some(Used { head, written })
+    }
+
+    /// Whether there is a chain to [`reap`](Self::reap): one look at the used index.
+    pub fn has_used(&self) -> bool {
+        self.rings.used_idx() != self.used_idx
     }
 
     /// Asks the device for a signal at the next chain given back; `true` when there is one already.

@@ -46,7 +46,7 @@ use self::faults::{Random, describe};
 pub use self::storage::{SECTOR, Storage};
 use crate::clock::Clock;
 use crate::event_loop::{EventLoop, LoopConfig};
-use crate::executor::elsewhere;
+pub use crate::executor::elsewhere;
 use crate::ring::epoll::EpollRing;
 use crate::ring::setup::{Chosen, RingFlags, SetupError};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
@@ -82,6 +82,9 @@ struct World {
     fixed: Vec<Option<RawFd>>,
     storage: Storage,
     max_in_flight: usize,
+    /// Real descriptors are looked at: always, or (`Some`) only once somebody has said that there is
+    /// something to see.
+    touched: Option<bool>,
 }
 
 /// When held operations are due.
@@ -132,6 +135,7 @@ impl Sim {
             fixed: Vec::new(),
             storage,
             max_in_flight: 0,
+            touched: None,
         })))
     }
 
@@ -217,6 +221,20 @@ impl Sim {
         let world = &mut *self.0.borrow_mut();
         let held = world.pending.iter_mut().filter(|pending| pending.due_ns == HELD);
         held.map(|pending| pending.due_ns = world.now_ns).count()
+    }
+
+    /// From here on real descriptors are looked at only after a call of this: where all that happens
+    /// to them is the simulation's doing, which knows, and a system call per look would be most of
+    /// what it does.
+    pub fn look_at_descriptors(&self) {
+        self.0.borrow_mut().touched = Some(true);
+    }
+
+    /// When the next operation is due that is under way, and not held; `None`: none is.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        let world = self.0.borrow();
+        let due = world.pending.iter().map(|pending| pending.due_ns).min();
+        due.filter(|due_ns| *due_ns != HELD)
     }
 
     /// File operations submitted and not yet completed.
@@ -382,6 +400,8 @@ impl World {
     }
 
     fn push_poll(&mut self, op: &RingOp, user_data: u64) {
+        // It may be ready as it is armed.
+        self.touched = self.touched.map(|_| true);
         // SAFETY: a poll names no memory; descriptors, and a socket's memory, are `Ring::push`'s
         // caller's promise.
         let taken = unsafe { self.polls.push(op, user_data) };
@@ -480,6 +500,12 @@ impl World {
 
     /// Takes what the real descriptors have to say.
     fn look_at_descriptors(&mut self, wait: Wait) -> io::Result<()> {
+        if let Some(touched) = &mut self.touched
+            && !std::mem::take(touched)
+            && wait == Wait::No
+        {
+            return Ok(());
+        }
         self.polls.enter(wait)?;
         let before = self.from_polls.len();
         self.from_polls.reserve(64);

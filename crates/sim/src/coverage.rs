@@ -1,0 +1,65 @@
+//! What has happened, how often: a fault or a state that never comes up proves nothing.
+
+use std::cell::Cell;
+use std::fmt;
+
+macro_rules! counters {
+    ($($name:ident $text:literal),* $(,)?) => {
+        /// What is counted.
+        #[derive(Debug, Default)]
+        pub(crate) struct Coverage { $(pub(crate) $name: Count),* }
+
+        impl Coverage {
+            /// All counters, with what they count.
+            pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($text, self.$name.get())),*]
+            }
+        }
+    };
+}
+
+counters! {
+    requests "requests answered",
+    reads "reads",
+    writes "writes",
+    flushes "flushes",
+    zeroes "write-zeroes",
+    discards "discards",
+    ids "serial numbers asked for",
+    refused "requests that make no sense, refused",
+    failed "requests that failed, as their operations did",
+    overlapping "reads of sectors that were being written",
+    kicks "kicks",
+    spurious_kicks "kicks for nothing",
+    suppressed "requests offered without a kick, as the queue was being served",
+    interrupts "interrupts",
+    raced "answers that came as the driver was about to sleep",
+    full_queues "queues full",
+    wrapped "ring indices that wrapped around",
+    sleeps "loops that went to sleep",
+    connections "connections made",
+}
+
+/// One of them.
+#[derive(Debug, Default)]
+pub(crate) struct Count(Cell<u64>);
+
+impl Count {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.set(self.0.get() + n);
+    }
+
+    pub(crate) fn one(&self) {
+        self.add(1);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.all().into_iter().try_for_each(|(text, count)| writeln!(f, "{count:>14}  {text}"))
+    }
+}

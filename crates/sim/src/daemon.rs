@@ -1,0 +1,179 @@
+//! A daemon: production loops, nodes and exports, put together as the program does it, with a machine's
+//! actors in place of threads.
+
+use std::cell::Cell;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::mpsc;
+
+use block::NodeRegistry;
+use block::options::{
+    BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
+    RawOptions,
+};
+use event_loop::ring::sim::Faults;
+use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
+use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
+
+use crate::fds::Kept;
+use crate::listener::Socket;
+use crate::machine::{ActorId, Machine};
+use crate::ring::{MachineRing, Preemption};
+
+/// What a daemon is like.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) io_threads: usize,
+    /// Of the I/O threads' rings.
+    pub(crate) faults: Faults,
+    pub(crate) poll_max_ns: u64,
+    /// Operations that a loop submits at once.
+    pub(crate) entries: u32,
+    pub(crate) preempt: u64,
+    pub(crate) discard: Discard,
+}
+
+/// A disk and where it is offered.
+pub(crate) struct Disk {
+    pub(crate) image: Rc<Kept>,
+    pub(crate) socket: Rc<Socket>,
+    pub(crate) queues: u16,
+    pub(crate) discard: Discard,
+}
+
+/// A loop on an actor.
+pub(crate) struct Loop {
+    pub(crate) actor: ActorId,
+    pub(crate) ring: MachineRing,
+    handle: LoopHandle,
+    wakes: Cell<u64>,
+}
+
+impl Loop {
+    fn new(machine: &Machine, name: &str, plan: &Plan, faults: Faults) -> Self {
+        let seed = machine.random().next();
+        let preemption = Preemption { calls: plan.preempt, pushes: plan.preempt };
+        let ring = MachineRing::new(machine, seed, faults, preemption);
+        let config = LoopConfig {
+            name: name.into(),
+            entries: plan.entries,
+            poll: PollParams { max_ns: plan.poll_max_ns, ..PollParams::default() },
+            ..LoopConfig::default()
+        };
+        let (boxed, clock) = (Box::new(ring.clone()), Box::new(ring.clone()));
+        let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock);
+        let event_loop = event_loop.expect("a loop");
+        let handle = event_loop.handle();
+        let actor = machine.spawn(name.into(), move || event_loop.run().expect("a loop that runs"));
+        Loop { actor, ring, handle, wakes: Cell::new(0) }
+    }
+
+    /// Something may have happened to one of its descriptors.
+    pub(crate) fn poke(&self, machine: &Machine) {
+        self.ring.sim.look_at_descriptors();
+        machine.wake(self.actor);
+    }
+
+    /// Whether somebody has woken it since the last time.
+    pub(crate) fn was_woken(&self) -> bool {
+        let wakes = self.handle.stats().wakes.get();
+        self.wakes.replace(wakes) != wakes
+    }
+}
+
+/// A daemon that runs.
+pub(crate) struct Daemon {
+    machine: Machine,
+    /// The control loop, then those of the I/O threads.
+    pub(crate) loops: Vec<Loop>,
+    pub(crate) nodes: NodeRegistry,
+    started: mpsc::Receiver<VhostUserExport>,
+    exports: Vec<VhostUserExport>,
+}
+
+impl Daemon {
+    pub(crate) fn start(machine: &Machine, plan: &Plan, disks: &[Disk]) -> Self {
+        // The control loop's operations do not fail: there are none but polls.
+        let polls = Faults { fail: 0, ..plan.faults.clone() };
+        let mut loops = vec![Loop::new(machine, "control loop", plan, polls)];
+        for n in 0..plan.io_threads {
+            loops.push(Loop::new(machine, &format!("I/O loop {n}"), plan, plan.faults.clone()));
+        }
+        let mut nodes = NodeRegistry::new();
+        let (sender, started) = mpsc::channel();
+        for (number, disk) in disks.iter().enumerate() {
+            let name = format!("disk{number}");
+            let node = nodes.open(&blockdev(&name, disk)).expect("an image that can be opened");
+            let config = VhostUserConfig {
+                id: format!("export{number}"),
+                listen: Listen::Fd(disk.socket.for_daemon()),
+                io_threads: loops[1..].iter().map(|l| l.handle.clone()).collect(),
+                num_queues: disk.queues,
+                writable: true,
+                writethrough: false,
+                logical_block_size: 512,
+                pin_memory: false,
+            };
+            let sender = sender.clone();
+            let start = move |event_loop: &EventLoop| {
+                let export = VhostUserExport::blk(event_loop.clone(), config, node, name);
+                event_loop.spawn(async move {
+                    // Nobody waits for it any more if the daemon was killed.
+                    let _ = sender.send(export.await.expect("an export"));
+                });
+            };
+            loops[0].handle.spawn(start).expect("the loop is there");
+        }
+        Daemon { machine: machine.clone(), loops, nodes, started, exports: Vec::new() }
+    }
+
+    /// The loop that serves a queue.
+    pub(crate) fn loop_of(&self, queue: u16) -> &Loop {
+        let io = &self.loops[1..];
+        &io[usize::from(queue) % io.len()]
+    }
+
+    /// Begins to end it as the program does when it is told to quit: exports, then loops.
+    pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<()> {
+        self.exports.extend(self.started.try_iter());
+        let exports = std::mem::take(&mut self.exports);
+        let (done, stopped) = mpsc::channel();
+        let stop = move |event_loop: &EventLoop| {
+            event_loop.spawn(async move {
+                for export in exports {
+                    let _ = export.stop().await;
+                }
+                let _ = done.send(());
+            });
+        };
+        self.loops[0].handle.spawn(stop).expect("the loop is there");
+        stopped
+    }
+
+    pub(crate) fn stop_loops(&self) {
+        self.loops.iter().for_each(|l| l.handle.stop());
+    }
+
+    /// Whether all its loops have ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.loops.iter().any(|l| self.machine.is_there(l.actor))
+    }
+}
+
+/// A disk's node: `raw` over `file`, as images are given to the program.
+fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
+    let of = |name: Option<&str>, driver| BlockdevOptions {
+        node_name: name.map(Into::into),
+        read_only: false,
+        auto_read_only: false,
+        discard: disk.discard,
+        detect_zeroes: DetectZeroes::Off,
+        cache: Cache::default(),
+        driver,
+    };
+    let filename = PathBuf::from(format!("/proc/self/fd/{}", disk.image.as_raw_fd()));
+    let file = Driver::File(FileOptions { filename, aio: None, locking: Locking::Off });
+    let file = BlockdevRef::Inline(Box::new(of(None, file)));
+    of(Some(name), Driver::Raw(RawOptions { file, offset: 0, size: None }))
+}

@@ -1,0 +1,397 @@
+//! A queue's driver in a guest: offers requests, kicks, sleeps until it is interrupted, and checks all
+//! that it gets.
+
+use std::cell::{Cell, RefCell};
+
+use std::rc::Rc;
+
+use guest_memory::MemoryView;
+use queue::Segment;
+use queue::driver::Driver;
+
+use super::request::{Kind, MOST_SECTORS, Request, UNANSWERED};
+use crate::fds::Kept;
+use crate::machine::{ActorId, FOREVER};
+use crate::model::{self, Model, SECTOR};
+use crate::world::World;
+
+/// Guest addresses: the rings of queue `n` are at `n` times this,
+pub(super) const RINGS: u64 = 0x4000;
+/// the places of requests begin here,
+pub(super) const SLOTS: u64 = 0x4_0000;
+/// and are this far from one another: a page for header, status and table, then data.
+const SLOT: u64 = 0x1000 + MOST_SECTORS as u64 * SECTOR as u64 + 0x1000;
+/// In a place: the status byte, the indirect table.
+const STATUS: u64 = 0x40;
+const TABLE: u64 = 0x100;
+const DATA: u64 = 0x1000;
+
+/// Bytes of memory of a guest with so many queues of such a depth.
+pub(super) fn memory_len(queues: u16, depth: u16) -> u64 {
+    SLOTS + u64::from(queues) * u64::from(depth) * SLOT
+}
+
+/// What the queues of a guest have in common.
+pub(crate) struct Shared {
+    pub(super) world: Rc<World>,
+    pub(super) guest: usize,
+    pub(super) view: Rc<MemoryView>,
+    pub(super) model: RefCell<Model>,
+    pub(super) plan: super::Plan,
+    /// Requests that are still to be offered, by all queues.
+    pub(super) left: Cell<u64>,
+    /// Flushes and the like are not to be had of a read-only view of things: here for all.
+    pub(super) reading: RefCell<Vec<u8>>,
+}
+
+/// A queue.
+pub(crate) struct Queue {
+    pub(super) shared: Rc<Shared>,
+    pub(super) index: u16,
+    pub(super) actor: Cell<Option<ActorId>>,
+    pub(super) driver: RefCell<Driver>,
+    pub(super) kick: RefCell<Option<Rc<Kept>>>,
+    pub(super) call: RefCell<Option<Rc<Kept>>>,
+    /// By head.
+    requests: RefCell<Vec<Option<Request>>>,
+    /// Places in memory.
+    free: RefCell<Vec<u16>>,
+    pub(super) in_flight: Cell<u32>,
+    /// Nothing is offered meanwhile.
+    pub(super) paused: Cell<bool>,
+    /// It sleeps until it is interrupted.
+    pub(super) asleep: Cell<bool>,
+    offered: Cell<u64>,
+}
+
+impl Queue {
+    pub(super) fn new(shared: Rc<Shared>, index: u16) -> Rc<Self> {
+        let plan = &shared.plan;
+        let driver = new_driver(&shared, index);
+        let places = u64::from(index) * u64::from(plan.depth);
+        let free = (0..plan.depth).map(|n| places as u16 + n).rev().collect();
+        Rc::new(Queue {
+            index,
+            actor: Cell::new(None),
+            driver: RefCell::new(driver),
+            kick: RefCell::default(),
+            call: RefCell::default(),
+            requests: RefCell::new((0..plan.queue_size).map(|_| None).collect()),
+            free: RefCell::new(free),
+            in_flight: Cell::new(0),
+            paused: Cell::new(true),
+            asleep: Cell::new(false),
+            offered: Cell::new(0),
+            shared,
+        })
+    }
+
+    fn world(&self) -> &World {
+        &self.shared.world
+    }
+
+    /// What the actor does.
+    pub(super) fn run(&self) {
+        let Shared { world, plan, left, .. } = &*self.shared;
+        let random = world.random();
+        loop {
+            self.reap();
+            if left.get() == 0 && self.in_flight.get() == 0 {
+                return;
+            }
+            let offered = !self.paused.get() && left.get() > 0 && self.offer_some();
+            if offered && random.one_in(4) {
+                // Goes on at once.
+                world.machine.wait_until(0);
+                continue;
+            }
+            if self.driver.borrow_mut().enable_signals() {
+                world.coverage.raced.one();
+                continue;
+            }
+            // With room left: how long until there is more to do. A guest may well have nothing to do
+            // until it is answered.
+            let more = !self.paused.get() && left.get() > 0;
+            let until = match more && (self.in_flight.get() == 0 || random.one_in(2)) {
+                true => world.machine.now_ns() + random.below(plan.think_ns + 1),
+                false => FOREVER,
+            };
+            self.asleep.set(true);
+            world.machine.wait_until(until);
+            self.asleep.set(false);
+            if random.one_in(2) {
+                self.driver.borrow_mut().suppress_signals();
+            }
+        }
+    }
+
+    /// Has the actor look again.
+    pub(super) fn wake(&self) {
+        if let Some(actor) = self.actor.get() {
+            self.world().machine.wake(actor);
+        }
+    }
+
+    /// The interrupt line, looked at: wakes a driver that sleeps, a moment later.
+    pub(crate) fn look_at_call(&self) {
+        if !self.asleep.get() || !self.driver.borrow().has_used() {
+            return;
+        }
+        let call = self.call.borrow();
+        let Some(call) = call.as_ref() else { return };
+        if nix::unistd::read(&***call, &mut [0; 8]).is_ok()
+            && let Some(actor) = self.actor.get()
+        {
+            let world = self.world();
+            world.coverage.interrupts.one();
+            let delay = world.random().below(2_000);
+            world.machine.wake_at(actor, world.machine.now_ns() + delay);
+            self.asleep.set(false);
+        }
+    }
+
+    // ---- offering ------------------------------------------------------------------------------
+
+    /// Offers a batch. `false`: there was no room.
+    fn offer_some(&self) -> bool {
+        let Shared { world, plan, left, .. } = &*self.shared;
+        let random = world.random();
+        let batch = random.between(1, u64::from(plan.batch)).min(left.get());
+        let mut count = 0;
+        while count < batch && self.offer() {
+            count += 1;
+        }
+        if count == 0 {
+            world.coverage.full_queues.one();
+            return false;
+        }
+        left.set(left.get() - count);
+        let before = self.offered.get();
+        self.offered.set(before + count);
+        world.coverage.wrapped.add((self.offered.get() >> 16) - (before >> 16));
+        if self.driver.borrow_mut().publish() {
+            world.coverage.kicks.one();
+            self.kick();
+        } else {
+            world.coverage.suppressed.add(count);
+            if random.one_in(plan.spurious_kick) {
+                world.coverage.spurious_kicks.one();
+                self.kick();
+            }
+        }
+        true
+    }
+
+    pub(super) fn kick(&self) {
+        if let Some(kick) = &*self.kick.borrow() {
+            nix::unistd::write(&***kick, &1u64.to_ne_bytes()).expect("an eventfd takes a kick");
+            self.world().poke_queue(self.shared.guest, self.index);
+        }
+    }
+
+    fn offer(&self) -> bool {
+        let Shared { world, view, model, plan, .. } = &*self.shared;
+        let random = world.random();
+        let Some(slot) = self.free.borrow_mut().pop() else { return false };
+        let base = SLOTS + u64::from(slot) * SLOT;
+        let kind = Kind::any(random, plan.ranges);
+        let mut model = model.borrow_mut();
+        let sectors = model.sectors();
+        let count = match random.below(16) {
+            0 => random.between(1, u64::from(MOST_SECTORS)) as u32,
+            1..4 => 8,
+            _ => random.between(1, 2) as u32,
+        };
+        // Some places are hot, so that requests meet.
+        let area = if random.one_in(4) { sectors.min(64) } else { sectors };
+        let first = random.below(u64::from(area - count.min(area) + 1)) as u32;
+        let count = count.min(area);
+        let ticket = match kind {
+            Kind::Read => Some(model.begin_read(first, count)),
+            Kind::Write => Some(model.begin_write(first, count, false)),
+            Kind::Zeroes(_) | Kind::Discard => Some(model.begin_write(first, count, true)),
+            _ => None,
+        };
+        drop(model);
+        let data = base + DATA + random.below(8) * 64;
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&kind.number().to_le_bytes());
+        let sector = match kind {
+            Kind::Read | Kind::Write => first,
+            Kind::OutOfRange => sectors,
+            _ => 0,
+        };
+        header[8..].copy_from_slice(&u64::from(sector).to_le_bytes());
+        view.write_bytes(base, &header).expect("memory");
+        view.write_u8(base + STATUS, UNANSWERED).expect("memory");
+        let (mut to_device, mut from_device) = (0, 0);
+        match kind {
+            Kind::Read => from_device = count * SECTOR as u32,
+            Kind::OutOfRange => from_device = SECTOR as u32,
+            Kind::GetId => from_device = 20,
+            Kind::Write => {
+                let ticket = ticket.as_ref().expect("of the write");
+                let mut bytes = self.shared.reading.borrow_mut();
+                bytes.resize(count as usize * SECTOR, 0);
+                for (at, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
+                    model::fill(ticket.version, first + at as u32, sector);
+                }
+                view.write_bytes(data, &bytes).expect("memory");
+                to_device = count * SECTOR as u32;
+            }
+            Kind::Zeroes(_) | Kind::Discard => {
+                let mut range = [0; 16];
+                range[..8].copy_from_slice(&u64::from(first).to_le_bytes());
+                range[8..12].copy_from_slice(&count.to_le_bytes());
+                range[12] = (kind == Kind::Zeroes(true)).into();
+                view.write_bytes(data, &range).expect("memory");
+                to_device = 16;
+            }
+            Kind::Flush | Kind::Unknown => {}
+        }
+        let readable = segments(random, Segment { addr: base, len: 16 }, data, to_device);
+        let status = Segment { addr: base + STATUS, len: 1 };
+        let mut writable = segments(random, status, data, from_device);
+        // The status is the last.
+        writable.rotate_left(1);
+        let mut driver = self.driver.borrow_mut();
+        let head = match random.one_in(plan.indirect) {
+            true => driver.add_indirect(base + TABLE, &readable, &writable).expect("memory"),
+            false => driver.add(&readable, &writable),
+        };
+        drop(driver);
+        let request = Request {
+            kind,
+            ticket,
+            slot,
+            data,
+            writable: from_device,
+            offered_ns: world.machine.now_ns(),
+        };
+        let Some(head) = head else {
+            // No descriptors are left: as if it had never been.
+            self.forget(&request);
+            return false;
+        };
+        let before = self.requests.borrow_mut()[usize::from(head)].replace(request);
+        assert!(before.is_none(), "head {head} is used twice");
+        self.in_flight.set(self.in_flight.get() + 1);
+        true
+    }
+
+    // ---- answers -------------------------------------------------------------------------------
+
+    /// Takes all answers that there are.
+    pub(super) fn reap(&self) {
+        loop {
+            let used = self.driver.borrow_mut().reap();
+            let Some(used) = used else { return };
+            let request = self.requests.borrow_mut()[usize::from(used.head)].take();
+            let Some(request) = request else {
+                self.fail(&format!("head {} was answered, and is not under way", used.head));
+            };
+            self.in_flight.set(self.in_flight.get() - 1);
+            self.check(&request, used.written);
+        }
+    }
+
+    fn check(&self, request: &Request, written: u32) {
+        let Shared { world, view, model, guest, plan, .. } = &*self.shared;
+        let coverage = &world.coverage;
+        let base = SLOTS + u64::from(request.slot) * SLOT;
+        let status = view.read_u8(base + STATUS).expect("memory");
+        let now = world.machine.now_ns();
+        let took = now - request.offered_ns;
+        let id = (*guest as u64) << 48 | u64::from(self.index) << 32 | u64::from(request.slot);
+        world.machine.note(id ^ u64::from(status) << 24 ^ now << 1);
+        coverage.requests.one();
+        let may_fail = plan.may_fail && world.has_failed();
+        if !request.may_get(status, may_fail) {
+            self.fail(&format!("{request:?} was answered {status}"));
+        }
+        if took > plan.patience_ns {
+            self.fail(&format!("{request:?} took {took} ns"));
+        }
+        let good = status == 0;
+        if good && written != request.writable + 1 {
+            self.fail(&format!("{request:?}: {written} bytes are said to be written"));
+        }
+        match request.kind {
+            Kind::Read => coverage.reads.one(),
+            Kind::Write => coverage.writes.one(),
+            Kind::Flush => coverage.flushes.one(),
+            Kind::Zeroes(_) => coverage.zeroes.one(),
+            Kind::Discard => coverage.discards.one(),
+            Kind::GetId => coverage.ids.one(),
+            Kind::OutOfRange | Kind::Unknown => coverage.refused.one(),
+        }
+        if !good && !matches!(request.kind, Kind::OutOfRange | Kind::Unknown) {
+            coverage.failed.one();
+        }
+        self.free.borrow_mut().push(request.slot);
+        let Some(ticket) = &request.ticket else { return };
+        let mut model = model.borrow_mut();
+        let checked = if request.kind.writes() {
+            // What was discarded is there or not.
+            model.end_write(ticket, good && request.kind != Kind::Discard);
+            Ok(())
+        } else if good {
+            let mut bytes = self.shared.reading.borrow_mut();
+            bytes.resize(request.len(), 0);
+            view.read_bytes(request.data, &mut bytes).expect("memory");
+            model.end_read(ticket, Some(&bytes))
+        } else {
+            model.end_read(ticket, None)
+        };
+        drop(model);
+        if let Err(wrong) = checked {
+            self.fail(&format!("{request:?}: {wrong}"));
+        }
+    }
+
+    /// A request that nobody will answer any more: it may have been done, in part or not at all.
+    fn forget(&self, request: &Request) {
+        self.free.borrow_mut().push(request.slot);
+        let Some(ticket) = &request.ticket else { return };
+        let mut model = self.shared.model.borrow_mut();
+        match request.kind.writes() {
+            true => model.end_write(ticket, false),
+            false => model.end_read(ticket, None).expect("nothing is checked"),
+        }
+    }
+
+    fn fail(&self, what: &str) -> ! {
+        let Shared { guest, world, .. } = &*self.shared;
+        world.fail(&format!("guest {guest}, queue {}: {what}", self.index))
+    }
+}
+
+/// A driver with empty rings.
+fn new_driver(shared: &Shared, index: u16) -> Driver {
+    let plan = &shared.plan;
+    let base = u64::from(index) * RINGS;
+    let driver = Driver::new(&shared.view, base, plan.queue_size, plan.event_idx);
+    driver.expect("rings in memory").starting_at(plan.first_index)
+}
+
+/// A first buffer, and the data in up to four.
+fn segments(random: &crate::random::Random, first: Segment, data: u64, len: u32) -> Vec<Segment> {
+    let mut all = vec![first];
+    let (mut addr, mut left) = (data, len);
+    let pieces = if left > 16 { [1, 1, 1, 2, 4][random.below(5) as usize] } else { 1 };
+    for _ in 1..pieces {
+        let part = 1 + random.below(u64::from(left) - 1) as u32;
+        if part == left || left < 2 {
+            break;
+        }
+        all.push(Segment { addr, len: part });
+        (addr, left) = (addr + u64::from(part), left - part);
+        if left < 2 {
+            break;
+        }
+    }
+    if left > 0 {
+        all.push(Segment { addr, len: left });
+    }
+    all
+}

@@ -1,0 +1,129 @@
+//! The front end: a VMM at the other end of a vhost-user socket.
+//!
+//! It waits for each of its messages to be acknowledged, as an actor of its own, beside the queues'
+//! drivers, which go on meanwhile.
+
+use std::io::{IoSlice, Read};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+
+use exports::vhost_user::wire::{HEADER_LEN, Request};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use crate::fds::Fds;
+use crate::world::World;
+
+const VERSION: u32 = 1;
+const NEED_REPLY: u32 = 8;
+
+/// How long until it looks again whether it was answered, nanoseconds.
+const LOOK_NS: u64 = 5_000;
+
+/// The daemon has closed the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// A connection to an export.
+pub(super) struct Connection {
+    world: Rc<World>,
+    stream: UnixStream,
+    fds: Rc<Fds>,
+    reply_ack: bool,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.fds.forget(self.stream.as_raw_fd());
+        self.world.poke_control();
+    }
+}
+
+impl Connection {
+    /// Connects. The daemon may not be there, and find it waiting when it is.
+    pub(super) fn new(world: &Rc<World>, guest: usize) -> Self {
+        let stream = world.listener(guest).connect();
+        stream.set_nonblocking(true).expect("a socket");
+        let fds = world.fds.clone();
+        fds.keep(stream.as_raw_fd());
+        world.poke_control();
+        Connection { world: world.clone(), stream, fds, reply_ack: false }
+    }
+
+    /// Acknowledgements are agreed on.
+    pub(super) fn has_reply_ack(&mut self) {
+        self.reply_ack = true;
+    }
+
+    /// Sends a message.
+    fn send(&self, request: Request, payload: &[u8], fds: &[RawFd]) -> Result<(), Gone> {
+        let ack = self.reply_ack && !request.has_reply();
+        let flags = VERSION | if ack { NEED_REPLY } else { 0 };
+        let mut bytes = Vec::with_capacity(HEADER_LEN + payload.len());
+        for field in [request as u32, flags, payload.len() as u32] {
+            bytes.extend(field.to_ne_bytes());
+        }
+        bytes.extend(payload);
+        let rights = [ControlMessage::ScmRights(fds)];
+        let control = if fds.is_empty() { &[] } else { rights.as_slice() };
+        let iov = [IoSlice::new(&bytes)];
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        let sent = sendmsg::<()>(self.stream.as_raw_fd(), &iov, control, flags, None);
+        self.world.poke_control();
+        match sent {
+            Ok(n) if n == bytes.len() => Ok(()),
+            _ => Err(Gone),
+        }
+    }
+
+    /// Sends a message and waits until it is carried out.
+    pub(super) fn tell(&self, request: Request, payload: &[u8], fds: &[RawFd]) -> Result<(), Gone> {
+        self.send(request, payload, fds)?;
+        if self.reply_ack {
+            let answer = self.receive(request)?;
+            assert_eq!(answer, 0u64.to_ne_bytes(), "{request:?} was refused");
+        }
+        Ok(())
+    }
+
+    /// Sends a message and waits for its answer.
+    pub(super) fn ask(&self, request: Request, payload: &[u8]) -> Result<Vec<u8>, Gone> {
+        self.send(request, payload, &[])?;
+        self.receive(request)
+    }
+
+    /// The same, where the answer is a number.
+    pub(super) fn ask_number(&self, request: Request) -> Result<u64, Gone> {
+        let answer = self.ask(request, &[])?;
+        Ok(u64::from_ne_bytes(answer.try_into().expect("8 bytes")))
+    }
+
+    fn receive(&self, request: Request) -> Result<Vec<u8>, Gone> {
+        let mut header = [0; HEADER_LEN];
+        self.fill(&mut header)?;
+        let field = |at: usize| {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(&header[at..at + 4]);
+            u32::from_ne_bytes(bytes)
+        };
+        assert_eq!(field(0), request as u32, "the answer to {request:?}");
+        let mut payload = vec![0; field(8) as usize];
+        self.fill(&mut payload)?;
+        Ok(payload)
+    }
+
+    fn fill(&self, into: &mut [u8]) -> Result<(), Gone> {
+        let mut filled = 0;
+        while filled < into.len() {
+            match (&self.stream).read(&mut into[filled..]) {
+                Ok(0) => return Err(Gone),
+                Ok(n) => filled += n,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.world.machine.sleep(LOOK_NS);
+                }
+                Err(_) => return Err(Gone),
+            }
+        }
+        Ok(())
+    }
+}

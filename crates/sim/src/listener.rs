@@ -1,0 +1,32 @@
+//! A socket that front ends connect to, whether there is a daemon or not.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+use crate::fds::Fds;
+
+/// As a service manager keeps it for a daemon that may die.
+pub(crate) struct Socket {
+    listener: UnixListener,
+    address: SocketAddr,
+}
+
+impl Socket {
+    pub(crate) fn new(fds: &Fds, number: usize) -> Self {
+        let name = format!("ringmill-sim-{}-{number}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).expect("a short name");
+        let listener = UnixListener::bind_addr(&address).expect("a socket");
+        fds.keep(listener.as_raw_fd());
+        Socket { listener, address }
+    }
+
+    /// The daemon's copy.
+    pub(crate) fn for_daemon(&self) -> OwnedFd {
+        self.listener.as_fd().try_clone_to_owned().expect("a descriptor")
+    }
+
+    pub(crate) fn connect(&self) -> UnixStream {
+        UnixStream::connect_addr(&self.address).expect("somebody listens")
+    }
+}

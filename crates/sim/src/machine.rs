@@ -1,0 +1,242 @@
+//! One thread on which everything happens: actors, each with a stack of its own, and virtual time.
+//!
+//! An actor is a loop of the daemon's, which runs [`EventLoop::run`](event_loop::EventLoop::run) as in
+//! production, or something of a guest's. It goes on until it waits; which of those that can go on is
+//! next is up to the seed. When none can, time leaps to what the next one waits for. An actor
+//! that waits for ever and is never woken is a lost wake-up.
+
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use event_loop::ring::sim::elsewhere;
+
+use crate::random::Random;
+
+/// Waiting until somebody wakes it.
+pub(crate) const FOREVER: u64 = u64::MAX;
+
+/// Bytes of an actor's stack.
+const STACK: usize = 256 << 10;
+
+type Routine = Coroutine<(), u64, (), DefaultStack>;
+
+/// The machine. Clones are handles to the same.
+#[derive(Clone)]
+pub(crate) struct Machine(Rc<Inner>);
+
+struct Inner {
+    now_ns: Cell<u64>,
+    random: Random,
+    actors: RefCell<Vec<Option<Actor>>>,
+    /// The one that runs, if one does.
+    current: Cell<Option<usize>>,
+    /// Places of actors that can go on, reused between steps.
+    ready: RefCell<Vec<usize>>,
+    steps: Cell<u64>,
+    trace: Cell<u64>,
+    verbose: bool,
+}
+
+struct Actor {
+    name: String,
+    /// `None` while it runs.
+    routine: Option<Routine>,
+    /// On its own stack; null before its first step.
+    yielder: Rc<Cell<*const Yielder<(), u64>>>,
+    until: u64,
+}
+
+/// Names an actor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ActorId(usize);
+
+/// What a step came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// An actor went on.
+    Ran(ActorId),
+    /// Nobody can go on before then; [`FOREVER`]: unless something wakes one.
+    Idle(u64),
+}
+
+impl Machine {
+    pub(crate) fn new(seed: u64, verbose: bool) -> Self {
+        Machine(Rc::new(Inner {
+            now_ns: Cell::new(0),
+            random: Random::new(seed),
+            actors: RefCell::default(),
+            current: Cell::new(None),
+            ready: RefCell::default(),
+            steps: Cell::new(0),
+            trace: Cell::new(seed),
+            verbose,
+        }))
+    }
+
+    /// Virtual time, nanoseconds.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.0.now_ns.get()
+    }
+
+    pub(crate) fn advance_to(&self, ns: u64) {
+        self.0.now_ns.set(self.now_ns().max(ns));
+    }
+
+    pub(crate) fn random(&self) -> &Random {
+        &self.0.random
+    }
+
+    /// Steps taken so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.0.steps.get()
+    }
+
+    /// What has happened so far, in 64 bits.
+    pub(crate) fn trace(&self) -> u64 {
+        self.0.trace.get()
+    }
+
+    /// Adds to [`trace`](Self::trace).
+    pub(crate) fn note(&self, what: u64) {
+        let mixed = (self.0.trace.get() ^ what).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0.trace.set(mixed ^ (mixed >> 29));
+    }
+
+    /// Says what happens, if somebody wants to read it.
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+        if self.0.verbose {
+            println!("{:>12} ns, step {}: {}", self.now_ns(), self.steps(), what());
+        }
+    }
+
+    /// A new actor, to go on at once.
+    pub(crate) fn spawn(&self, name: String, body: impl FnOnce() + 'static) -> ActorId {
+        let yielder = Rc::new(Cell::new(std::ptr::null()));
+        let place = yielder.clone();
+        let stack = DefaultStack::new(STACK).expect("memory for a stack");
+        let routine = Routine::with_stack(stack, move |of_actor, ()| {
+            place.set(std::ptr::from_ref(of_actor));
+            body();
+        });
+        let actor = Actor { name, routine: Some(routine), yielder, until: 0 };
+        let mut actors = self.0.actors.borrow_mut();
+        let free = actors.iter().position(Option::is_none);
+        let index = free.unwrap_or(actors.len());
+        match free {
+            Some(index) => actors[index] = Some(actor),
+            None => actors.push(Some(actor)),
+        }
+        ActorId(index)
+    }
+
+    /// Whether it has not ended.
+    pub(crate) fn is_there(&self, id: ActorId) -> bool {
+        self.0.actors.borrow()[id.0].is_some()
+    }
+
+    /// Takes an actor away where it stands, with all that is on its stack: nothing of it is dropped,
+    /// as when a process is killed.
+    pub(crate) fn kill(&self, id: ActorId) {
+        let actor = self.0.actors.borrow_mut()[id.0].take();
+        if let Some(mut routine) = actor.and_then(|actor| actor.routine) {
+            // SAFETY: what is on its stack is referred to by nobody else any more: other actors of the
+            // same daemon are killed along with it, and guests never have references into a daemon.
+            unsafe { routine.force_reset() };
+        }
+    }
+
+    /// Has an actor that waits go on.
+    pub(crate) fn wake(&self, id: ActorId) {
+        if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
+            actor.until = 0;
+        }
+    }
+
+    /// Has it go on then, if it would wait longer.
+    pub(crate) fn wake_at(&self, id: ActorId, ns: u64) {
+        if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
+            actor.until = actor.until.min(ns);
+        }
+    }
+
+    /// The actor that calls waits until then, or until it is woken.
+    pub(crate) fn wait_until(&self, ns: u64) {
+        let current = self.0.current.get().expect("only actors wait");
+        let yielder = {
+            let actors = self.0.actors.borrow();
+            actors[current].as_ref().expect("it runs").yielder.get()
+        };
+        // SAFETY: it lies on the stack that this runs on, since its actor is the one that runs.
+        elsewhere(|| unsafe { (*yielder).suspend(ns) });
+    }
+
+    /// The actor that calls waits that long, or until it is woken.
+    pub(crate) fn sleep(&self, ns: u64) {
+        self.wait_until(self.now_ns() + ns);
+    }
+
+    /// Others may go on before the actor that calls, if one runs: once in `n` times.
+    pub(crate) fn preempt(&self, n: u64) {
+        if self.0.current.get().is_some() && self.0.random.one_in(n) {
+            self.wait_until(0);
+        }
+    }
+
+    /// Has one actor go on that can.
+    pub(crate) fn step(&self) -> Step {
+        let now = self.now_ns();
+        let (index, mut routine) = {
+            let mut actors = self.0.actors.borrow_mut();
+            let mut ready = self.0.ready.borrow_mut();
+            ready.clear();
+            let mut next = FOREVER;
+            for (index, actor) in actors.iter().enumerate() {
+                if let Some(actor) = actor {
+                    if actor.until <= now {
+                        ready.push(index);
+                    }
+                    next = next.min(actor.until);
+                }
+            }
+            if ready.is_empty() {
+                return Step::Idle(next);
+            }
+            let index = self.0.random.pick(&ready);
+            let actor = actors[index].as_mut().expect("it was there");
+            (index, actor.routine.take().expect("it does not run"))
+        };
+        self.0.steps.set(self.steps() + 1);
+        self.note(now ^ (index as u64) << 56);
+        self.0.current.set(Some(index));
+        let result = routine.resume(());
+        self.0.current.set(None);
+        let mut actors = self.0.actors.borrow_mut();
+        match (result, &mut actors[index]) {
+            (CoroutineResult::Yield(until), Some(actor)) => {
+                actor.until = until;
+                actor.routine = Some(routine);
+            }
+            (CoroutineResult::Return(()), _) => {
+                let ended = actors[index].take();
+                drop(actors);
+                drop(ended);
+            }
+            (CoroutineResult::Yield(_), None) => unreachable!("an actor does not kill itself"),
+        }
+        Step::Ran(ActorId(index))
+    }
+
+    /// The actors that there are and what they wait for, for a report.
+    pub(crate) fn actors(&self) -> String {
+        let actors = self.0.actors.borrow();
+        let of = |actor: &Actor| match actor.until {
+            FOREVER => format!("  {} waits to be woken", actor.name),
+            until => format!("  {} waits until {until} ns", actor.name),
+        };
+        actors.iter().flatten().map(of).collect::<Vec<_>>().join("\n")
+    }
+}
