@@ -1,7 +1,6 @@
 //! What has happened, how often: a fault or a state that never comes up proves nothing.
 
 use std::cell::Cell;
-use std::fmt;
 
 macro_rules! counters {
     ($($name:ident $text:literal),* $(,)?) => {
@@ -28,7 +27,6 @@ counters! {
     ids "serial numbers asked for",
     refused "requests that make no sense, refused",
     failed "requests that failed, as their operations did",
-    overlapping "reads of sectors that were being written",
     kicks "kicks",
     spurious_kicks "kicks for nothing",
     suppressed "requests offered without a kick, as the queue was being served",
@@ -36,7 +34,6 @@ counters! {
     raced "answers that came as the driver was about to sleep",
     full_queues "queues full",
     wrapped "ring indices that wrapped around",
-    sleeps "loops that went to sleep",
     connections "connections made",
 }
 
@@ -55,11 +52,5 @@ impl Count {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.get()
-    }
-}
-
-impl fmt::Display for Coverage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.all().into_iter().try_for_each(|(text, count)| writeln!(f, "{count:>14}  {text}"))
     }
 }

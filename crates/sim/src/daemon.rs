@@ -87,7 +87,7 @@ pub(crate) struct Daemon {
     machine: Machine,
     /// The control loop, then those of the I/O threads.
     pub(crate) loops: Vec<Loop>,
-    pub(crate) nodes: NodeRegistry,
+    _nodes: NodeRegistry,
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
 }
@@ -107,7 +107,7 @@ impl Daemon {
             let node = nodes.open(&blockdev(&name, disk)).expect("an image that can be opened");
             let config = VhostUserConfig {
                 id: format!("export{number}"),
-                listen: Listen::Fd(disk.socket.for_daemon()),
+                listen: Listen::Fd(disk.socket.for_daemon().into()),
                 io_threads: loops[1..].iter().map(|l| l.handle.clone()).collect(),
                 num_queues: disk.queues,
                 writable: true,
@@ -125,7 +125,7 @@ impl Daemon {
             };
             loops[0].handle.spawn(start).expect("the loop is there");
         }
-        Daemon { machine: machine.clone(), loops, nodes, started, exports: Vec::new() }
+        Daemon { machine: machine.clone(), loops, _nodes: nodes, started, exports: Vec::new() }
     }
 
     /// The loop that serves a queue.

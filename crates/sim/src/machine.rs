@@ -138,17 +138,6 @@ impl Machine {
         self.0.actors.borrow()[id.0].is_some()
     }
 
-    /// Takes an actor away where it stands, with all that is on its stack: nothing of it is dropped,
-    /// as when a process is killed.
-    pub(crate) fn kill(&self, id: ActorId) {
-        let actor = self.0.actors.borrow_mut()[id.0].take();
-        if let Some(mut routine) = actor.and_then(|actor| actor.routine) {
-            // SAFETY: what is on its stack is referred to by nobody else any more: other actors of the
-            // same daemon are killed along with it, and guests never have references into a daemon.
-            unsafe { routine.force_reset() };
-        }
-    }
-
     /// Has an actor that waits go on.
     pub(crate) fn wake(&self, id: ActorId) {
         if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {

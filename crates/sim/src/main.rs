@@ -11,36 +11,123 @@ mod guest;
 mod listener;
 mod machine;
 mod model;
+mod options;
 mod plan;
 mod random;
+mod report;
 mod ring;
 mod world;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use event_loop::sync::lock;
+
+use self::options::Options;
+use self::plan::Plan;
+use self::report::Report;
+
+/// Seeds that one process runs, one after the other: what killed daemons leave behind goes with it.
+const CHUNK: u64 = 8;
+
+/// With fewer seeds something may well not come up.
+const ENOUGH: u64 = 100;
 
 fn main() -> ExitCode {
-    let mut args = std::env::args().skip(1);
-    let (mut seed, mut seeds, mut requests, mut verbose) = (1, 1, None, false);
-    while let Some(arg) = args.next() {
-        let mut number = || args.next().and_then(|text| text.parse::<u64>().ok()).expect("a number");
-        match arg.as_str() {
-            "--seed" | "--first" => seed = number(),
-            "--seeds" => seeds = number(),
-            "--requests" => requests = Some(number()),
-            "--verbose" => verbose = true,
-            _ => return ExitCode::FAILURE,
+    let options = match Options::from_args() {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{}", options::HELP);
+            return ExitCode::SUCCESS;
         }
+        Err(error) => {
+            eprintln!("sim: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match (options.worker, options.seeds) {
+        (true, _) => run_here(&options),
+        (false, 1) => run_one(&options),
+        (false, _) => run_all(&options),
     }
-    for seed in seed..seed + seeds {
-        let plan = plan::Plan::new(seed, requests);
-        let begin = std::time::Instant::now();
-        let outcome = world::run(seed, &plan, verbose);
-        println!("{seed}: {:?} {:x} {} ns {} steps", begin.elapsed(), outcome.trace, outcome.virtual_ns, outcome.steps);
-        if verbose {
-            for (text, n) in outcome.counted {
-                println!("{n:>12} {text}");
-            }
-        }
+}
+
+/// Runs seeds one after the other.
+fn run_here(options: &Options) -> ExitCode {
+    for seed in options.first..options.first + options.seeds {
+        Report::print(&world::run(seed, &Plan::new(seed, options.requests), options.verbose));
     }
     ExitCode::SUCCESS
+}
+
+/// Runs one seed, to be looked at.
+fn run_one(options: &Options) -> ExitCode {
+    let plan = Plan::new(options.first, options.requests);
+    if options.verbose {
+        println!("{plan:#?}");
+    }
+    let outcome = world::run(options.first, &plan, options.verbose);
+    let mut report = Report::default();
+    report.add(&outcome);
+    println!("{report}\ntrace {:016x}", outcome.trace);
+    ExitCode::SUCCESS
+}
+
+/// Runs seeds in processes of their own, several at a time.
+fn run_all(options: &Options) -> ExitCode {
+    let begin = Instant::now();
+    let end = options.first + options.seeds;
+    let next = Mutex::new(options.first);
+    let (report, failed) = (Mutex::new(Report::default()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            scope.spawn(|| {
+                loop {
+                    let first = {
+                        let mut next = lock(&next);
+                        let first = *next;
+                        *next += CHUNK;
+                        first
+                    };
+                    if first >= end {
+                        return;
+                    }
+                    let (lines, good) = run_apart(options, first, CHUNK.min(end - first));
+                    lock(&report).read(&lines);
+                    if !good {
+                        lock(&failed).push(first);
+                    }
+                }
+            });
+        }
+    });
+    let (report, failed) = (lock(&report), lock(&failed));
+    let took = begin.elapsed().as_secs_f64();
+    let rate = report.requests() as f64 / took;
+    println!("{report}");
+    println!("{took:.1} s, {:.0} requests/s, {:.2e} requests per hour", rate, rate * 3600.0);
+    let missing = report.missing();
+    if !failed.is_empty() {
+        eprintln!("sim: {} of {} seeds ran to their ends", report.runs(), options.seeds);
+        return ExitCode::FAILURE;
+    }
+    if options.seeds >= ENOUGH && !missing.is_empty() {
+        eprintln!("sim: never happened: {}", missing.join("; "));
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs seeds in one other process. What it reports, and whether all was well.
+fn run_apart(options: &Options, first: u64, seeds: u64) -> (String, bool) {
+    let program = std::env::current_exe().expect("this program");
+    let mut command = Command::new(program);
+    command.args(["--worker", "--first", &first.to_string(), "--seeds", &seeds.to_string()]);
+    if let Some(requests) = options.requests {
+        command.args(["--requests", &requests.to_string()]);
+    }
+    // What went wrong goes where it would go from here.
+    let output = command.stderr(Stdio::inherit()).output().expect("a process");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success())
 }

@@ -2,10 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::RawFd;
-use std::rc::Rc;
 
 use event_loop::Clock;
 use event_loop::ring::sim::{Faults, Sim};
@@ -31,23 +29,20 @@ pub(crate) struct MachineRing {
     preemption: Preemption,
     /// Nanoseconds that a reading of the clock takes.
     clock_step_ns: u64,
-    pub(crate) sleeps: Rc<Cell<u64>>,
 }
 
 impl MachineRing {
-    pub(crate) fn new(machine: &Machine, seed: u64, faults: Faults, preemption: Preemption) -> Self {
+    pub(crate) fn new(
+        machine: &Machine,
+        seed: u64,
+        faults: Faults,
+        preemption: Preemption,
+    ) -> Self {
         let clock_step_ns = faults.clock_step_ns;
         let sim = Sim::new(seed, Faults { clock_step_ns: 0, ..faults });
         sim.look_at_descriptors();
         let ring = sim.clone();
-        MachineRing {
-            machine: machine.clone(),
-            sim,
-            ring,
-            preemption,
-            clock_step_ns,
-            sleeps: Rc::default(),
-        }
+        MachineRing { machine: machine.clone(), sim, ring, preemption, clock_step_ns }
     }
 
     /// Its time is the machine's.
@@ -92,7 +87,6 @@ impl Ring for MachineRing {
                 return Ok(());
             }
             let due = self.sim.next_due_ns().unwrap_or(FOREVER);
-            self.sleeps.set(self.sleeps.get() + 1);
             self.machine.wait_until(deadline.min(due).max(now));
         }
     }

@@ -145,6 +145,8 @@ impl World {
     }
 
     fn go_on_until(&self, what: &str, condition: impl Fn() -> bool) {
+        // What was asked of the loops between steps.
+        self.after_step();
         while !condition() {
             match self.machine.step() {
                 Step::Ran(_) => self.after_step(),

@@ -161,6 +161,7 @@ impl Guest {
         let world = self.world();
         let mut connection = Connection::new(world, self.shared.guest);
         world.coverage.connections.one();
+        world.machine.say(|| format!("guest {} connects", self.shared.guest));
         self.negotiate(&mut connection)?;
         self.set_memory(&connection)?;
         for queue in &self.queues {

@@ -1,0 +1,62 @@
+//! The command line.
+
+use lexopt::prelude::*;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// The first seed.
+    pub(crate) first: u64,
+    /// How many.
+    pub(crate) seeds: u64,
+    /// Requests of each, if not as many as usual.
+    pub(crate) requests: Option<u64>,
+    /// Say what happens.
+    pub(crate) verbose: bool,
+    /// Processes at the same time.
+    pub(crate) jobs: usize,
+    /// This is one of those: runs its seeds one after the other, and reports to the one that asked.
+    pub(crate) worker: bool,
+}
+
+pub(crate) const HELP: &str = "\
+Usage: sim [--seeds N] [--first S] [--seed S] [--requests M] [--jobs J] [--verbose]
+
+Simulates the daemon, seed by seed, and checks all that its guests get.
+
+  --seeds N     how many seeds (default 100)
+  --first S     the first of them (default 1)
+  --seed S      this one only: what it did before, it does again
+  --requests M  requests per seed
+  --jobs J      seeds at the same time (default: one per CPU)
+  --verbose     say what happens
+";
+
+impl Options {
+    /// Reads the process's arguments; `None`: help was asked for.
+    pub(crate) fn from_args() -> Result<Option<Options>, lexopt::Error> {
+        let mut options = Options {
+            first: 1,
+            seeds: 100,
+            requests: None,
+            verbose: false,
+            jobs: std::thread::available_parallelism().map_or(1, usize::from),
+            worker: false,
+        };
+        let mut args = lexopt::Parser::from_env();
+        while let Some(arg) = args.next()? {
+            match arg {
+                Long("seeds") => options.seeds = args.value()?.parse()?,
+                Long("first") => options.first = args.value()?.parse()?,
+                Long("seed") => (options.first, options.seeds) = (args.value()?.parse()?, 1),
+                Long("requests") => options.requests = Some(args.value()?.parse()?),
+                Long("jobs") => options.jobs = args.value()?.parse::<usize>()?.max(1),
+                Long("verbose") => options.verbose = true,
+                Long("worker") => options.worker = true,
+                Long("help") | Short('h') => return Ok(None),
+                _ => return Err(arg.unexpected()),
+            }
+        }
+        Ok(Some(options))
+    }
+}

@@ -1,0 +1,90 @@
+//! What runs came to, added up: also over the border of a process, as lines.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::world::Outcome;
+
+/// Lines of a report that count something begin so.
+const COUNT: &str = "count";
+const RUN: &str = "run";
+
+/// The sum of some runs.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    runs: u64,
+    steps: u64,
+    virtual_ns: u128,
+    /// By what is counted, in the order of the counters.
+    counts: Vec<String>,
+    sums: BTreeMap<String, u64>,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, outcome: &Outcome) {
+        self.add_run(outcome.steps, outcome.virtual_ns);
+        for (what, n) in &outcome.counted {
+            self.add_count(what, *n);
+        }
+    }
+
+    fn add_run(&mut self, steps: u64, virtual_ns: u64) {
+        self.runs += 1;
+        self.steps += steps;
+        self.virtual_ns += u128::from(virtual_ns);
+    }
+
+    fn add_count(&mut self, what: &str, n: u64) {
+        if !self.sums.contains_key(what) {
+            self.counts.push(what.to_owned());
+        }
+        *self.sums.entry(what.to_owned()).or_default() += n;
+    }
+
+    /// A run as lines, for [`read`](Self::read).
+    pub(crate) fn print(outcome: &Outcome) {
+        println!("{RUN}\t{}\t{}", outcome.steps, outcome.virtual_ns);
+        for (what, n) in &outcome.counted {
+            println!("{COUNT}\t{what}\t{n}");
+        }
+    }
+
+    /// Adds what lines say.
+    pub(crate) fn read(&mut self, lines: &str) {
+        for line in lines.lines() {
+            let fields: Vec<_> = line.split('\t').collect();
+            match fields.as_slice() {
+                [RUN, steps, ns] => {
+                    self.add_run(steps.parse().unwrap_or(0), ns.parse().unwrap_or(0));
+                }
+                [COUNT, what, n] => self.add_count(what, n.parse().unwrap_or(0)),
+                _ => println!("{line}"),
+            }
+        }
+    }
+
+    /// Seeds that were run to their ends.
+    pub(crate) fn runs(&self) -> u64 {
+        self.runs
+    }
+
+    /// Requests that were answered.
+    pub(crate) fn requests(&self) -> u64 {
+        self.counts.first().map_or(0, |what| self.sums[what])
+    }
+
+    /// What has not happened at all.
+    pub(crate) fn missing(&self) -> Vec<&str> {
+        self.counts.iter().filter(|what| self.sums[*what] == 0).map(String::as_str).collect()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for what in &self.counts {
+            writeln!(f, "{:>14}  {what}", self.sums[what])?;
+        }
+        let seconds = self.virtual_ns as f64 / 1e9;
+        write!(f, "{} seeds, {} steps, {seconds:.1} s of virtual time", self.runs, self.steps)
+    }
+}

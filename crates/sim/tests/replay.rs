@@ -1,0 +1,25 @@
+//! A seed is a course of events: the same each time, and no other's.
+
+use std::process::Command;
+
+/// What is printed of a seed's run, the hash of all that happened included.
+fn run(seed: u64) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
+    let output =
+        command.args(["--seed", &seed.to_string(), "--requests", "3000"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("trace ")), "{text}");
+    text
+}
+
+#[test]
+fn a_seed_takes_the_same_course_each_time_and_others_take_others() {
+    let runs: Vec<_> = (1..=8).map(run).collect();
+    for (seed, first) in (1..).zip(&runs) {
+        assert_eq!(run(seed), *first, "seed {seed}");
+    }
+    let traces: std::collections::BTreeSet<_> =
+        runs.iter().map(|run| run.lines().last().unwrap().to_owned()).collect();
+    assert_eq!(traces.len(), runs.len());
+}
