@@ -4,13 +4,18 @@
 //! The functions are independent of libFuzzer. The test replays the seeds.
 
 pub mod ahci;
+pub mod front_end;
 pub mod input;
 pub mod nbd;
+pub mod nbd_client;
+pub mod nbd_server;
 pub mod options;
 pub mod qcow2;
 pub mod qmp;
 pub mod queue;
+pub mod replies;
 pub mod scsi;
+pub mod tls;
 pub mod vhost_user;
 
 #[cfg(test)]
@@ -34,6 +39,11 @@ mod tests {
     }
 
     #[test]
+    fn front_end() {
+        replay("front_end", super::front_end::run);
+    }
+
+    #[test]
     fn qmp() {
         replay("qmp", super::qmp::run);
     }
@@ -46,6 +56,26 @@ mod tests {
     #[test]
     fn nbd() {
         replay("nbd", super::nbd::run);
+    }
+
+    #[test]
+    fn nbd_client() {
+        replay("nbd_client", super::nbd_client::run);
+    }
+
+    #[test]
+    fn nbd_server() {
+        replay("nbd_server", super::nbd_server::run);
+    }
+
+    #[test]
+    fn replies() {
+        replay("replies", super::replies::run);
+    }
+
+    #[test]
+    fn tls() {
+        replay("tls", super::tls::run);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 mod connections;
 mod drivers;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod graph;
 pub mod job;
 pub mod node;

@@ -108,6 +108,11 @@ fn number(value: &Json) -> u64 {
     value.as_u64().unwrap_or_default()
 }
 
+/// Adds what a daemon says, which may be anything.
+fn count(to: &mut u64, more: u64) {
+    *to = to.saturating_add(more);
+}
+
 impl Sample {
     /// Reads the answers of `x-query-export-stats` and `x-query-iothread-stats`. What is not there counts
     /// as nothing.
@@ -178,17 +183,21 @@ impl Queue {
             ..Queue::default()
         };
         for requests in list(&json["requests"]) {
-            queue.done += number(&requests["done"]);
-            queue.errors += number(&requests["failed"]) + number(&requests["invalid"]);
-            queue.total_ns += number(&requests["total-ns"]);
+            count(&mut queue.done, number(&requests["done"]));
+            count(&mut queue.errors, number(&requests["failed"]));
+            count(&mut queue.errors, number(&requests["invalid"]));
+            count(&mut queue.total_ns, number(&requests["total-ns"]));
             // Only what was moved: a discard of a whole disk is no throughput.
             if requests["operation"] == "read" || requests["operation"] == "write" {
-                queue.bytes += number(&requests["bytes"]);
+                count(&mut queue.bytes, number(&requests["bytes"]));
             }
             for range in list(&requests["latencies"]) {
                 let begin = number(&range["begin-ns"]);
-                let end = range["end-ns"].as_u64().unwrap_or(begin);
-                queue.latencies.entry(begin).or_insert((end, 0)).1 += number(&range["count"]);
+                let end = range["end-ns"].as_u64().unwrap_or(begin).max(begin);
+                count(
+                    &mut queue.latencies.entry(begin).or_insert((end, 0)).1,
+                    number(&range["count"]),
+                );
             }
         }
         queue
@@ -215,19 +224,19 @@ impl Queue {
     }
 
     fn add(&mut self, other: &Queue) {
-        self.in_flight += other.in_flight;
-        self.batches += other.batches;
-        self.done += other.done;
-        self.errors += other.errors;
-        self.bytes += other.bytes;
-        self.total_ns += other.total_ns;
-        for (begin, (end, count)) in &other.latencies {
-            self.latencies.entry(*begin).or_insert((*end, 0)).1 += count;
+        count(&mut self.in_flight, other.in_flight);
+        count(&mut self.batches, other.batches);
+        count(&mut self.done, other.done);
+        count(&mut self.errors, other.errors);
+        count(&mut self.bytes, other.bytes);
+        count(&mut self.total_ns, other.total_ns);
+        for (begin, (end, more)) in &other.latencies {
+            count(&mut self.latencies.entry(*begin).or_insert((*end, 0)).1, *more);
         }
     }
 
     fn work(&self, name: String, seconds: f64) -> Work {
-        let answers = self.done + self.errors;
+        let answers = self.done.saturating_add(self.errors);
         Work {
             name,
             kind: String::new(),
@@ -248,8 +257,8 @@ impl Queue {
 /// The latency that `part` of all are within, nanoseconds; within its range, as if they were spread
 /// evenly over it.
 fn percentile(latencies: &Latencies, part: f64) -> Option<f64> {
-    let all: u64 = latencies.values().map(|(_, count)| count).sum();
-    let mut wanted = part * all as f64;
+    let all: f64 = latencies.values().map(|(_, count)| *count as f64).sum();
+    let mut wanted = part * all;
     for (begin, (end, count)) in latencies.iter().filter(|(_, (_, count))| *count > 0) {
         let count = *count as f64;
         if wanted <= count {

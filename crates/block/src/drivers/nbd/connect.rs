@@ -381,6 +381,19 @@ async fn negotiate(server: &Server, export: &str) -> Result<Agreed, ConnectError
     describe(size, flags, sizes, mode, allocation).map_err(ConnectError::Unusable)
 }
 
+/// Shakes hands on a socket that is connected already.
+#[cfg(feature = "fuzzing")]
+pub(super) async fn shake_hands(
+    event_loop: &EventLoop,
+    socket: OwnedFd,
+    export: &str,
+) -> Result<Agreed, ConnectError> {
+    let fd = Arc::new(socket);
+    let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
+    let server = Server { socket: fd.clone(), ready: Readiness::new(event_loop, fd, events) };
+    negotiate(&server, export).await
+}
+
 /// Checks what the server says of an export.
 fn describe(
     size: u64,

@@ -1,4 +1,4 @@
-//! Servers that send anything: a property of [`State`].
+//! Servers that send anything: a property of [`State`], also for fuzz targets.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,6 +6,7 @@ use std::rc::Rc;
 use event_loop::{AlignedBuf, IoBufs};
 use nbd_wire::reply::ReplyMode;
 use nix::errno::Errno;
+#[cfg(test)]
 use proptest::prelude::*;
 
 use super::agreed::Agreed;
@@ -45,6 +46,7 @@ enum Step {
     Say(Vec<u8>),
 }
 
+#[cfg(test)]
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0u8..7, 0..SIZE / 512, 1u64..64)
@@ -255,6 +257,85 @@ fn run(mode: ReplyMode, steps: &[Step]) -> bool {
     true
 }
 
+/// Takes mode and steps from the bytes.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn play(data: &[u8]) {
+    let Some((&mode, mut rest)) = data.split_first() else { return };
+    let mode = match mode % 3 {
+        0 => ReplyMode::Simple,
+        1 => ReplyMode::Structured,
+        _ => ReplyMode::Extended,
+    };
+    let mut next = |len: usize| {
+        let mut bytes = [0; 8];
+        let (here, after) = rest.split_at(rest.len().min(len));
+        bytes[..here.len()].copy_from_slice(here);
+        rest = after;
+        (!here.is_empty()).then(|| u64::from_le_bytes(bytes))
+    };
+    let mut steps = Vec::new();
+    while let Some(kind) = next(1) {
+        if steps.len() == 200 {
+            break;
+        }
+        let mut number = |len| next(len).unwrap_or(0);
+        steps.push(match kind % 8 {
+            0 | 1 => Step::Submit {
+                op: (number(1) % 7) as u8,
+                sector: number(2) % (SIZE / 512),
+                sectors: 1 + number(1) % 63,
+            },
+            2 => Step::Send,
+            3..=6 => Step::Answer {
+                which: number(1) as usize,
+                how: (number(1) % 16) as u8,
+                number: match kind >> 7 {
+                    0 => number(1),
+                    _ => number(8),
+                },
+            },
+            _ => Step::Say((0..1 + number(1) % 64).map(|_| number(1) as u8).collect()),
+        });
+    }
+    run(mode, &steps);
+}
+
+/// A server that says these bytes to a client that connects, and no more.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn shake_hands(event_loop: &event_loop::EventLoop, bytes: &[u8]) {
+    use std::io::Write;
+    let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    ours.set_nonblocking(true).expect("a socket");
+    // More than a socket takes is no server's handshake.
+    theirs.set_nonblocking(true).expect("a socket");
+    let _ = theirs.write(bytes);
+    theirs.shutdown(std::net::Shutdown::Write).expect("a socket");
+    let done = Rc::<RefCell<Option<_>>>::default();
+    let (out, on) = (done.clone(), event_loop.clone());
+    event_loop.spawn(async move {
+        out.replace(Some(super::connect::shake_hands(&on, ours.into(), "disk").await));
+    });
+    let mut turns = 0;
+    while done.borrow().is_none() {
+        event_loop.run_once(false).expect("it turns");
+        turns += 1;
+        assert!(turns < 100_000, "the handshake does not end");
+    }
+    match done.take() {
+        Some(Ok(agreed)) => {
+            assert!(agreed.minimum.is_power_of_two() && agreed.minimum <= 64 << 10);
+            assert!(agreed.preferred.is_power_of_two() && agreed.preferred >= agreed.minimum);
+            assert!(agreed.maximum >= agreed.minimum && agreed.maximum <= nbd_wire::MAX_PAYLOAD);
+            assert_eq!(agreed.size % u64::from(agreed.minimum), 0);
+            assert_eq!(agreed.maximum % agreed.minimum, 0);
+            assert!(i64::try_from(agreed.size.next_multiple_of(512)).is_ok());
+        }
+        Some(Err(error)) => assert!(error.to_string().len() < 8192, "{error}"),
+        None => {}
+    }
+}
+
+#[cfg(test)]
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 

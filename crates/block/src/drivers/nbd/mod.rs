@@ -9,8 +9,8 @@
 mod agreed;
 mod channel;
 mod connect;
-#[cfg(test)]
-mod hostile;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod hostile;
 mod remote;
 mod slots;
 mod state;

@@ -58,10 +58,14 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Asked> {
             false => Status::BadRequest,
         }));
     };
-    if end > MAX_HEAD {
+    // The same wherever the stream is cut.
+    if end + 4 > MAX_HEAD {
         return Some(Asked::Refused(Status::HeadTooLarge));
     }
-    let head = bytes.get(..end).and_then(|head| std::str::from_utf8(head).ok());
+    let head = bytes
+        .get(..end)
+        .filter(|head| !head.contains(&0))
+        .and_then(|head| std::str::from_utf8(head).ok());
     let asked = head.ok_or(Status::BadRequest).and_then(read_head);
     Some(asked.unwrap_or_else(Asked::Refused))
 }

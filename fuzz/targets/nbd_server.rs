@@ -1,0 +1,4 @@
+//! See [`fuzz::nbd_server`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::nbd_server::run(data));
