@@ -39,12 +39,13 @@ pub trait BlockNode: Send + Sync {
 
     /// Makes the image `size` bytes long, as `block_resize` asks for it, and tells those who watch.
     /// For the control plane, which has drained the node if it is to become shorter: a write under way
-    /// beyond the new end would make it longer again.
+    /// beyond the new end would make it longer again. What there is to be done goes on on the loop
+    /// that awaits it, which is given.
     ///
     /// # Errors
     ///
     /// In QEMU's words where QEMU has the error; the image is as it was.
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
         let checked = ResizeError::check(size, self.geometry().read_only);
         Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) })
     }

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
+use event_loop::EventLoop;
+
 use crate::connections::Connections;
 use crate::drivers::blkdebug::BlkdebugNode;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
@@ -133,7 +135,8 @@ impl NodeRegistry {
     }
 
     /// Gives a node's image another size, as `block_resize` does. What is to become smaller is drained
-    /// meanwhile, so that no request under way makes it larger again.
+    /// meanwhile, so that no request under way makes it larger again. What is returned is awaited on
+    /// `event_loop`.
     ///
     /// # Errors
     ///
@@ -142,15 +145,17 @@ impl NodeRegistry {
         &self,
         name: &str,
         size: u64,
+        event_loop: &EventLoop,
     ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
         let node = self.node(name)?;
         let users = self.edges(self.whose_size(name));
+        let event_loop = event_loop.clone();
         Ok(async move {
             let _drained = match size < node.geometry().size {
                 true => Some(drain(users).await.map_err(|_| ResizeError::Busy)?),
                 false => None,
             };
-            node.resize(size).await
+            node.resize(size, &event_loop).await
         })
     }
 

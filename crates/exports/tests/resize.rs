@@ -32,7 +32,9 @@ impl VhostUserFrontendReqHandler for Told {
 
 fn resize(daemon: &Daemon, sectors: u64) {
     let disk = daemon.disk.clone();
-    let resized = run_on(&daemon.control, move |_| disk.resize(sectors * SECTOR as u64));
+    let resized = run_on(&daemon.control, move |event_loop| {
+        disk.resize(sectors * SECTOR as u64, &event_loop)
+    });
     assert_eq!(resized, Ok(()));
 }
 

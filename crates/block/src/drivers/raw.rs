@@ -84,12 +84,13 @@ impl BlockNode for RawNode {
         self.child.watch(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        let event_loop = event_loop.clone();
         Box::pin(async move {
             ResizeError::check(size, self.geometry().read_only)?;
             match size.checked_add(self.offset).filter(|&end| i64::try_from(end).is_ok()) {
                 _ if self.size.is_some() => Err(ResizeError::FixedSize),
-                Some(end) => self.child.clone().resize(end).await,
+                Some(end) => self.child.clone().resize(end, &event_loop).await,
                 None => Err(ResizeError::Offset),
             }
         })

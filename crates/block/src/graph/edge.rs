@@ -74,8 +74,8 @@ impl BlockNode for Edge {
         self.node().watch(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
-        self.node().resize(size)
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        self.node().resize(size, event_loop)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

@@ -169,6 +169,11 @@ impl Rig {
         self.answers.0.borrow_mut().remove(&tag)
     }
 
+    /// Whether there are answers that nobody has taken.
+    pub fn has_answers(&self) -> bool {
+        !self.answers.0.borrow().is_empty()
+    }
+
     /// Turns the loop until the answer has come.
     pub fn wait(&self, tag: u32) -> Answer {
         loop {

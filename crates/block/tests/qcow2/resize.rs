@@ -19,7 +19,7 @@ const LOOPS: usize = 3;
 
 fn resize(node: &Arc<dyn BlockNode>, size: usize) -> Result<(), ResizeError> {
     let event_loop = EventLoop::new(event_loop::LoopConfig::default()).unwrap();
-    event_loop.block_on(node.clone().resize(size as u64)).unwrap()
+    event_loop.block_on(node.clone().resize(size as u64, &event_loop)).unwrap()
 }
 
 fn size(node: &Arc<dyn BlockNode>) -> usize {

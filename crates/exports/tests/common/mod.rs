@@ -119,7 +119,7 @@ impl BlockNode for RamDisk {
         self.watchers.add(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
         self.data.lock().unwrap().resize(size as usize, 0);
         self.watchers.tell();
         Box::pin(async { Ok(()) })

@@ -142,7 +142,7 @@ impl Daemon {
         };
         // Their bitmaps have the size that there was when they began.
         self.graph.free_of_jobs(name)?;
-        self.nodes.resize(name, size)?.await.map_err(DaemonError::new)
+        self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new)
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is

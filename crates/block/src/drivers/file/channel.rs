@@ -446,12 +446,18 @@ impl Inner {
         let at = slot.request.offset + slot.done;
         let sector = self.node.limits.sector;
         let head = at % sector;
-        let method = Method::best(&self.node, may_unmap);
+        // A format on top takes what it has written zeroes to for a part of the file.
+        let extends = at + left > self.node.size();
+        let method = Method::best(&self.node, may_unmap, extends);
         let write = match method {
             Some(method) if head == 0 && left >= sector => {
                 let len = left - left % sector;
                 slot.stage = Stage::Zero(method, len);
-                return Next::Submit { tail: false, op: method.op(at, len), bufs: IoBufs::new() };
+                return Next::Submit {
+                    tail: false,
+                    op: method.op(at, len, extends),
+                    bufs: IoBufs::new(),
+                };
             }
             Some(_) if head != 0 => left.min(sector - head),
             Some(_) => left,

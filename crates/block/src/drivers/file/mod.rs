@@ -139,7 +139,7 @@ impl BlockNode for FileNode {
         self.watchers.add(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
         Box::pin(async move { resize::resize(&self, size) })
     }
 

@@ -22,9 +22,10 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// The best one left; `None`: zeroes have to be written.
-    pub(crate) fn best(node: &FileNode, may_unmap: bool) -> Option<Method> {
-        let unmap = may_unmap && node.discard == Discard::Unmap;
+    /// The best one left; `None`: zeroes have to be written. `extends`: the file has to reach as far
+    /// as the range afterwards, as with a write.
+    pub(crate) fn best(node: &FileNode, may_unmap: bool, extends: bool) -> Option<Method> {
+        let unmap = may_unmap && node.discard == Discard::Unmap && !extends;
         let is_there = |m: &Method| match m {
             Method::Punch if !unmap => false,
             Method::BlkZeroOut if node.kind != Kind::HostDevice => false,
@@ -41,10 +42,13 @@ impl Method {
         }
     }
 
-    /// The operation for a range.
-    pub(crate) fn op(self, offset: u64, len: u64) -> IoOp {
-        // The size of the file stays: what is past its end reads as zeroes in any case.
+    /// The operation for a range. `extends`: as of [`best`](Self::best).
+    pub(crate) fn op(self, offset: u64, len: u64, extends: bool) -> IoOp {
+        // Else the size of the file stays: what is past its end reads as zeroes in any case.
         match self {
+            Method::ZeroRange if extends => {
+                IoOp::Fallocate { mode: FALLOC_FL_ZERO_RANGE, offset, len }
+            }
             Method::Punch => punch(offset, len),
             Method::ZeroRange => {
                 let mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;

@@ -23,11 +23,11 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_loop::EventLoop;
+use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
 
 use self::channel::Qcow2Channel;
-use self::context::Channels;
+use self::context::{Channels, With};
 use self::image::{Image, errno_of};
 use self::zero::Discarding;
 use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher, Watchers};
@@ -100,21 +100,24 @@ impl BlockNode for Qcow2Node {
         self.watchers.add(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        let event_loop = event_loop.clone();
         Box::pin(async move {
             ResizeError::check(size, self.read_only)?;
             let before = self.image.size();
-            let (image, pass) = (self.image.clone(), self.pass_discard);
-            // Others have what is to be waited for, maybe on this very loop: it goes on.
-            let resized = open::start_apart(&self.below, move |channels| async move {
-                Ok(image.resize(&channels, size, pass).await)
-            });
             let failed = |error| resize::failed(errno_of(error));
-            let resized = resized.await.map_err(failed).and_then(|resized| resized);
+            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
+            let (image, pass) = (self.image.clone(), self.pass_discard);
+            let (done, resized) = oneshot::channel();
+            let task = With::new(channels.clone(), async move {
+                done.send(image.resize(&channels, size, pass).await);
+            });
+            task.await;
+            let resized = resized.await.map_err(|_| resize::failed(Errno::ECANCELED));
             if self.image.size() != before {
                 self.watchers.tell();
             }
-            resized
+            resized?
         })
     }
 

@@ -68,22 +68,6 @@ where
     })
 }
 
-/// The same, and waits without holding up the loop that it waits on.
-pub(super) async fn start_apart<T, F>(
-    below: &Below,
-    task: impl FnOnce(Rc<Channels>) -> F + Send + 'static,
-) -> io::Result<T>
-where
-    T: Send + 'static,
-    F: Future<Output = io::Result<T>> + 'static,
-{
-    let (done, result) = event_loop::oneshot::channel();
-    let below = below.clone();
-    let thread = std::thread::Builder::new().name("qcow2".into());
-    thread.spawn(move || done.send(on_a_loop(&below, task)))?;
-    result.await.map_err(|_| io::Error::other("the thread panicked"))?
-}
-
 fn on_a_loop<T, F>(below: &Below, task: impl FnOnce(Rc<Channels>) -> F) -> io::Result<T>
 where
     T: 'static,

@@ -9,8 +9,8 @@
 //!   does not go back: it has the contents after one of the changes to it, or those that were flushed.
 //! - fsync(2) and fdatasync(2), once they succeed, have made stable all that had *completed* when they
 //!   were submitted. What was under way then may be covered or not.
-//! - A write with `RWF_DSYNC`, once it succeeds, is stable, and the file is as long as it needs. It says
-//!   nothing about other sectors.
+//! - A write with `RWF_DSYNC`, once it succeeds, is stable, and so is the file's size if that takes it. It
+//!   says nothing about other sectors.
 //! - A discard, or zeroing, is a change like any other: until it is flushed the range may have its old
 //!   contents or zeroes. So is a change of size, also one that did not come down the ring: it is noticed
 //!   when the next operation on the file comes, or when somebody asks.
@@ -228,9 +228,12 @@ impl Disk {
                 self.make_stable(number, &newest.bytes);
             }
         }
-        // Sizes that would cut it off are past.
+        // A file has one size, which is stable too if it takes that to find the range.
         self.sizes.retain(|(_, size)| *size >= end);
-        self.set_stable_size(self.stable_size.max(end));
+        if self.stable_size < end {
+            self.sizes.clear();
+            self.set_stable_size(self.size);
+        }
     }
 
     fn flushed(&mut self, until: u64) {
@@ -311,7 +314,8 @@ impl Disk {
                 let len = (SECTOR - start as usize % SECTOR).min(bytes.len() - at);
                 if fate.spares(random) {
                     put(&mut left, start, &bytes[at..at + len]);
-                    if random.percent(50) {
+                    // Within the file it changes no size.
+                    if start + len as u64 > self.size && random.percent(50) {
                         size = size.max(start + len as u64);
                     }
                 }

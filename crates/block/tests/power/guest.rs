@@ -1,0 +1,204 @@
+//! What a guest knows of its disk: which contents each sector may have after a power cut.
+
+/// Bytes of a sector, which are written together or not at all.
+pub(crate) const SECTOR: usize = 512;
+
+/// Contents of a sector: the number of the write they come from. 0: zeroes.
+pub(crate) type Stamp = u64;
+
+/// A sector as a write with that number leaves it. No two sectors and no two writes have the same.
+pub(crate) fn sector(stamp: Stamp, number: u64) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    if stamp != 0 {
+        bytes[..8].copy_from_slice(&stamp.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(!number).to_le_bytes());
+        let mut done = 16;
+        while done < SECTOR {
+            bytes.copy_within(..done, done);
+            done *= 2;
+        }
+    }
+    bytes
+}
+
+/// Which write a sector's contents come from. `None`: none of this sector's.
+fn stamp(bytes: &[u8], number: u64) -> Option<Stamp> {
+    let stamp = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    (bytes == sector(stamp, number)).then_some(stamp)
+}
+
+/// What a change left in a sector: one of these. A discard may leave what was there.
+#[derive(Debug, Clone)]
+struct Version {
+    stamps: Vec<Stamp>,
+    /// When it was answered with success.
+    answered: Option<u64>,
+}
+
+/// Oldest first: the one that must have survived, and those that may have come after.
+#[derive(Debug, Clone)]
+struct Sector(Vec<Version>);
+
+impl Sector {
+    /// The one that was answered last, and what came of requests that failed after that, which nobody
+    /// knows.
+    fn newest(&self) -> &[Version] {
+        let answered = self.0.iter().rposition(|version| version.answered.is_some());
+        &self.0[answered.unwrap_or(0)..]
+    }
+}
+
+/// A change of a range by a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Written(Stamp),
+    Zeroed,
+    Discarded,
+}
+
+/// The disk, as its guest knows it.
+pub(crate) struct Disk {
+    sectors: Vec<Sector>,
+    /// Sizes that the disk may have, sectors; the first is the one that it had for certain.
+    sizes: Vec<usize>,
+    time: u64,
+    /// When it got its size.
+    resized: u64,
+    is_resizing: bool,
+}
+
+impl Disk {
+    /// A disk with these contents, stable.
+    pub(crate) fn new(contents: &[u8]) -> Disk {
+        let sector = |(number, bytes): (usize, &[u8])| {
+            let stamps = vec![stamp(bytes, number as u64).expect("contents of this disk")];
+            Sector(vec![Version { stamps, answered: Some(0) }])
+        };
+        let sectors: Vec<_> = contents.chunks(SECTOR).enumerate().map(sector).collect();
+        let sizes = vec![sectors.len()];
+        Disk { sectors, sizes, time: 1, resized: 0, is_resizing: false }
+    }
+
+    /// Sectors.
+    pub(crate) fn len(&self) -> usize {
+        *self.sizes.last().expect("never empty")
+    }
+
+    pub(crate) fn now(&mut self) -> u64 {
+        self.time += 1;
+        self.time
+    }
+
+    /// A request begins that changes a range, which no other one is changing.
+    pub(crate) fn begin(&mut self, range: std::ops::Range<usize>, change: Change) {
+        for sector in &mut self.sectors[range] {
+            let stamps = match change {
+                Change::Written(stamp) => vec![stamp],
+                Change::Zeroed => vec![0],
+                Change::Discarded => {
+                    let before = sector.0.last().into_iter().flat_map(|last| &last.stamps);
+                    before.copied().chain([0]).collect()
+                }
+            };
+            sector.0.push(Version { stamps, answered: None });
+        }
+    }
+
+    /// It is answered, with success. `stable`: and has to survive.
+    pub(crate) fn answered(&mut self, range: std::ops::Range<usize>, stable: bool) {
+        let now = self.now();
+        for Sector(versions) in &mut self.sectors[range] {
+            if let Some(last) = versions.last_mut() {
+                last.answered = Some(now);
+            }
+            if stable {
+                versions.drain(..versions.len() - 1);
+            }
+        }
+    }
+
+    /// A flush is answered that was asked for at `asked`.
+    pub(crate) fn flushed(&mut self, asked: u64) {
+        if self.resized < asked && !self.is_resizing {
+            self.size_is_stable();
+        }
+        for Sector(versions) in &mut self.sectors {
+            let covered = |version: &Version| version.answered.is_some_and(|at| at < asked);
+            if let Some(newest) = versions.iter().rposition(covered) {
+                versions.drain(..newest);
+            }
+        }
+    }
+
+    /// The disk is about to get another size, sectors. What is cut off may be gone, what is added is
+    /// zeroes.
+    pub(crate) fn begin_resize(&mut self, size: usize) {
+        let before = self.len();
+        self.is_resizing = true;
+        self.sizes.push(size);
+        match size < before {
+            true => self.begin(size..before, Change::Discarded),
+            false => self.begin(before..size.min(self.sectors.len()), Change::Zeroed),
+        }
+        let fresh = || Sector(vec![Version { stamps: vec![0], answered: Some(0) }]);
+        self.sectors.resize_with(self.sectors.len().max(size), fresh);
+    }
+
+    /// It has. `stable`: for certain.
+    pub(crate) fn resized(&mut self, stable: bool) {
+        let [.., before, size] = self.sizes[..] else { return };
+        self.answered(before.min(size)..before.max(size), false);
+        (self.is_resizing, self.resized) = (false, self.time);
+        if stable {
+            self.size_is_stable();
+        }
+    }
+
+    /// It has failed: the disk is as it was, but the file may say otherwise.
+    pub(crate) fn resize_failed(&mut self) {
+        if let [.., before, _] = self.sizes[..] {
+            self.sizes.push(before);
+            (self.is_resizing, self.resized) = (false, u64::MAX);
+        }
+    }
+
+    fn size_is_stable(&mut self) {
+        let size = self.len();
+        self.sizes = vec![size];
+        self.sectors.truncate(size);
+    }
+
+    /// What a read of the newest contents has to give.
+    pub(crate) fn check_read(&self, first: usize, bytes: &[u8]) -> Result<(), String> {
+        let sectors = self.sectors[first..].iter().map(Sector::newest);
+        check(first, bytes, sectors)
+    }
+
+    /// What a power cut may leave.
+    pub(crate) fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
+        if !self.sizes.iter().any(|size| size * SECTOR == bytes.len()) {
+            return Err(format!("a disk of {} bytes, not {:?} sectors", bytes.len(), self.sizes));
+        }
+        check(0, bytes, self.sectors.iter().map(|sector| &sector.0[..]))
+    }
+}
+
+fn check<'a>(
+    first: usize,
+    bytes: &[u8],
+    sectors: impl Iterator<Item = &'a [Version]>,
+) -> Result<(), String> {
+    for ((number, bytes), versions) in (first..).zip(bytes.chunks(SECTOR)).zip(sectors) {
+        let found = stamp(bytes, number as u64);
+        let allowed =
+            |version: &Version| found.is_some_and(|found| version.stamps.contains(&found));
+        if !versions.iter().any(allowed) {
+            let found = match found {
+                Some(stamp) => format!("write {stamp}"),
+                None => format!("something foreign, {:02x?}…", &bytes[..24]),
+            };
+            return Err(format!("sector {number} has {found}, not one of {versions:?}"));
+        }
+    }
+    Ok(())
+}

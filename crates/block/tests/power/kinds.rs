@@ -1,0 +1,117 @@
+//! The kinds of images that are tried.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::common::{TempFile, tmpfs};
+use crate::guest::{SECTOR, sector};
+
+/// A kind of image.
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    /// What qemu-img is told; empty for a raw image.
+    pub(crate) options: &'static str,
+    /// Bytes of the disk.
+    pub(crate) size: usize,
+    /// Bytes of a cluster.
+    pub(crate) cluster: usize,
+    /// Past the page cache.
+    pub(crate) direct: bool,
+    /// An image lies behind it, shorter than the disk.
+    pub(crate) backed: bool,
+    /// How often it is tried, among all.
+    weight: usize,
+    start: OnceLock<Start>,
+}
+
+/// What an image is before anything has been written to it.
+pub(crate) struct Start {
+    pub(crate) image: Vec<u8>,
+    /// What shows where it has nothing.
+    pub(crate) behind: Vec<u8>,
+    pub(crate) behind_file: Option<File>,
+}
+
+const fn kind(
+    name: &'static str,
+    options: &'static str,
+    size: usize,
+    cluster: usize,
+    weight: usize,
+) -> Kind {
+    let start = OnceLock::new();
+    Kind { name, options, size, cluster, direct: false, backed: false, weight, start }
+}
+
+/// Not a whole number of clusters, as a rule.
+static KINDS: [Kind; 10] = [
+    kind("raw", "", 100 * 1024 + 512, 4096, 2),
+    kind("raw, O_DIRECT", "", 100 * 1024, 4096, 2).direct(),
+    kind("qcow2", "cluster_size=512", 150 * 1024 + 512, 512, 8),
+    kind("qcow2, O_DIRECT", "cluster_size=512", 150 * 1024, 512, 2).direct(),
+    kind("qcow2 with a backing file", "cluster_size=512", 150 * 1024, 512, 4).backed(),
+    kind("qcow2 version 2", "compat=0.10,cluster_size=512", 150 * 1024, 512, 2),
+    kind("qcow2, 1-bit counts", "cluster_size=512,refcount_bits=1", 150 * 1024 + 512, 512, 2),
+    kind("qcow2, 64-bit counts", "cluster_size=512,refcount_bits=64", 150 * 1024, 512, 4),
+    kind("qcow2, 4k", "cluster_size=4k", 300 * 1024 + 512, 4096, 4),
+    kind("qcow2, 64k", "cluster_size=64k", 1024 * 1024 + 512, 65536, 1),
+];
+
+impl Kind {
+    const fn direct(mut self) -> Kind {
+        self.direct = true;
+        self
+    }
+
+    const fn backed(mut self) -> Kind {
+        self.backed = true;
+        self
+    }
+
+    pub(crate) fn pick(number: usize) -> &'static Kind {
+        let all: usize = KINDS.iter().map(|kind| kind.weight).sum();
+        let mut left = number % all;
+        for kind in &KINDS {
+            if left < kind.weight {
+                return kind;
+            }
+            left -= kind.weight;
+        }
+        &KINDS[0]
+    }
+
+    pub(crate) fn is_qcow2(&self) -> bool {
+        !self.options.is_empty()
+    }
+
+    pub(crate) fn start(&self) -> &Start {
+        self.start.get_or_init(|| {
+            let name = format!("power-{}", self.name.replace(' ', "-"));
+            if !self.is_qcow2() {
+                let (behind, behind_file) = (Vec::new(), None);
+                return Start { image: vec![0; self.size], behind, behind_file };
+            }
+            let image = TempFile::new(&tmpfs(), &name, 0);
+            let path = image.0.to_str().unwrap();
+            let args = ["create", "-q", "-f", "qcow2", "-o", self.options, path];
+            let made = Command::new("qemu-img").args(args).arg(self.size.to_string()).status();
+            assert!(made.expect("qemu-img (scripts/setup-tests.sh)").success(), "{args:?}");
+            let behind: Vec<u8> = match self.backed {
+                true => {
+                    (0..(self.size / SECTOR * 2 / 3) as u64).flat_map(|n| sector(7, n)).collect()
+                }
+                false => Vec::new(),
+            };
+            let file = self.backed.then(|| {
+                let file = File::from(memfd_create("behind", MFdFlags::MFD_CLOEXEC).unwrap());
+                file.write_all_at(&behind, 0).unwrap();
+                file
+            });
+            Start { image: image.contents(), behind, behind_file: file }
+        })
+    }
+}
