@@ -96,10 +96,11 @@ impl BlockNode for BlkdebugNode {
         self.child.watch(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        let event_loop = event_loop.clone();
         Box::pin(async move {
             ResizeError::check(size, self.geometry().read_only)?;
-            self.child.clone().resize(size).await
+            self.child.clone().resize(size, &event_loop).await
         })
     }
 
