@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use common::{TempFile, tmpfs};
 use course::Seen;
+use event_loop::sync::lock;
 use kinds::Kind;
 
 /// Courses of CI's short run, each of some dozens of cuts.
@@ -74,23 +75,23 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     let worker = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || failures.lock().unwrap().len() >= 10 {
+            if seed >= seeds.end || lock(&failures).len() >= 10 {
                 return;
             }
             match run(seed) {
                 Ok(seen) => {
-                    let mut all = all.lock().unwrap();
+                    let mut all = lock(&all);
                     all.cuts += seen.cuts;
                     all.requests += seen.requests;
                 }
-                Err(error) => failures.lock().unwrap().push((seed, error)),
+                Err(error) => lock(&failures).push((seed, error)),
             }
         }
     };
     std::thread::scope(|scope| {
         (0..2).for_each(|_| _ = scope.spawn(worker));
     });
-    let Seen { cuts, requests } = *all.lock().unwrap();
+    let Seen { cuts, requests } = *lock(&all);
     println!("{cuts} power cuts in {requests} requests, {:?}", started.elapsed());
     let failures = failures.into_inner().unwrap();
     for (seed, error) in &failures {

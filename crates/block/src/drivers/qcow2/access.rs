@@ -271,7 +271,12 @@ impl Image {
         place: Place,
     ) -> Result<u64, Errno> {
         loop {
-            let changing = self.change_metadata(channels).await?;
+            // What a compressed cluster has is given up.
+            let gives_up = place == Place::Compressed;
+            let changing = match gives_up {
+                false => (Some(self.change_metadata(channels).await?), None),
+                true => (None, Some(self.give_up_alone(channels, true).await?)),
+            };
             let len = self.end(range.end) - range.start;
             let prepared = self.qcow2.prepare_data_mapping(range.start, len, true).await;
             let prepared = prepared.map_err(errno_of)?;
@@ -287,7 +292,7 @@ impl Image {
                 self.wait_for_metadata().await;
                 continue;
             }
-            if place == Place::Compressed {
+            if gives_up {
                 self.give_up();
             }
             let data = part(whole, (range.start - first) as usize, len as usize);

@@ -102,10 +102,13 @@ impl Image {
     pub(super) async fn grow_tables(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
         let _turn = self.flushing.lock().await;
         let alone = self.changing.write().await;
+        // What has changed before belongs to the L1 table where the file has it, and is there first.
+        let changed = self.take_changed(&alone).await?;
+        self.write_taken(channels, changed).await?;
         let grown = self.qcow2.resize_grow(size, PreallocateMode::None).await;
         self.changed();
-        // The L1 table has moved. Its old place is free for other tables, which must not be written
-        // there before the file says so: what has changed until now goes first.
+        // Its old place is free for other tables, which must not be written there before the file says
+        // so.
         self.write_changed(channels, alone).await?;
         grown.map_err(errno_of)
     }
@@ -178,13 +181,24 @@ impl Image {
         channels: &Channels,
         alone: RwLockWriteGuard<'_, ()>,
     ) -> Result<u64, Errno> {
+        let changed = self.take_changed(&alone).await?;
+        drop(alone);
+        self.write_taken(channels, changed).await
+    }
+
+    /// Takes all metadata that there is now, to be written. Nobody changes any meanwhile.
+    async fn take_changed(&self, _alone: &RwLockWriteGuard<'_, ()>) -> Result<Changed, Errno> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let Some(metadata) = &self.shared.metadata else { return Ok(Changed::default()) };
+        self.qcow2.flush().await.map_err(errno_of)?;
+        let (given_up, data) = (metadata.begin(), self.new_data.swap(false, Ordering::AcqRel));
+        Ok(Changed { changes, given_up, data })
+    }
+
+    /// Writes what was taken.
+    async fn write_taken(&self, channels: &Channels, changed: Changed) -> Result<u64, Errno> {
         let Some(metadata) = &self.shared.metadata else { return Ok(0) };
-        let (changes, given_up, data) = {
-            let _alone = alone;
-            let changes = self.changes.load(Ordering::Acquire);
-            self.qcow2.flush().await.map_err(errno_of)?;
-            (changes, metadata.begin(), self.new_data.swap(false, Ordering::AcqRel))
-        };
+        let Changed { changes, given_up, data } = changed;
         let written = metadata.write_out(channels, given_up, data).await;
         if written.is_err() {
             self.new_data.fetch_or(data, Ordering::AcqRel);
@@ -192,15 +206,53 @@ impl Image {
         written.map(|()| changes)
     }
 
-    /// The right to change metadata. What was written to the file before is not too far behind.
+    /// The right to change metadata, beside others, and to find room. What was written to the file
+    /// before is not too far behind, and it says of all clusters that are free that they are.
+    ///
+    /// Else a new table could be written to a cluster that the file still has as somebody's data.
     pub(super) async fn change_metadata(
         &self,
         channels: &Channels,
     ) -> Result<RwLockReadGuard<'_, ()>, Errno> {
-        let is_due = || {
-            let metadata = self.shared.metadata.as_ref();
-            metadata.is_some_and(|metadata| metadata.len() > MOST_KEPT || !metadata.is_free())
-        };
+        loop {
+            self.write_what_is_due(channels).await?;
+            let changing = self.changing.read().await;
+            if self.is_free() {
+                return Ok(changing);
+            }
+        }
+    }
+
+    /// The right to change metadata and to give clusters up, alone: nobody finds room meanwhile, so
+    /// nobody finds it in these clusters. `finds_room`: the caller may, before that.
+    pub(super) async fn give_up_alone(
+        &self,
+        channels: &Channels,
+        finds_room: bool,
+    ) -> Result<RwLockWriteGuard<'_, ()>, Errno> {
+        loop {
+            if finds_room || self.is_much() {
+                self.write_what_is_due(channels).await?;
+            }
+            let alone = self.changing.write().await;
+            if !finds_room || self.is_free() {
+                return Ok(alone);
+            }
+        }
+    }
+
+    /// Whether the file says of all clusters that are free that they are.
+    pub(super) fn is_free(&self) -> bool {
+        self.shared.metadata.as_ref().is_none_or(Metadata::is_free)
+    }
+
+    /// Whether so much of the metadata is in memory that it is to be written.
+    fn is_much(&self) -> bool {
+        self.shared.metadata.as_ref().is_some_and(|metadata| metadata.len() > MOST_KEPT)
+    }
+
+    async fn write_what_is_due(&self, channels: &Channels) -> Result<(), Errno> {
+        let is_due = || self.is_much() || !self.is_free();
         if is_due() {
             let _turn = self.flushing.lock().await;
             // Somebody else may have done it meanwhile.
@@ -208,7 +260,7 @@ impl Image {
                 self.write_metadata(channels).await?;
             }
         }
-        Ok(self.changing.read().await)
+        Ok(())
     }
 
     /// Waits until metadata that is being written is in the file.
@@ -225,6 +277,17 @@ impl Image {
     pub(super) fn wrote_new_data(&self) {
         self.new_data.store(true, Ordering::Release);
     }
+}
+
+/// Metadata that is to be written.
+#[derive(Default)]
+struct Changed {
+    /// Up to which change.
+    changes: u64,
+    /// Up to when it says what was given up.
+    given_up: u64,
+    /// With data that it leads to.
+    data: bool,
 }
 
 /// The right to change the mapping of clusters.

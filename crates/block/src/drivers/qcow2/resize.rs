@@ -131,7 +131,7 @@ impl Image {
     async fn hide(&self, channels: &Channels, range: Range<u64>) -> Result<(), Errno> {
         let end = range.end.next_multiple_of(self.cluster).min(self.qcow2.size());
         for part in self.tables(range.start..end) {
-            self.change_to_zeroes(channels, part, false, false).await?;
+            self.change_to_zeroes(channels, part, Place::Nowhere, false).await?;
         }
         Ok(())
     }

@@ -95,8 +95,7 @@ impl Image {
                     if let (Place::Data { at: host, own: true }, true) = (place, discarding.pass) {
                         self.punch(channels, host, found).await;
                     }
-                    let compressed = place == Place::Compressed;
-                    self.change_to_zeroes(channels, at..end, discarding.unref, compressed).await?;
+                    self.change_to_zeroes(channels, at..end, place, discarding.unref).await?;
                 }
             }
             at = end;
@@ -114,18 +113,32 @@ impl Image {
         drop(punched);
     }
 
+    /// Has clusters read as zeroes that are in that place. `unref`: what they have is given up.
     pub(super) async fn change_to_zeroes(
         &self,
         channels: &Channels,
         range: Range<u64>,
+        place: Place,
         unref: bool,
-        compressed: bool,
     ) -> Result<(), Errno> {
-        let _changing = self.change_metadata(channels).await?;
         let Range { mut start, end } = range;
         let end = self.end(end);
+        // A compressed cluster has no place of its own that it could keep.
+        let gives_up = unref || place == Place::Compressed;
+        // What has a place has a table, and it can be changed there, if no snapshot has it too.
+        let finds_room = place == Place::Nowhere || self.has_snapshots;
         while start < end {
-            if unref || compressed {
+            // Of each table by itself: room for the next one must not be found where this one has
+            // just given something up.
+            let _together = match gives_up {
+                false => Some(self.change_metadata(channels).await?),
+                true => None,
+            };
+            let _alone = match gives_up {
+                true => Some(self.give_up_alone(channels, finds_room).await?),
+                false => None,
+            };
+            if gives_up {
                 self.give_up();
             }
             let len = end - start;
