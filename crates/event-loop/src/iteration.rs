@@ -273,11 +273,11 @@ impl EventLoop {
         let UserData::Op(id) = UserData::unpack(user_data) else {
             return self.dispatch_own(completion);
         };
-        if !more {
-            self.stats().completed.add(1);
-        }
+        debug_assert!(!more, "operations complete once");
+        // One that comes twice finds nobody, and counts for nothing.
         let done = self.0.slots.borrow_mut().remove(id);
         if let Some(InFlight { target, token, bufs, file: _file, .. }) = done {
+            self.stats().completed.add(1);
             self.poll_note(&self.0.poller.ring);
             target.complete(token, result, bufs);
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::virtio_ring::VRING_USED_F_NO_NOTIFY;
 
 use crate::error::QueueError;
+use crate::pause::pause;
 use crate::ring::Rings;
 
 /// Where the device is in the available ring.
@@ -80,6 +81,7 @@ impl AvailHalf {
 
     pub(crate) fn enable_kicks(&self, rings: &Rings) -> bool {
         let next = self.next.get();
+        pause();
         if self.event_idx {
             if self.armed.get() != Some(next) {
                 rings.set_avail_event(next);
@@ -88,6 +90,7 @@ impl AvailHalf {
             rings.set_used_flags(0);
         }
         self.armed.set(Some(next));
+        pause();
         // The driver writes its index, then looks whether to kick; we say so, then look at its
         // index. With a full fence on both sides at least one sees the other (2.7.10).
         fence(Ordering::SeqCst);

@@ -212,6 +212,16 @@ impl Driver {
         Some(Used { head, written })
     }
 
+    /// The index of the available ring that the device sees.
+    pub fn available(&self) -> u16 {
+        self.published
+    }
+
+    /// The index of the used ring, as the device has written it.
+    pub fn device_used(&self) -> u16 {
+        self.rings.used_idx()
+    }
+
     /// Whether there is a chain to [`reap`](Self::reap): one look at the used index.
     pub fn has_used(&self) -> bool {
         self.rings.used_idx() != self.used_idx

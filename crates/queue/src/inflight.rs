@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use guest_memory::{GuestMemory, RingArea};
 
 use crate::error::QueueError;
+use crate::pause::pause;
 use crate::used::SHOWN_AT_ONCE;
 
 /// The version of the layout.
@@ -165,6 +166,7 @@ impl Inflight {
         let counter = self.counter.get();
         self.counter.set(counter.wrapping_add(1));
         self.counter_of(head).store(counter, Ordering::Relaxed);
+        pause();
         self.inflight(head).store(1, Ordering::Release);
     }
 
@@ -173,6 +175,7 @@ impl Inflight {
     pub(crate) fn end(&self, head: u16) {
         let next = self.entry_at(head, NEXT);
         self.u16_at(next).store(self.last_batch_head.get(), Ordering::Relaxed);
+        pause();
         self.u16_at(LAST_BATCH_HEAD_AT).store(head, Ordering::Release);
         self.last_batch_head.set(head);
         let len = self.batch_len.get();
@@ -187,6 +190,7 @@ impl Inflight {
     pub(crate) fn shown(&self, used_idx: u16) {
         for head in self.batch.iter().take(self.batch_len.take()) {
             self.inflight(head.get()).store(0, Ordering::Release);
+            pause();
         }
         self.u16_at(USED_IDX_AT).store(used_idx, Ordering::Release);
     }

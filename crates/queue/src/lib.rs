@@ -20,6 +20,7 @@ pub mod driver;
 mod error;
 mod inflight;
 mod lookahead;
+pub mod pause;
 mod queue;
 mod ring;
 mod segments;

@@ -10,6 +10,7 @@ use crate::chain::Chain;
 use crate::error::QueueError;
 use crate::inflight::Inflight;
 use crate::lookahead::Lookahead;
+use crate::pause::pause;
 use crate::ring::{Rings, used_ring_len};
 use crate::used::UsedHalf;
 
@@ -221,6 +222,7 @@ impl Queue {
 
     #[inline]
     fn try_pop(&self, chain: &mut Chain) -> Result<bool, QueueError> {
+        pause();
         let mapped = self.state.borrow();
         let redone = self.inflight.as_ref().and_then(Inflight::next_to_redo);
         let head = match redone {
@@ -235,6 +237,7 @@ impl Queue {
         if in_flight >= self.config.size {
             return Err(QueueError::TooManyInFlight);
         }
+        pause();
         chain.read(&mapped.rings, &mapped.memory, self.config.indirect, head)?;
         self.in_flight.set(in_flight + 1);
         if let Some(inflight) = &self.inflight

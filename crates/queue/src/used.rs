@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 
 use crate::inflight::Inflight;
+use crate::pause::pause;
 use crate::ring::Rings;
 
 /// Entries added after which the driver is shown them, in a batch that goes on: if it is awake, it works
@@ -44,7 +45,9 @@ impl UsedHalf {
     #[inline]
     pub(crate) fn add(&self, rings: &Rings, inflight: Option<&Inflight>, head: u16, written: u32) {
         let next = self.next.get();
+        pause();
         rings.set_used_entry(next, head, written);
+        pause();
         if let Some(inflight) = inflight {
             inflight.end(head);
         }
@@ -64,10 +67,13 @@ impl UsedHalf {
         if new == old {
             return;
         }
+        pause();
         rings.set_used_idx(new);
+        pause();
         if let Some(inflight) = inflight {
             inflight.shown(new);
         }
+        pause();
         self.fresh.set(true);
         if self.event_idx {
             // The driver says where it wants a signal, then looks at the used index; we write the

@@ -35,6 +35,20 @@ counters! {
     full_queues "queues full",
     wrapped "ring indices that wrapped around",
     connections "connections made",
+    gone "connections that ended with the daemon or the VMM",
+    stopped_queues "queues stopped and started again",
+    stopped_guests "guests stopped, all they had in flight answered",
+    vanished "VMMs that vanished",
+    resets "devices reset",
+    memory_tables "memory tables set anew",
+    plugged "memory plugged and unplugged",
+    write_caches "write caches switched on or off",
+    disabled "queues disabled for a while",
+    calls "call eventfds replaced",
+    kills "daemons killed",
+    redone "requests under way as a daemon was killed",
+    lost "guests that began anew, as nobody knew what was in flight",
+    forgotten "requests forgotten in a reset",
 }
 
 /// One of them.

@@ -12,7 +12,7 @@ use block::options::{
     BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
     RawOptions,
 };
-use event_loop::ring::sim::Faults;
+use event_loop::ring::sim::{Faults, Happened};
 use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 
@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) entries: u32,
     pub(crate) preempt: u64,
     pub(crate) discard: Discard,
+    /// How long it lives until it is killed, at most, nanoseconds; 0: it is not.
+    pub(crate) life_ns: u64,
 }
 
 /// A disk and where it is offered.
@@ -87,7 +89,7 @@ pub(crate) struct Daemon {
     machine: Machine,
     /// The control loop, then those of the I/O threads.
     pub(crate) loops: Vec<Loop>,
-    _nodes: NodeRegistry,
+    nodes: NodeRegistry,
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
 }
@@ -125,7 +127,18 @@ impl Daemon {
             };
             loops[0].handle.spawn(start).expect("the loop is there");
         }
-        Daemon { machine: machine.clone(), loops, _nodes: nodes, started, exports: Vec::new() }
+        Daemon { machine: machine.clone(), loops, nodes, started, exports: Vec::new() }
+    }
+
+    /// Operations on files that are under way.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.loops.iter().map(|l| l.ring.sim.in_flight()).sum()
+    }
+
+    /// What the rings have done to their loops, added up.
+    pub(crate) fn happened(&self) -> Happened {
+        let all = self.loops.iter().map(|l| l.ring.sim.happened());
+        all.fold(Happened::default(), |sum, one| sum.and(&one))
     }
 
     /// The loop that serves a queue.
@@ -153,6 +166,17 @@ impl Daemon {
 
     pub(crate) fn stop_loops(&self) {
         self.loops.iter().for_each(|l| l.handle.stop());
+    }
+
+    /// Kills it, where each of its loops stands. What it has under way is carried out or not; nothing
+    /// is told to anybody. Its descriptors and mappings are the caller's to close.
+    pub(crate) fn kill(self) {
+        for l in &self.loops {
+            l.ring.sim.kill();
+            self.machine.kill(l.actor);
+        }
+        // What it had in memory stays where it is, as nobody is left to let go of it in order.
+        std::mem::forget(self);
     }
 
     /// Whether all its loops have ended.

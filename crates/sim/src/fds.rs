@@ -14,9 +14,30 @@ impl Fds {
         self.0.borrow_mut().insert(fd);
     }
 
+    /// Keeps all that are open now.
+    pub(crate) fn keep_all(&self) {
+        self.0.borrow_mut().extend(open());
+    }
+
+    /// Closes what is not kept, as the kernel does for a process that is killed.
+    pub(crate) fn close_others(&self) {
+        let kept = self.0.borrow();
+        for fd in open().filter(|fd| !kept.contains(fd)) {
+            // One of them was that of the list, which is gone.
+            let _ = nix::unistd::close(fd);
+        }
+    }
+
     pub(crate) fn forget(&self, fd: RawFd) {
         self.0.borrow_mut().remove(&fd);
     }
+}
+
+fn open() -> impl Iterator<Item = RawFd> {
+    let list = std::fs::read_dir("/proc/self/fd").expect("a list of descriptors");
+    let all: Vec<_> =
+        list.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    all.into_iter()
 }
 
 /// A descriptor of a guest's.

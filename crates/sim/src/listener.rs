@@ -3,22 +3,24 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::rc::Rc;
 
 use crate::fds::Fds;
 
 /// As a service manager keeps it for a daemon that may die.
 pub(crate) struct Socket {
+    fds: Rc<Fds>,
     listener: UnixListener,
     address: SocketAddr,
 }
 
 impl Socket {
-    pub(crate) fn new(fds: &Fds, number: usize) -> Self {
+    pub(crate) fn new(fds: &Rc<Fds>, number: usize) -> Self {
         let name = format!("ringmill-sim-{}-{number}", std::process::id());
         let address = SocketAddr::from_abstract_name(name).expect("a short name");
         let listener = UnixListener::bind_addr(&address).expect("a socket");
         fds.keep(listener.as_raw_fd());
-        Socket { listener, address }
+        Socket { fds: fds.clone(), listener, address }
     }
 
     /// The daemon's copy.
@@ -28,5 +30,11 @@ impl Socket {
 
     pub(crate) fn connect(&self) -> UnixStream {
         UnixStream::connect_addr(&self.address).expect("somebody listens")
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.fds.forget(self.listener.as_raw_fd());
     }
 }

@@ -24,6 +24,11 @@ const STACK: usize = 256 << 10;
 
 type Routine = Coroutine<(), u64, (), DefaultStack>;
 
+thread_local! {
+    /// The machine on this thread, for code that knows nothing of it.
+    static PAUSING: Cell<Option<(Machine, u64)>> = const { Cell::new(None) };
+}
+
 /// The machine. Clones are handles to the same.
 #[derive(Clone)]
 pub(crate) struct Machine(Rc<Inner>);
@@ -138,6 +143,17 @@ impl Machine {
         self.0.actors.borrow()[id.0].is_some()
     }
 
+    /// Takes an actor away where it stands, with all that is on its stack: nothing of it is dropped,
+    /// as when a process is killed.
+    pub(crate) fn kill(&self, id: ActorId) {
+        let actor = self.0.actors.borrow_mut()[id.0].take();
+        if let Some(mut routine) = actor.and_then(|actor| actor.routine) {
+            // SAFETY: what is on its stack is referred to by nobody else any more: other actors of the
+            // same daemon are killed along with it, and guests never have references into a daemon.
+            unsafe { routine.force_reset() };
+        }
+    }
+
     /// Has an actor that waits go on.
     pub(crate) fn wake(&self, id: ActorId) {
         if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
@@ -173,6 +189,19 @@ impl Machine {
         if self.0.current.get().is_some() && self.0.random.one_in(n) {
             self.wait_until(0);
         }
+    }
+
+    /// From here on code that announces where others may get in between has them do so, once in `n`
+    /// times: [`queue::pause`].
+    pub(crate) fn pause_in_queues(&self, n: u64) {
+        PAUSING.set(Some((self.clone(), n)));
+        queue::pause::on_pause(|| {
+            let pausing = PAUSING.take();
+            PAUSING.set(pausing.clone());
+            if let Some((machine, n)) = pausing {
+                machine.preempt(n);
+            }
+        });
     }
 
     /// Has one actor go on that can.

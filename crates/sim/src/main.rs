@@ -10,6 +10,7 @@ mod fds;
 mod guest;
 mod listener;
 mod machine;
+mod mappings;
 mod model;
 mod options;
 mod plan;

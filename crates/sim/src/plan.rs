@@ -17,9 +17,19 @@ impl Plan {
         let random = Random::new(seed);
         let guests = random.pick(&[1, 1, 2, 3]);
         let guests: Vec<_> = (0..guests).map(|_| guest::Plan::new(&random)).collect();
-        Plan { daemon: daemon_plan(&random), guests, requests: requests.unwrap_or(REQUESTS) }
+        Plan {
+            daemon: daemon_plan(&random),
+            guests,
+            requests: requests.unwrap_or(REQUESTS),
+            pause: random.pick(&[0, 10, 50, 200]),
+        }
     }
 }
+
+/// Errors that pass by themselves: no guest ever hears of them.
+const TRANSIENT: &[i32] = &[libc::EAGAIN, libc::EINTR];
+const HARD: &[i32] = &[libc::EIO, libc::ENOSPC];
+const ALL: &[i32] = &[libc::EAGAIN, libc::EINTR, libc::EIO];
 
 fn daemon_plan(random: &Random) -> daemon::Plan {
     let chance = |most: u64| random.pick(&[0, 0, 1, most / 2, most]) as u8;
@@ -27,8 +37,8 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         latency_ns: random.pick(&[(0, 0), (1_000, 20_000), (1_000, 100_000)]),
         late: chance(5),
         short: chance(30),
-        fail: 0,
-        errnos: vec![],
+        fail: chance(6),
+        errnos: random.pick(&[TRANSIENT, HARD, ALL]).to_vec(),
         entries: random.pick(&[1, 4, 64, 256]),
         full: chance(20),
         completions: random.pick(&[1, 3, 64, 1024]),
@@ -36,6 +46,7 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         spurious_poll: chance(20),
         poll_fails: chance(5),
         multishot_ends: chance(30),
+        duplicate: chance(10),
         late_cancel: chance(50),
         no_fixed_file: chance(50),
         scribble: random.one_in(2),
@@ -48,5 +59,6 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         entries: random.pick(&[1, 8, 256]),
         preempt: random.pick(&[0, 3, 20, 100]),
         discard: random.pick(&[Discard::Ignore, Discard::Unmap]),
+        life_ns: random.pick(&[0, 0, 1_000_000, 20_000_000]),
     }
 }

@@ -4,12 +4,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use event_loop::ring::sim::Happened;
+
 use crate::coverage::Coverage;
 use crate::daemon::{self, Daemon, Disk};
 use crate::fds::{Fds, Kept};
 use crate::guest::{self, Guest};
 use crate::listener::Socket;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
+use crate::mappings;
 use crate::random::Random;
 
 /// Everything there is.
@@ -23,7 +26,12 @@ pub(crate) struct World {
     guests: RefCell<Vec<Rc<Guest>>>,
     /// Addresses of mappings that are not the daemon's.
     mappings: RefCell<BTreeSet<usize>>,
-    failed: Cell<bool>,
+    plan: daemon::Plan,
+    disks: Vec<Disk>,
+    /// What rings of daemons that were killed have done.
+    past: RefCell<Happened>,
+    kills: Cell<u64>,
+    over: Cell<bool>,
 }
 
 /// What a run came to.
@@ -41,15 +49,27 @@ pub(crate) struct Plan {
     pub(crate) daemon: daemon::Plan,
     pub(crate) guests: Vec<guest::Plan>,
     pub(crate) requests: u64,
+    /// Others get in between where code announces that they may, once in so many times.
+    pub(crate) pause: u64,
 }
 
 /// Does a seed's run.
 pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let machine = Machine::new(seed, verbose);
+    machine.pause_in_queues(plan.pause);
     let fds = Rc::new(Fds::default());
+    fds.keep_all();
     let sockets: Vec<_> =
         (0..plan.guests.len()).map(|number| Rc::new(Socket::new(&fds, number))).collect();
     let images: Vec<_> = plan.guests.iter().map(|guest| image(&fds, guest.sectors)).collect();
+    let disks: Vec<_> = (plan.guests.iter().zip(&images).zip(&sockets))
+        .map(|((guest, image), socket)| Disk {
+            image: image.clone(),
+            socket: socket.clone(),
+            queues: guest.queues,
+            discard: plan.daemon.discard,
+        })
+        .collect();
     let world = Rc::new(World {
         seed,
         machine,
@@ -59,28 +79,32 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         daemon: RefCell::default(),
         guests: RefCell::default(),
         mappings: RefCell::default(),
-        failed: Cell::new(false),
+        plan: plan.daemon.clone(),
+        disks,
+        past: RefCell::default(),
+        kills: Cell::new(0),
+        over: Cell::new(false),
     });
-    let disks: Vec<_> = (plan.guests.iter().zip(&images).zip(&world.sockets))
-        .map(|((guest, image), socket)| Disk {
-            image: image.clone(),
-            socket: socket.clone(),
-            queues: guest.queues,
-            discard: plan.daemon.discard,
-        })
-        .collect();
-    world.daemon.replace(Some(Daemon::start(&world.machine, &plan.daemon, &disks)));
     let each = plan.requests / plan.guests.len() as u64;
     for (number, guest) in plan.guests.iter().enumerate() {
         let guest = Guest::new(&world, number, guest.clone(), each);
-        guest.start();
         world.guests.borrow_mut().push(guest);
     }
+    world.start_daemon();
+    world.guests.borrow().iter().for_each(Guest::start);
+    let fate = world.clone();
+    let fate = world.machine.spawn("fate".into(), move || fate.kill_now_and_then());
     world.go_on_until("all guests are done", || world.guests.borrow().iter().all(|g| g.is_done()));
+    world.over.set(true);
+    world.go_on_until("there is a daemon", || {
+        world.machine.wake(fate);
+        !world.machine.is_there(fate)
+    });
     let stopped = world.with_daemon(|daemon| daemon.begin_stop());
     world.go_on_until("the exports end", || stopped.try_recv().is_ok());
     world.with_daemon(|daemon| daemon.stop_loops());
     world.go_on_until("the loops end", || world.with_daemon(|daemon| daemon.has_ended()));
+    world.check_nothing_is_left();
     for (number, (guest, image)) in world.guests.borrow().iter().zip(&images).enumerate() {
         let mut bytes = vec![0; plan.guests[number].sectors as usize * crate::model::SECTOR];
         nix::sys::uio::pread(&***image, &mut bytes, 0).expect("the image");
@@ -89,11 +113,14 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         }
     }
     world.guests.borrow_mut().clear();
+    let happened = world.happened();
+    let mut counted = world.coverage.all();
+    counted.extend(happened.all());
     Outcome {
         trace: world.machine.trace(),
         virtual_ns: world.machine.now_ns(),
         steps: world.machine.steps(),
-        counted: world.coverage.all(),
+        counted,
     }
 }
 
@@ -139,9 +166,66 @@ impl World {
         actor.is_some_and(|actor| self.machine.is_there(actor))
     }
 
+    fn start_daemon(&self) {
+        self.daemon.replace(Some(Daemon::start(&self.machine, &self.plan, &self.disks)));
+    }
+
+    /// The life of daemons.
+    fn kill_now_and_then(&self) {
+        let (random, life_ns) = (self.random(), self.plan.life_ns);
+        while life_ns > 0 && !self.over.get() {
+            self.machine.sleep(random.between(life_ns / 8, life_ns));
+            if self.over.get() {
+                return;
+            }
+            self.kill();
+            self.machine.sleep(random.pick(&[0, 10_000, 500_000]));
+            self.start_daemon();
+        }
+    }
+
+    /// The daemon is killed, as by SIGKILL: its loops stand still wherever they are, and the kernel
+    /// closes what it had open and unmaps what it had mapped.
+    fn kill(&self) {
+        let Some(daemon) = self.daemon.take() else { return };
+        self.machine.say(|| "the daemon is killed".into());
+        self.coverage.kills.one();
+        self.kills.set(self.kills.get() + 1);
+        let in_flight = self.guests.borrow().iter().map(|guest| guest.in_flight()).sum();
+        self.coverage.redone.add(in_flight);
+        let happened = self.past.borrow().and(&daemon.happened());
+        self.past.replace(happened);
+        daemon.kill();
+        mappings::unmap_others(&self.mappings.borrow());
+        self.fds.close_others();
+    }
+
+    /// How many daemons were killed so far.
+    pub(crate) fn kills(&self) -> u64 {
+        self.kills.get()
+    }
+
+    fn happened(&self) -> Happened {
+        let past = self.past.borrow().clone();
+        self.daemon.borrow().iter().fold(past, |sum, daemon| sum.and(&daemon.happened()))
+    }
+
     /// Whether an operation has failed for good so far.
     pub(crate) fn has_failed(&self) -> bool {
-        self.failed.get()
+        self.happened().failed > 0
+    }
+
+    /// A daemon that has ended in order has nothing under way.
+    fn check_nothing_is_left(&self) {
+        for (number, guest) in self.guests.borrow().iter().enumerate() {
+            if guest.in_flight() > 0 {
+                self.fail(&format!("guest {number} has gone with {} in flight", guest.in_flight()));
+            }
+        }
+        let left = self.with_daemon(|daemon| daemon.in_flight());
+        if left > 0 {
+            self.fail(&format!("the loops have ended with {left} operations in flight"));
+        }
     }
 
     fn go_on_until(&self, what: &str, condition: impl Fn() -> bool) {

@@ -84,13 +84,13 @@ impl Request {
         self.ticket.as_ref().map_or(0, |ticket| ticket.count as usize * SECTOR)
     }
 
-    /// Whether it may be answered so, when operations may fail or not.
-    pub(super) fn may_get(&self, status: u8, may_fail: bool) -> bool {
+    /// Whether it may be answered so; `may_fail`: operations have failed.
+    pub(super) fn may_get(&self, status: u8, may_fail: impl Fn() -> bool) -> bool {
         match self.kind {
             Kind::OutOfRange => status == IO_ERROR,
             Kind::Unknown => status == UNSUPPORTED,
             Kind::GetId => status == OK,
-            _ => status == OK || status == IO_ERROR && may_fail,
+            _ => status == OK || status == IO_ERROR && may_fail(),
         }
     }
 }

@@ -3,15 +3,18 @@
 //! It waits for each of its messages to be acknowledged, as an actor of its own, beside the queues'
 //! drivers, which go on meanwhile.
 
-use std::io::{IoSlice, Read};
-use std::os::fd::{AsRawFd, RawFd};
+#![allow(unsafe_code)]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
 use exports::vhost_user::wire::{HEADER_LEN, Request};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-use crate::fds::Fds;
+use crate::fds::{Fds, Kept};
 use crate::world::World;
 
 const VERSION: u32 = 1;
@@ -80,14 +83,25 @@ impl Connection {
     pub(super) fn tell(&self, request: Request, payload: &[u8], fds: &[RawFd]) -> Result<(), Gone> {
         self.send(request, payload, fds)?;
         if self.reply_ack {
-            let answer = self.receive(request)?;
-            assert_eq!(answer, 0u64.to_ne_bytes(), "{request:?} was refused");
+            let (answer, _) = self.receive(request)?;
+            if answer != 0u64.to_ne_bytes() {
+                self.world.fail(&format!("{request:?} was refused"));
+            }
         }
         Ok(())
     }
 
     /// Sends a message and waits for its answer.
     pub(super) fn ask(&self, request: Request, payload: &[u8]) -> Result<Vec<u8>, Gone> {
+        Ok(self.ask_with_fd(request, payload)?.0)
+    }
+
+    /// The same, and what descriptor comes along.
+    pub(super) fn ask_with_fd(
+        &self,
+        request: Request,
+        payload: &[u8],
+    ) -> Result<(Vec<u8>, Option<Rc<Kept>>), Gone> {
         self.send(request, payload, &[])?;
         self.receive(request)
     }
@@ -98,9 +112,9 @@ impl Connection {
         Ok(u64::from_ne_bytes(answer.try_into().expect("8 bytes")))
     }
 
-    fn receive(&self, request: Request) -> Result<Vec<u8>, Gone> {
-        let mut header = [0; HEADER_LEN];
-        self.fill(&mut header)?;
+    fn receive(&self, request: Request) -> Result<(Vec<u8>, Option<Rc<Kept>>), Gone> {
+        let (mut header, mut fd) = ([0; HEADER_LEN], None);
+        self.fill(&mut header, &mut fd)?;
         let field = |at: usize| {
             let mut bytes = [0; 4];
             bytes.copy_from_slice(&header[at..at + 4]);
@@ -108,19 +122,31 @@ impl Connection {
         };
         assert_eq!(field(0), request as u32, "the answer to {request:?}");
         let mut payload = vec![0; field(8) as usize];
-        self.fill(&mut payload)?;
-        Ok(payload)
+        self.fill(&mut payload, &mut fd)?;
+        Ok((payload, fd))
     }
 
-    fn fill(&self, into: &mut [u8]) -> Result<(), Gone> {
+    fn fill(&self, into: &mut [u8], fd: &mut Option<Rc<Kept>>) -> Result<(), Gone> {
         let mut filled = 0;
         while filled < into.len() {
-            match (&self.stream).read(&mut into[filled..]) {
-                Ok(0) => return Err(Gone),
-                Ok(n) => filled += n,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    self.world.machine.sleep(LOOK_NS);
+            let mut control = nix::cmsg_space!(RawFd);
+            let mut iov = [IoSliceMut::new(&mut into[filled..])];
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+            match recvmsg::<()>(self.stream.as_raw_fd(), &mut iov, Some(&mut control), flags) {
+                Ok(message) if message.bytes == 0 => return Err(Gone),
+                Ok(message) => {
+                    filled += message.bytes;
+                    for part in message.cmsgs().expect("room for one descriptor") {
+                        if let ControlMessageOwned::ScmRights(raw) = part {
+                            // SAFETY: the kernel has just opened it for this process, and nobody else
+                            // has seen its number.
+                            let owned =
+                                raw.first().map(|raw| unsafe { OwnedFd::from_raw_fd(*raw) });
+                            *fd = owned.map(|owned| Kept::new(&self.fds, owned));
+                        }
+                    }
                 }
+                Err(Errno::EAGAIN) => self.world.machine.sleep(LOOK_NS),
                 Err(_) => return Err(Gone),
             }
         }

@@ -30,6 +30,8 @@ pub struct Faults {
     pub poll_fails: u8,
     /// Chance, per event, that a multishot poll ends with it.
     pub multishot_ends: u8,
+    /// Chance that a completion of a file operation comes twice.
+    pub duplicate: u8,
     /// Chance that a cancellation comes too late.
     pub late_cancel: u8,
     /// Chance that there is no room in the table of registered files.
@@ -57,6 +59,7 @@ impl Default for Faults {
             spurious_poll: 0,
             poll_fails: 0,
             multishot_ends: 0,
+            duplicate: 0,
             late_cancel: 0,
             no_fixed_file: 0,
             scribble: true,
@@ -84,10 +87,14 @@ impl Faults {
         }
     }
 
-    pub(super) fn latency(&self, random: &mut Random) -> u64 {
+    pub(super) fn latency(&self, random: &mut Random, happened: &mut Happened) -> u64 {
         let (least, most) = self.latency_ns;
         let latency = least + random.below(most.saturating_sub(least).saturating_add(1).max(1));
-        if random.percent(self.late) { latency.saturating_mul(100) } else { latency }
+        if !random.percent(self.late) {
+            return latency;
+        }
+        happened.late += 1;
+        latency.saturating_mul(100)
     }
 
     pub(super) fn verdict(&self, op: &SimOp, random: &mut Random) -> Verdict {
@@ -111,6 +118,54 @@ impl Faults {
             _ => Verdict::Good,
         }
     }
+}
+
+macro_rules! happened {
+    ($($(#[doc = $doc:literal])* $name:ident $text:literal),* $(,)?) => {
+        /// How often a ring has done to its loop what it may.
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct Happened { $($(#[doc = $doc])* pub $name: u64),* }
+
+        impl Happened {
+            /// The sum of both.
+            #[must_use]
+            pub fn and(&self, other: &Happened) -> Happened {
+                Happened { $($name: self.$name + other.$name),* }
+            }
+
+            /// All counts, with what they count.
+            pub fn all(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($text, self.$name)),*]
+            }
+        }
+    };
+}
+
+happened! {
+    /// Operations that took a hundred times as long.
+    late "operations that took a hundred times as long",
+    /// Transfers that stopped short.
+    short "transfers that stopped short",
+    /// Operations that failed with an error that passes by itself.
+    transient "operations that failed with EAGAIN or EINTR",
+    /// Operations that failed with another error.
+    failed "operations that failed for good",
+    /// Completions that overtook an operation that was submitted before.
+    reordered "completions out of order",
+    /// Completions that came twice.
+    duplicates "completions that came twice",
+    /// Operations that found the submission queue full.
+    full "operations that found the submission queue full",
+    /// Calls that found no room for all completions.
+    overflows "calls with more completions than room",
+    /// Calls that returned early.
+    early_returns "calls that returned before they had to",
+    /// Polls that fired for nothing.
+    spurious_polls "polls that fired for nothing",
+    /// Polls that ended with `ENOMEM`.
+    failed_polls "polls that failed",
+    /// Multishot polls that ended with an event.
+    ended_multishots "multishot polls that ended",
 }
 
 /// A file operation as a script sees it. Lengths and offsets in bytes.

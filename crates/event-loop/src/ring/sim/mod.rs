@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-pub use self::faults::{Faults, SimOp, Verdict};
+pub use self::faults::{Faults, Happened, SimOp, Verdict};
 use self::faults::{Random, describe};
 pub use self::storage::{SECTOR, Storage};
 use crate::clock::Clock;
@@ -82,6 +82,7 @@ struct World {
     fixed: Vec<Option<RawFd>>,
     storage: Storage,
     max_in_flight: usize,
+    happened: Happened,
     /// Real descriptors are looked at: always, or (`Some`) only once somebody has said that there is
     /// something to see.
     touched: Option<bool>,
@@ -135,6 +136,7 @@ impl Sim {
             fixed: Vec::new(),
             storage,
             max_in_flight: 0,
+            happened: Happened::default(),
             touched: None,
         })))
     }
@@ -242,6 +244,23 @@ impl Sim {
         self.0.borrow().pending.len()
     }
 
+    /// What this ring has done to its loop so far.
+    pub fn happened(&self) -> Happened {
+        self.0.borrow().happened.clone()
+    }
+
+    /// The process is killed: of the operations under way each is carried out or not, and that is
+    /// all that will ever happen here.
+    pub fn kill(&self) {
+        let world = &mut *self.0.borrow_mut();
+        world.queue.clear();
+        for pending in std::mem::take(&mut world.pending) {
+            if world.random.percent(50) {
+                pending.carry_out(&world.storage);
+            }
+        }
+    }
+
     /// The most file operations that were under way at once so far.
     pub fn max_in_flight(&self) -> usize {
         self.0.borrow().max_in_flight
@@ -278,6 +297,7 @@ impl Ring for Sim {
         let full = world.queue.len() >= world.faults.entries.max(1);
         // An empty queue takes something, else nothing would ever move.
         if full || (!world.queue.is_empty() && world.random.percent(world.faults.full)) {
+            world.happened.full += 1;
             return false;
         }
         world.queue.push_back((*op, user_data));
@@ -347,6 +367,7 @@ impl World {
         if self.random.percent(self.faults.early_return) {
             // As a signal has it, or a lack of memory for requests: before everything was submitted, or
             // after that.
+            self.happened.early_returns += 1;
             let some = self.random.below(self.queue.len() as u64 + 1);
             self.submit(some as usize);
             return Ok(());
@@ -436,8 +457,14 @@ impl World {
         let delay = match verdict {
             Verdict::Hold => HELD,
             Verdict::Delay(ns) => ns,
-            _ => self.faults.latency(&mut self.random),
+            _ => self.faults.latency(&mut self.random, &mut self.happened),
         };
+        match verdict {
+            Verdict::Short(_) => self.happened.short += 1,
+            Verdict::Fail(libc::EAGAIN | libc::EINTR) => self.happened.transient += 1,
+            Verdict::Fail(_) => self.happened.failed += 1,
+            _ => {}
+        }
         let due_ns = self.now_ns.saturating_add(delay);
         let flushes = match op {
             RingOp::Fsync { .. } => carry_out::begin_flush(&self.storage, fd),
@@ -461,7 +488,7 @@ impl World {
             self.pending[at].due_ns = self.now_ns;
             return self.complete(user_data, -libc::EALREADY);
         }
-        self.pending.swap_remove(at);
+        self.pending.remove(at);
         self.complete(target, -libc::ECANCELED);
         self.complete(user_data, 0);
     }
@@ -478,6 +505,7 @@ impl World {
             let due = self.pending.iter().filter(|pending| pending.due_ns <= self.now_ns).count();
             let all = due + self.from_polls.len();
             if room == 0 || all == 0 {
+                self.happened.overflows += u64::from(all > 0);
                 return;
             }
             let pick = self.random.below(all as u64) as usize;
@@ -492,9 +520,15 @@ impl World {
                 .filter(|&at| self.pending[at].due_ns <= self.now_ns)
                 .nth(nth)
                 .unwrap_or(0);
-            let pending = self.pending.swap_remove(at);
+            // In the order they were submitted, so that the first is the oldest.
+            let pending = self.pending.remove(at);
+            self.happened.reordered += u64::from(at > 0);
             let result = pending.carry_out(&self.storage);
             self.complete(pending.user_data, result);
+            if self.random.percent(self.faults.duplicate) {
+                self.happened.duplicates += 1;
+                self.complete(pending.user_data, result);
+            }
         }
     }
 
@@ -515,6 +549,7 @@ impl World {
             if !more {
                 self.armed.retain(|(armed, _)| *armed != user_data);
             } else if result >= 0 && self.random.percent(self.faults.multishot_ends) {
+                self.happened.ended_multishots += 1;
                 self.from_polls[at].more = false;
                 self.forget_poll(user_data);
             }
@@ -540,6 +575,8 @@ impl World {
         if !more {
             self.forget_poll(user_data);
         }
+        self.happened.failed_polls += u64::from(fails);
+        self.happened.spurious_polls += u64::from(!fails);
         let result = if fails { -libc::ENOMEM } else { i32::from(libc::POLLIN) };
         self.from_polls.push(Completion { user_data, result, more });
     }

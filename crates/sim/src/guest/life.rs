@@ -1,0 +1,296 @@
+//! What a VMM does with its guest: connects, sets queues up, and now and then takes them down again.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use exports::vhost_user::session::{
+    VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX, VIRTIO_F_RING_INDIRECT_DESC,
+    protocol_features,
+};
+use exports::vhost_user::wire::Request;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use super::queue::Queue;
+use super::vmm::{Connection, Gone};
+use super::{Guest, USER_BASE};
+use crate::fds::Kept;
+
+/// What a VMM does while its guest is at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disturbance {
+    /// Stops one queue and starts it again.
+    StopQueue,
+    /// Stops its guest, then all queues; everything is answered then. Goes on.
+    StopAll,
+    /// Closes the connection, as if it had died, and connects again.
+    Vanish,
+    /// Resets the device by status 0.
+    Status,
+    /// Resets the device by RESET_DEVICE.
+    Reset,
+    /// Sets the memory table anew.
+    Memory,
+    /// Plugs memory, and unplugs it.
+    Plug,
+    /// Switches the write cache on or off.
+    WriteCache,
+    /// Disables a queue for a while.
+    Disable,
+    /// Has a queue signal another eventfd.
+    Call,
+}
+
+impl Disturbance {
+    pub(super) const ALL: &[Disturbance] = &[
+        Disturbance::StopQueue,
+        Disturbance::StopAll,
+        Disturbance::Vanish,
+        Disturbance::Status,
+        Disturbance::Reset,
+        Disturbance::Memory,
+        Disturbance::Plug,
+        Disturbance::WriteCache,
+        Disturbance::Disable,
+        Disturbance::Call,
+    ];
+}
+
+/// The toggle's place in virtio-blk's configuration space (5.2.4).
+const WRITEBACK: u32 = 32;
+
+/// Memory that is plugged: where, and how much.
+const PLUGGED: u64 = 1 << 40;
+const PLUGGED_LEN: u64 = 0x1000;
+
+impl Guest {
+    /// What the VMM does.
+    pub(super) fn run(&self) {
+        let world = self.world();
+        while self.life().is_err() {
+            world.coverage.gone.one();
+            world.machine.sleep(10_000);
+        }
+        self.done.set(true);
+    }
+
+    /// One connection.
+    fn life(&self) -> Result<(), Gone> {
+        let world = self.world();
+        let mut connection = Connection::new(world, self.shared.guest);
+        world.coverage.connections.one();
+        world.machine.say(|| format!("guest {} connects", self.shared.guest));
+        self.negotiate(&mut connection)?;
+        let kills = world.kills();
+        if self.kills.replace(kills) != kills && !self.shared.plan.inflight {
+            // Nobody knows what was in flight: the guest has to begin anew.
+            world.coverage.lost.one();
+            self.forget_all();
+        }
+        self.set_up(&connection)?;
+        let Self { shared, .. } = self;
+        let (random, plan) = (world.random(), &shared.plan);
+        while self.queues.iter().any(|queue| world.is_there(queue.actor.get())) {
+            world.machine.sleep(random.between(plan.calm_ns / 4, plan.calm_ns));
+            if !plan.disturbances.is_empty() {
+                let disturbance = random.pick(&plan.disturbances);
+                world.machine.say(|| format!("guest {}: {disturbance:?}", shared.guest));
+                self.disturb(&mut connection, disturbance)?;
+                shared.undisturbed_ns.set(world.machine.now_ns());
+            }
+        }
+        for queue in &self.queues {
+            connection.ask(Request::GetVringBase, &u32s(&[queue.index.into(), 0]))?;
+        }
+        Ok(())
+    }
+
+    fn negotiate(&self, connection: &mut Connection) -> Result<(), Gone> {
+        let protocol = connection.ask_number(Request::GetProtocolFeatures)?;
+        let wanted = match self.shared.plan.inflight {
+            true => protocol,
+            false => protocol & !protocol_features::INFLIGHT_SHMFD,
+        };
+        connection.tell(Request::SetProtocolFeatures, &wanted.to_ne_bytes(), &[])?;
+        connection.has_reply_ack();
+        connection.tell(Request::SetOwner, &[], &[])
+    }
+
+    /// From features to queues.
+    fn set_up(&self, connection: &Connection) -> Result<(), Gone> {
+        let plan = &self.shared.plan;
+        let mut features = connection.ask_number(Request::GetFeatures)?;
+        assert!(features & VHOST_USER_F_PROTOCOL_FEATURES != 0);
+        if !plan.event_idx {
+            features &= !VIRTIO_F_RING_EVENT_IDX;
+        }
+        if plan.indirect == 0 {
+            features &= !VIRTIO_F_RING_INDIRECT_DESC;
+        }
+        connection.tell(Request::SetFeatures, &features.to_ne_bytes(), &[])?;
+        self.set_memory(connection)?;
+        if plan.inflight {
+            self.set_inflight(connection)?;
+        }
+        for queue in &self.queues {
+            let base = queue.driver.borrow().device_used();
+            self.start_queue(connection, queue, base)?;
+        }
+        self.shared.undisturbed_ns.set(self.world().machine.now_ns());
+        Ok(())
+    }
+
+    fn set_memory(&self, connection: &Connection) -> Result<(), Gone> {
+        let mut payload = u32s(&[1, 0]);
+        payload.extend(u64s(&[0, self.memory_len, USER_BASE, 0]));
+        connection.tell(Request::SetMemTable, &payload, &[self.memory.as_raw_fd()])
+    }
+
+    fn set_inflight(&self, connection: &Connection) -> Result<(), Gone> {
+        let plan = &self.shared.plan;
+        let known = self.inflight.borrow().clone();
+        let (description, fd) = match known {
+            Some(known) => known,
+            None => {
+                let mut payload = u64s(&[0, 0]);
+                payload.extend(plan.queues.to_ne_bytes());
+                payload.extend(plan.queue_size.to_ne_bytes());
+                let (description, fd) = connection.ask_with_fd(Request::GetInflightFd, &payload)?;
+                let made = (description, fd.expect("memory comes along"));
+                self.inflight.replace(Some(made.clone()));
+                made
+            }
+        };
+        connection.tell(Request::SetInflightFd, &description, &[fd.as_raw_fd()])
+    }
+
+    fn start_queue(&self, connection: &Connection, queue: &Queue, base: u16) -> Result<(), Gone> {
+        let config = queue.driver.borrow().config();
+        let index = u32::from(queue.index);
+        let (kick, call) = (self.eventfd(), self.eventfd());
+        connection.tell(Request::SetVringNum, &u32s(&[index, config.size.into()]), &[])?;
+        connection.tell(Request::SetVringBase, &u32s(&[index, base.into()]), &[])?;
+        let mut addr = u32s(&[index, 0]);
+        addr.extend(u64s(&[config.desc, config.used, config.avail, 0]));
+        connection.tell(Request::SetVringAddr, &addr, &[])?;
+        let number = u64s(&[index.into()]);
+        // From here on the guest is interrupted by this, and kicks that: before the device knows.
+        queue.call.replace(Some(call.clone()));
+        connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
+        queue.kick.replace(Some(kick.clone()));
+        connection.tell(Request::SetVringKick, &number, &[kick.as_raw_fd()])?;
+        connection.tell(Request::SetVringEnable, &u32s(&[index, 1]), &[])?;
+        queue.paused.set(false);
+        queue.wake();
+        Ok(())
+    }
+
+    fn eventfd(&self) -> std::rc::Rc<Kept> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let fd: OwnedFd = EventFd::from_flags(flags).expect("an eventfd").into();
+        Kept::new(&self.world().fds, fd)
+    }
+
+    /// Stops a queue. Where it goes on.
+    fn stop_queue(&self, connection: &Connection, queue: &Queue) -> Result<u16, Gone> {
+        let answer = connection.ask(Request::GetVringBase, &u32s(&[queue.index.into(), 0]))?;
+        let mut base = [0; 4];
+        base.copy_from_slice(&answer[4..8]);
+        queue.kick.replace(None);
+        Ok(u32::from_ne_bytes(base) as u16)
+    }
+
+    /// The guest has its devices anew: what was in flight is nobody's any more.
+    fn forget_all(&self) {
+        self.queues.iter().for_each(|queue| queue.renew());
+        self.inflight.replace(None);
+    }
+
+    fn disturb(&self, connection: &mut Connection, what: Disturbance) -> Result<(), Gone> {
+        let world = self.world();
+        let coverage = &world.coverage;
+        let random = world.random();
+        let queue = &self.queues[random.below(self.queues.len() as u64) as usize];
+        let number = u64s(&[queue.index.into()]);
+        let pause = random.pick(&[0, 1_000, 200_000]);
+        match what {
+            Disturbance::StopQueue => {
+                coverage.stopped_queues.one();
+                let base = self.stop_queue(connection, queue)?;
+                world.machine.sleep(pause);
+                self.start_queue(connection, queue, base)?;
+            }
+            Disturbance::StopAll => {
+                coverage.stopped_guests.one();
+                self.queues.iter().for_each(|queue| queue.paused.set(true));
+                let mut bases = Vec::new();
+                for queue in &self.queues {
+                    let base = self.stop_queue(connection, queue)?;
+                    queue.check_stopped(base);
+                    bases.push(base);
+                }
+                world.machine.sleep(pause);
+                for (queue, base) in self.queues.iter().zip(bases) {
+                    self.start_queue(connection, queue, base)?;
+                }
+            }
+            Disturbance::Vanish => {
+                coverage.vanished.one();
+                return Err(Gone);
+            }
+            Disturbance::Status | Disturbance::Reset => {
+                coverage.resets.one();
+                self.queues.iter().for_each(|queue| queue.paused.set(true));
+                match what {
+                    Disturbance::Reset => connection.tell(Request::ResetDevice, &[], &[])?,
+                    _ => connection.tell(Request::SetStatus, &u64s(&[0]), &[])?,
+                }
+                self.forget_all();
+                self.set_up(connection)?;
+            }
+            Disturbance::Memory => {
+                coverage.memory_tables.one();
+                self.set_memory(connection)?;
+            }
+            Disturbance::Plug => {
+                coverage.plugged.one();
+                let file = memfd_create(c"sim-guest-plugged", MFdFlags::MFD_CLOEXEC);
+                let file = Kept::new(&world.fds, file.expect("a memfd"));
+                nix::unistd::ftruncate(&**file, PLUGGED_LEN.cast_signed()).expect("memory");
+                let region = u64s(&[0, PLUGGED, PLUGGED_LEN, USER_BASE + PLUGGED, 0]);
+                connection.tell(Request::AddMemReg, &region, &[file.as_raw_fd()])?;
+                world.machine.sleep(pause);
+                connection.tell(Request::RemMemReg, &region, &[])?;
+            }
+            Disturbance::WriteCache => {
+                coverage.write_caches.one();
+                let mut payload = u32s(&[WRITEBACK, 1, 0]);
+                payload.push(random.below(2) as u8);
+                connection.tell(Request::SetConfig, &payload, &[])?;
+            }
+            Disturbance::Disable => {
+                coverage.disabled.one();
+                let index = u32::from(queue.index);
+                connection.tell(Request::SetVringEnable, &u32s(&[index, 0]), &[])?;
+                world.machine.sleep(pause);
+                connection.tell(Request::SetVringEnable, &u32s(&[index, 1]), &[])?;
+            }
+            Disturbance::Call => {
+                coverage.calls.one();
+                let call = self.eventfd();
+                queue.call.replace(Some(call.clone()));
+                // What was signalled to the one before is looked for as an interrupt handler does.
+                queue.wake();
+                connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn u32s(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
+
+fn u64s(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
