@@ -90,7 +90,7 @@ impl Guest {
         let Self { shared, .. } = self;
         let (random, plan) = (world.random(), &shared.plan);
         while self.queues.iter().any(|queue| world.is_there(queue.actor.get())) {
-            world.machine.sleep(random.between(plan.calm_ns / 4, plan.calm_ns));
+            self.leave_alone(&connection, random.between(plan.calm_ns / 4, plan.calm_ns))?;
             if !plan.disturbances.is_empty() {
                 let disturbance = random.pick(&plan.disturbances);
                 world.machine.say(|| format!("guest {}: {disturbance:?}", shared.guest));
@@ -100,6 +100,19 @@ impl Guest {
         }
         for queue in &self.queues {
             connection.ask(Request::GetVringBase, &u32s(&[queue.index.into(), 0]))?;
+        }
+        Ok(())
+    }
+
+    /// Lets the guest work, for that long or until it is done.
+    fn leave_alone(&self, connection: &Connection, ns: u64) -> Result<(), Gone> {
+        let world = self.world();
+        let until = world.machine.now_ns() + ns;
+        while world.machine.now_ns() < until
+            && self.queues.iter().any(|queue| world.is_there(queue.actor.get()))
+        {
+            connection.check()?;
+            world.machine.sleep(100_000);
         }
         Ok(())
     }

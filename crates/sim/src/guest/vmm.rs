@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use exports::vhost_user::wire::{HEADER_LEN, Request};
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 
 use crate::fds::{Fds, Kept};
 use crate::world::World;
@@ -110,6 +110,16 @@ impl Connection {
     pub(super) fn ask_number(&self, request: Request) -> Result<u64, Gone> {
         let answer = self.ask(request, &[])?;
         Ok(u64::from_ne_bytes(answer.try_into().expect("8 bytes")))
+    }
+
+    /// Whether the daemon is still there.
+    pub(super) fn check(&self) -> Result<(), Gone> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
+        match recv(self.stream.as_raw_fd(), &mut [0], flags) {
+            Err(Errno::EAGAIN) => Ok(()),
+            Ok(1..) => self.world.fail("a message that nobody asked for"),
+            Ok(0) | Err(_) => Err(Gone),
+        }
     }
 
     fn receive(&self, request: Request) -> Result<(Vec<u8>, Option<Rc<Kept>>), Gone> {
