@@ -172,13 +172,15 @@ impl World {
 
     /// The life of daemons.
     fn kill_now_and_then(&self) {
-        let (random, life_ns) = (self.random(), self.plan.life_ns);
+        let (random, mut life_ns) = (self.random(), self.plan.life_ns);
         while life_ns > 0 && !self.over.get() {
             self.machine.sleep(random.between(life_ns / 8, life_ns));
             if self.over.get() {
                 return;
             }
             self.kill();
+            // In the end they live long enough to get something done.
+            life_ns += life_ns / 8;
             self.machine.sleep(random.pick(&[0, 10_000, 500_000]));
             self.start_daemon();
         }
