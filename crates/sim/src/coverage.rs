@@ -45,6 +45,8 @@ counters! {
     write_caches "write caches switched on or off",
     disabled "queues disabled for a while",
     calls "call eventfds replaced",
+    limits "limits of a throttle group changed",
+    resizes "disks made larger",
     kills "daemons killed",
     redone "requests under way as a daemon was killed",
     lost "guests that began anew, as nobody knew what was in flight",

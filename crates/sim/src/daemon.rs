@@ -5,13 +5,15 @@ use std::cell::Cell;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc;
 
 use block::NodeRegistry;
 use block::options::{
     BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
-    RawOptions,
+    RawOptions, ThrottleOptions,
 };
+use block::throttle::{ThrottleGroup, ThrottleLimits};
 use event_loop::ring::sim::{Faults, Happened};
 use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
@@ -20,6 +22,9 @@ use crate::fds::Kept;
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
 use crate::ring::{MachineRing, Preemption};
+
+/// The name of the throttle group.
+const GROUP: &str = "group";
 
 /// What a daemon is like.
 #[derive(Debug, Clone)]
@@ -34,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) discard: Discard,
     /// How long it lives until it is killed, at most, nanoseconds; 0: it is not.
     pub(crate) life_ns: u64,
+    /// All disks keep to the limits of a group, which change.
+    pub(crate) throttled: bool,
 }
 
 /// A disk and where it is offered.
@@ -42,12 +49,14 @@ pub(crate) struct Disk {
     pub(crate) socket: Rc<Socket>,
     pub(crate) queues: u16,
     pub(crate) discard: Discard,
+    pub(crate) throttled: bool,
 }
 
 /// A loop on an actor.
 pub(crate) struct Loop {
     pub(crate) actor: ActorId,
     pub(crate) ring: MachineRing,
+    event_loop: EventLoop,
     handle: LoopHandle,
     wakes: Cell<u64>,
 }
@@ -67,8 +76,10 @@ impl Loop {
         let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock);
         let event_loop = event_loop.expect("a loop");
         let handle = event_loop.handle();
-        let actor = machine.spawn(name.into(), move || event_loop.run().expect("a loop that runs"));
-        Loop { actor, ring, handle, wakes: Cell::new(0) }
+        let running = event_loop.clone();
+        let run = move || running.run().expect("a loop that runs");
+        let actor = machine.spawn(name.into(), run);
+        Loop { actor, ring, event_loop, handle, wakes: Cell::new(0) }
     }
 
     /// Something may have happened to one of its descriptors.
@@ -90,6 +101,7 @@ pub(crate) struct Daemon {
     /// The control loop, then those of the I/O threads.
     pub(crate) loops: Vec<Loop>,
     nodes: NodeRegistry,
+    group: Arc<ThrottleGroup>,
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
 }
@@ -103,6 +115,8 @@ impl Daemon {
             loops.push(Loop::new(machine, &format!("I/O loop {n}"), plan, plan.faults.clone()));
         }
         let mut nodes = NodeRegistry::new();
+        let group = ThrottleGroup::new(ThrottleLimits::default()).expect("no limits");
+        nodes.add_throttle_group(GROUP, group.clone());
         let (sender, started) = mpsc::channel();
         for (number, disk) in disks.iter().enumerate() {
             let name = format!("disk{number}");
@@ -127,7 +141,21 @@ impl Daemon {
             };
             loops[0].handle.spawn(start).expect("the loop is there");
         }
-        Daemon { machine: machine.clone(), loops, nodes, started, exports: Vec::new() }
+        Daemon { machine: machine.clone(), loops, nodes, group, started, exports: Vec::new() }
+    }
+
+    /// Changes the limits that throttled disks keep to.
+    pub(crate) fn set_limits(&self, limits: ThrottleLimits) {
+        self.group.set_limits(limits).expect("limits that make sense");
+    }
+
+    /// Begins to give a disk another size; `done` once that is done.
+    pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<bool>>) {
+        let resized = self.nodes.resize(&format!("disk{disk}"), size).expect("the node is there");
+        self.loops[0].event_loop.spawn(async move {
+            resized.await.expect("files can grow");
+            done.set(true);
+        });
     }
 
     /// Operations on files that are under way.
@@ -199,5 +227,11 @@ fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
     let filename = PathBuf::from(format!("/proc/self/fd/{}", disk.image.as_raw_fd()));
     let file = Driver::File(FileOptions { filename, aio: None, locking: Locking::Off });
     let file = BlockdevRef::Inline(Box::new(of(None, file)));
-    of(Some(name), Driver::Raw(RawOptions { file, offset: 0, size: None }))
+    let raw = Driver::Raw(RawOptions { file, offset: 0, size: None });
+    if !disk.throttled {
+        return of(Some(name), raw);
+    }
+    let file = BlockdevRef::Inline(Box::new(of(None, raw)));
+    let throttle_group = GROUP.into();
+    of(Some(name), Driver::Throttle(ThrottleOptions { throttle_group, file }))
 }

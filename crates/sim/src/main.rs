@@ -12,6 +12,7 @@ mod listener;
 mod machine;
 mod mappings;
 mod model;
+mod operator;
 mod options;
 mod plan;
 mod random;

@@ -135,13 +135,20 @@ fn holds(version: Version, sector: u32, bytes: &[u8]) -> bool {
 impl Model {
     /// A disk of zeroes.
     pub(crate) fn new(sectors: u32) -> Self {
-        let first = Write { version: 0, ended: 0 };
-        let sector = || Sector { writes: vec![first], ghosts: Vec::new(), readers: 0 };
-        Model { sectors: (0..sectors).map(|_| sector()).collect(), now: 1, versions: 0 }
+        let mut model = Model { sectors: Vec::new(), now: 1, versions: 0 };
+        model.grow(sectors);
+        model
     }
 
     pub(crate) fn sectors(&self) -> u32 {
         self.sectors.len() as u32
+    }
+
+    /// There are more sectors now, of zeroes.
+    pub(crate) fn grow(&mut self, sectors: u32) {
+        let first = Write { version: 0, ended: 0 };
+        let sector = || Sector { writes: vec![first], ghosts: Vec::new(), readers: 0 };
+        self.sectors.resize_with(sectors as usize, sector);
     }
 
     /// A read is offered.

@@ -60,5 +60,6 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         preempt: random.pick(&[0, 3, 20, 100]),
         discard: random.pick(&[Discard::Ignore, Discard::Unmap]),
         life_ns: random.pick(&[0, 0, 1_000_000, 20_000_000]),
+        throttled: random.one_in(4),
     }
 }

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use block::throttle::ThrottleLimits;
 use event_loop::ring::sim::Happened;
 
 use crate::coverage::Coverage;
@@ -13,6 +14,7 @@ use crate::guest::{self, Guest};
 use crate::listener::Socket;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::mappings;
+use crate::operator;
 use crate::random::Random;
 
 /// Everything there is.
@@ -32,7 +34,12 @@ pub(crate) struct World {
     past: RefCell<Happened>,
     kills: Cell<u64>,
     over: Cell<bool>,
+    /// When requests are looked at again that have been waiting.
+    look_at_ns: Cell<u64>,
 }
+
+/// How often that is done, nanoseconds.
+const LOOK_NS: u64 = 10_000_000;
 
 /// What a run came to.
 #[derive(Debug, Clone, Default)]
@@ -68,6 +75,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
             socket: socket.clone(),
             queues: guest.queues,
             discard: plan.daemon.discard,
+            throttled: plan.daemon.throttled,
         })
         .collect();
     let world = Rc::new(World {
@@ -84,6 +92,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         past: RefCell::default(),
         kills: Cell::new(0),
         over: Cell::new(false),
+        look_at_ns: Cell::new(0),
     });
     let each = plan.requests / plan.guests.len() as u64;
     for (number, guest) in plan.guests.iter().enumerate() {
@@ -94,11 +103,13 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     world.guests.borrow().iter().for_each(Guest::start);
     let fate = world.clone();
     let fate = world.machine.spawn("fate".into(), move || fate.kill_now_and_then());
+    let operated = world.clone();
+    let operator = world.machine.spawn("operator".into(), move || operator::run(&operated));
     world.go_on_until("all guests are done", || world.guests.borrow().iter().all(|g| g.is_done()));
     world.over.set(true);
     world.go_on_until("there is a daemon", || {
-        world.machine.wake(fate);
-        !world.machine.is_there(fate)
+        [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
+        ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
     });
     let stopped = world.with_daemon(|daemon| daemon.begin_stop());
     world.go_on_until("the exports end", || stopped.try_recv().is_ok());
@@ -106,7 +117,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     world.go_on_until("the loops end", || world.with_daemon(|daemon| daemon.has_ended()));
     world.check_nothing_is_left();
     for (number, (guest, image)) in world.guests.borrow().iter().zip(&images).enumerate() {
-        let mut bytes = vec![0; plan.guests[number].sectors as usize * crate::model::SECTOR];
+        let mut bytes = vec![0; guest.sectors() as usize * crate::model::SECTOR];
         nix::sys::uio::pread(&***image, &mut bytes, 0).expect("the image");
         if let Err(wrong) = guest.check_disk(&bytes) {
             world.fail(&format!("guest {number}, its disk in the end: {wrong}"));
@@ -164,6 +175,39 @@ impl World {
 
     pub(crate) fn is_there(&self, actor: Option<ActorId>) -> bool {
         actor.is_some_and(|actor| self.machine.is_there(actor))
+    }
+
+    /// The guests have all they want.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.get()
+    }
+
+    pub(crate) fn guests(&self) -> usize {
+        self.guests.borrow().len()
+    }
+
+    /// Sectors of a guest's disk, as far as it knows.
+    pub(crate) fn sectors(&self, guest: usize) -> u32 {
+        self.guests.borrow()[guest].sectors()
+    }
+
+    /// Tells a guest that its disk is larger.
+    pub(crate) fn grow(&self, guest: usize, sectors: u32) {
+        self.guests.borrow()[guest].grow(sectors);
+    }
+
+    /// Changes the limits that disks keep to. `false`: there is no daemon, or there are none.
+    pub(crate) fn set_limits(&self, limits: ThrottleLimits) -> bool {
+        let daemon = self.daemon.borrow();
+        daemon.iter().for_each(|daemon| daemon.set_limits(limits));
+        self.plan.throttled && daemon.is_some()
+    }
+
+    /// Begins to give a disk another size. `false`: there is no daemon.
+    pub(crate) fn resize(&self, guest: usize, size: u64, done: Rc<Cell<bool>>) -> bool {
+        let daemon = self.daemon.borrow();
+        daemon.iter().for_each(|daemon| daemon.resize(guest, size, done.clone()));
+        daemon.is_some()
     }
 
     fn start_daemon(&self) {
@@ -240,7 +284,15 @@ impl World {
                     let actors = self.machine.actors();
                     self.fail(&format!("nobody will ever go on, and not yet {what}:\n{actors}"));
                 }
-                Step::Idle(next) => self.machine.advance_to(next),
+                Step::Idle(next) => {
+                    self.machine.advance_to(next);
+                    if next >= self.look_at_ns.get() {
+                        self.look_at_ns.set(next + LOOK_NS);
+                        let guests = self.guests.borrow();
+                        let queues = guests.iter().flat_map(|guest| &guest.queues);
+                        queues.for_each(|queue| queue.check_patience());
+                    }
+                }
             }
         }
     }

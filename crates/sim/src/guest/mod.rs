@@ -89,6 +89,16 @@ impl Guest {
         self.done.get()
     }
 
+    /// Sectors of its disk, as far as it knows.
+    pub(crate) fn sectors(&self) -> u32 {
+        self.shared.model.borrow().sectors()
+    }
+
+    /// It is told that there are more.
+    pub(crate) fn grow(&self, sectors: u32) {
+        self.shared.model.borrow_mut().grow(sectors);
+    }
+
     /// Requests offered and not answered.
     pub(crate) fn in_flight(&self) -> u64 {
         self.queues.iter().map(|queue| u64::from(queue.in_flight.get())).sum()

@@ -46,6 +46,14 @@ pub(crate) struct Shared {
     pub(super) undisturbed_ns: Cell<u64>,
 }
 
+impl Shared {
+    /// How long a request has been under way, undisturbed, nanoseconds.
+    fn took_ns(&self, request: &Request) -> u64 {
+        let since = request.offered_ns.max(self.undisturbed_ns.get());
+        self.world.machine.now_ns().saturating_sub(since)
+    }
+}
+
 /// A queue.
 pub(crate) struct Queue {
     pub(super) shared: Rc<Shared>,
@@ -221,7 +229,8 @@ impl Queue {
         header[..4].copy_from_slice(&kind.number().to_le_bytes());
         let sector = match kind {
             Kind::Read | Kind::Write => first,
-            Kind::OutOfRange => sectors,
+            // However large the disk becomes.
+            Kind::OutOfRange => u32::MAX,
             _ => 0,
         };
         header[8..].copy_from_slice(&u64::from(sector).to_le_bytes());
@@ -298,13 +307,23 @@ impl Queue {
         }
     }
 
+    /// No request has been under way for too long.
+    pub(crate) fn check_patience(&self) {
+        for request in self.requests.borrow().iter().flatten() {
+            let took = self.shared.took_ns(request);
+            if took > self.shared.plan.patience_ns {
+                self.fail(&format!("{request:?} has been waiting for {took} ns"));
+            }
+        }
+    }
+
     fn check(&self, request: &Request, written: u32) {
         let Shared { world, view, model, guest, plan, .. } = &*self.shared;
         let coverage = &world.coverage;
         let base = SLOTS + u64::from(request.slot) * SLOT;
         let status = view.read_u8(base + STATUS).expect("memory");
         let now = world.machine.now_ns();
-        let took = now.saturating_sub(request.offered_ns.max(self.shared.undisturbed_ns.get()));
+        let took = self.shared.took_ns(request);
         let id = (*guest as u64) << 48 | u64::from(self.index) << 32 | u64::from(request.slot);
         world.machine.note(id ^ u64::from(status) << 24 ^ now << 1);
         coverage.requests.one();

@@ -1,0 +1,61 @@
+//! What an operator does to a daemon that runs: other limits, larger disks.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::throttle::{Limit, ThrottleLimits};
+
+use crate::model::SECTOR;
+use crate::random::Random;
+use crate::world::World;
+
+/// Limits under which guests get on, or none.
+pub(crate) fn limits(random: &Random) -> ThrottleLimits {
+    let average = random.pick(&[0, 50_000, 200_000, 1_000_000]);
+    let iops_total = Limit { average, ..Limit::default() };
+    match random.one_in(2) {
+        true => ThrottleLimits { iops_total, ..ThrottleLimits::default() },
+        false => ThrottleLimits {
+            bps_total: Limit { average: average * 2048, ..Limit::default() },
+            ..ThrottleLimits::default()
+        },
+    }
+}
+
+/// The operator's life.
+pub(crate) fn run(world: &World) {
+    let (machine, random) = (&world.machine, world.random());
+    while !world.is_over() {
+        machine.sleep(random.between(100_000, 3_000_000));
+        if world.is_over() {
+            return;
+        }
+        if random.one_in(2) {
+            if world.set_limits(limits(random)) {
+                world.coverage.limits.one();
+                machine.say(|| "the limits change".into());
+            }
+        } else if random.one_in(4) {
+            grow(world);
+        }
+    }
+}
+
+/// Makes a disk larger, and tells its guest once that is done.
+fn grow(world: &World) {
+    let guest = world.random().below(world.guests() as u64) as usize;
+    let sectors = world.sectors(guest) + 8;
+    let done = Rc::new(Cell::new(false));
+    if !world.resize(guest, u64::from(sectors) * SECTOR as u64, done.clone()) {
+        return;
+    }
+    let kills = world.kills();
+    while !done.get() && world.kills() == kills && !world.is_over() {
+        world.machine.sleep(5_000);
+    }
+    if done.get() && world.kills() == kills {
+        world.coverage.resizes.one();
+        world.machine.say(|| format!("the disk of guest {guest} has {sectors} sectors"));
+        world.grow(guest, sectors);
+    }
+}
