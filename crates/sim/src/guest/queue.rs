@@ -116,6 +116,8 @@ impl Queue {
                 world.machine.wait_until(0);
                 continue;
             }
+            // The device may answer just as the driver is about to sleep.
+            world.machine.preempt(8);
             if self.driver.borrow_mut().enable_signals() {
                 world.coverage.raced.one();
                 continue;
