@@ -151,8 +151,10 @@ impl Daemon {
 
     /// Begins to give a disk another size; `done` once that is done.
     pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<bool>>) {
-        let resized = self.nodes.resize(&format!("disk{disk}"), size).expect("the node is there");
-        self.loops[0].event_loop.spawn(async move {
+        let control = &self.loops[0].event_loop;
+        let resized = self.nodes.resize(&format!("disk{disk}"), size, control);
+        let resized = resized.expect("the node is there");
+        control.spawn(async move {
             resized.await.expect("files can grow");
             done.set(true);
         });

@@ -57,7 +57,7 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         faults,
         poll_max_ns: random.pick(&[0, 0, 8_000, 32_768]),
         entries: random.pick(&[1, 8, 256]),
-        preempt: random.pick(&[0, 3, 20, 100]),
+        preempt: random.pick(&[0, 5, 20, 100]),
         discard: random.pick(&[Discard::Ignore, Discard::Unmap]),
         life_ns: random.pick(&[0, 0, 1_000_000, 20_000_000]),
         throttled: random.one_in(4),

@@ -112,7 +112,7 @@ impl Guest {
             && self.queues.iter().any(|queue| world.is_there(queue.actor.get()))
         {
             connection.check()?;
-            world.machine.sleep(100_000);
+            world.machine.sleep((ns / 2).clamp(100_000, 1_000_000));
         }
         Ok(())
     }
