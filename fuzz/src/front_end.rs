@@ -90,6 +90,7 @@ impl World {
             auto_read_only: false,
             discard: Discard::Unmap,
             detect_zeroes: DetectZeroes::Off,
+            active: true,
             cache: Cache::default(),
             driver: NodeDriver::NullCo(NullOptions {
                 size: 1 << 20,

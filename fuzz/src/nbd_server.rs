@@ -50,6 +50,7 @@ impl World {
             auto_read_only: false,
             discard: Discard::Unmap,
             detect_zeroes: DetectZeroes::Off,
+            active: true,
             cache: Cache::default(),
             driver: NodeDriver::NullCo(NullOptions {
                 size: SIZE,

@@ -51,6 +51,7 @@ fn options(path: String, read_only: bool) -> BlockdevOptions {
         auto_read_only: false,
         discard: Discard::Unmap,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache { direct: false, no_flush: true },
         driver,
     };

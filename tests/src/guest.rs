@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::program::{guest_file, tied_command};
@@ -149,23 +150,7 @@ impl Guest {
         let job = [include_str!("../guest/functions.sh"), job].concat();
         fs::write(dir.path().join("job"), job).expect("space for the job");
         let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
-        let mut qemu = tied_command(&tool("qemu-system-x86_64"))
-            .args(self.arguments(dir.path()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(stderr)
-            .spawn()
-            .expect("QEMU can be run");
-        let to_job = qemu.stdin.take().expect("a pipe");
-        let output = BufReader::new(qemu.stdout.take().expect("a pipe"));
-        let (lines, from_job) = mpsc::channel();
-        thread::spawn(move || {
-            for line in output.split(b'\n').map_while(Result::ok) {
-                if lines.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
-                    break;
-                }
-            }
-        });
+        let (qemu, to_job, from_job) = start(self.arguments(dir.path()), stderr);
         let deadline = Instant::now() + TIME_LIMIT;
         Boot { qemu, to_job, from_job, transcript: Vec::new(), deadline, dir, _turn: turn }
     }
@@ -218,7 +203,73 @@ impl Guest {
     }
 }
 
+/// Starts QEMU; the job's input and its lines.
+fn start(arguments: Vec<String>, stderr: File) -> (Child, ChildStdin, Receiver<String>) {
+    let mut qemu = tied_command(&tool("qemu-system-x86_64"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(stderr)
+        .spawn()
+        .expect("QEMU can be run");
+    let to_job = qemu.stdin.take().expect("a pipe");
+    let output = BufReader::new(qemu.stdout.take().expect("a pipe"));
+    let (lines, from_job) = mpsc::channel();
+    thread::spawn(move || {
+        for line in output.split(b'\n').map_while(Result::ok) {
+            if lines.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    (qemu, to_job, from_job)
+}
+
 impl Boot {
+    /// Moves the guest to another QEMU, live, whose disks are those of `there`, which is else as the guest
+    /// was described; `hand_over` is called when it stands still and its disks' queues are stopped. The job
+    /// must print nothing meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// When the migration fails.
+    pub fn migrate(&mut self, there: &Guest, hand_over: impl FnOnce()) {
+        let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
+        fs::copy(self.dir.path().join("job"), dir.path().join("job")).expect("space for the job");
+        let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
+        let uri = format!("unix:{}", dir.path().join("migration").display());
+        let mut arguments = there.arguments(dir.path());
+        arguments.extend(["-incoming".to_owned(), uri.clone()]);
+        let (qemu, to_job, from_job) = start(arguments, stderr);
+        // It listens for the guest from then on.
+        Qmp::connect(&dir.path().join("qmp"));
+
+        let mut source = self.qmp();
+        let pause = json!({"capability": "pause-before-switchover", "state": true});
+        source.execute("migrate-set-capabilities", json!({"capabilities": [pause]}));
+        // As fast as it can.
+        source.execute("migrate-set-parameters", json!({"max-bandwidth": 1u64 << 40}));
+        source.execute("migrate", json!({"uri": uri}));
+        let until = |source: &mut Qmp, wanted: &str| {
+            eventually(wanted, || {
+                let migration = source.execute("query-migrate", json!({}));
+                let status = migration["status"].as_str().unwrap_or_default().to_owned();
+                if ["failed", "cancelled"].contains(&status.as_str()) {
+                    self.fail(&format!("the migration: {migration}"));
+                }
+                (status == wanted).then_some(())
+            });
+        };
+        until(&mut source, "pre-switchover");
+        hand_over();
+        source.execute("migrate-continue", json!({"state": "pre-switchover"}));
+        until(&mut source, "completed");
+        let mut before = std::mem::replace(&mut self.qemu, qemu);
+        (self.to_job, self.from_job, self.dir) = (to_job, from_job, dir);
+        before.kill().expect("QEMU is our child");
+        before.wait().expect("QEMU is our child");
+    }
+
     /// The next line that the job prints.
     ///
     /// # Panics

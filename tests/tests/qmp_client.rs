@@ -48,6 +48,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         options.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
         json!({"options": [options]})
     };
+    let active = |node: &str, on: bool| json!({"node-name": node, "active": on});
     let mirror = |more: Value| {
         let mut options = json!({"job-id": "j", "device": "f", "target": "n0", "sync": "full"});
         options.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
@@ -160,6 +161,23 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         same("blockdev-reopen", reopen(json!({"node-name": "f", "locking": "off"}))),
         same("blockdev-reopen", reopen(json!({"node-name": "frob"}))),
         same("blockdev-reopen", reopen(json!({}))),
+        same("blockdev-set-active", json!({})),
+        same("blockdev-set-active", active("frob", true)),
+        same("blockdev-set-active", active("r", false)),
+        same("blockdev-set-active", active("r", false)),
+        same("blockdev-add", json!({"driver": "raw", "node-name": "s", "file": "r"})),
+        same(
+            "blockdev-add",
+            json!({"driver": "raw", "node-name": "s", "file": "r", "active": false, "read-only": true}),
+        ),
+        same("blockdev-set-active", active("s", true)),
+        same("blockdev-set-active", active("r", false)),
+        same("blockdev-set-active", active("s", false)),
+        same("blockdev-del", json!({"node-name": "s"})),
+        same("blockdev-set-active", json!({"active": true})),
+        same("blockdev-set-active", json!({"active": false})),
+        same("blockdev-set-active", active("outer", true)),
+        same("blockdev-set-active", json!({"active": true})),
         same("job-cancel", json!({"id": "frob"})),
         same("job-dismiss", json!({})),
         same("block-job-cancel", json!({"device": "frob"})),
@@ -189,6 +207,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         same("block-export-add", with(export("f", "n0", "f"), "type", json!("frob"))),
         same("block-export-add", json!({"type": "vhost-user-blk", "id": "f", "node-name": "n0"})),
         same("query-block-exports", json!({})),
+        same("blockdev-set-active", json!({"active": false})),
         same("nbd-server-stop", json!({})),
         same("nbd-server-add", json!({"device": "n0"})),
         same("nbd-server-remove", json!({"name": "n0"})),

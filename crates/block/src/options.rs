@@ -24,6 +24,9 @@ pub struct BlockdevOptions {
     pub discard: Discard,
     /// `detect-zeroes`: whether written zeroes become write-zeroes requests.
     pub detect_zeroes: DetectZeroes,
+    /// `active`: open it. An inactive node is known, and can be exported, while somebody else has the
+    /// image.
+    pub active: bool,
     /// `cache.*`.
     pub cache: Cache,
     /// `driver` and what belongs to it.

@@ -1,5 +1,6 @@
 //! All nodes of a process, by name, and how they are opened.
 
+mod activity;
 mod implicit;
 mod reopen;
 
@@ -52,6 +53,8 @@ struct Entry {
     node: Held,
     options: BlockdevOptions,
     children: Vec<Child>,
+    /// Otherwise an [`InactiveNode`](crate::drivers::inactive::InactiveNode) stands for it.
+    active: bool,
     /// What a job has put between the node and its users.
     filter: Option<Arc<dyn BlockNode>>,
 }
@@ -83,6 +86,8 @@ pub struct NodeInfo<'a> {
     pub options: &'a BlockdevOptions,
     /// The nodes that lie below it.
     pub children: &'a [Child],
+    /// Whether it is open: `blockdev-set-active`.
+    pub active: bool,
 }
 
 impl Entry {
@@ -104,7 +109,9 @@ struct Opened {
 
 impl Opened {
     fn entry(self, node: Held) -> (String, Entry) {
-        (self.name, Entry { node, options: self.options, children: self.children, filter: None })
+        let Opened { name, options, children, .. } = self;
+        let active = options.active;
+        (name, Entry { node, options, children, active, filter: None })
     }
 }
 
@@ -205,6 +212,14 @@ impl NodeRegistry {
             return Err(OpenError::new("'node-name' must be specified for the root node"));
         };
         let name = self.new_name(name)?;
+        if !options.active {
+            let (node, children) = self.open_inactive(&name, options)?;
+            let held = Held::Top(node.clone());
+            let options = options.clone();
+            let entry = Entry { node: held, options, children, active: false, filter: None };
+            self.nodes.insert(name, entry);
+            return Ok(self.edge_to(node));
+        }
         let mut nested = Vec::new();
         let top = self.open_tree(name, options, &mut nested)?;
         let node = top.node.clone();
@@ -313,7 +328,8 @@ impl NodeRegistry {
     pub fn info(&self, name: &str) -> Option<NodeInfo<'_>> {
         let (name, entry) = self.nodes.get_key_value(name)?;
         let (options, children) = (&entry.options, &*entry.children);
-        Some(NodeInfo { name, node: entry.node()?, options, children })
+        let (node, active) = (entry.node()?, entry.active);
+        Some(NodeInfo { name, node, options, children, active })
     }
 
     /// Closes a node that was opened by name.

@@ -1,6 +1,8 @@
 //! What has been defined and who uses it, by name: whether something new fits, and something old may
 //! go. Both the command line, before any of it is carried out, and the daemon, at each change, ask it.
 
+mod activity;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -41,6 +43,7 @@ struct Node {
     objects: Vec<String>,
     /// Defined inside another one.
     nested: bool,
+    inactive: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -56,6 +59,7 @@ struct Export {
     /// Those it refers to.
     objects: Vec<String>,
     address: Address,
+    allow_inactive: bool,
 }
 
 /// What no two exports can share.
@@ -230,6 +234,7 @@ impl Graph {
     ) -> Result<Graph, OptionError> {
         for name in [source, target] {
             self.find(name, name)?;
+            self.is_active(name)?;
             self.free_of_jobs(name)?;
         }
         if self.lies_on(target, source) {
@@ -316,6 +321,7 @@ impl Graph {
     pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
         let name = options.node_name.as_deref().unwrap_or_default();
         self.free_of_jobs(name)?;
+        self.is_active(name)?;
         let mut graph = self.clone();
         let Some(node) = graph.nodes.get_mut(name) else {
             let message = format!("Failed to find node with node-name='{name}'");
@@ -495,6 +501,7 @@ impl Graph {
         }
         above.owns.push(name.clone());
         self.nodes.insert(name.clone(), node);
+        self.with_options_active(options)?;
         Ok(access)
     }
 
@@ -565,8 +572,13 @@ impl Graph {
             });
         }
         let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
-        self.exports
-            .insert(id.clone(), Export { nodes, writable: export.writable, objects, address });
+        let (writable, allow_inactive) = (export.writable, export.allow_inactive);
+        let export = Export { nodes, writable, objects, address, allow_inactive };
+        if !allow_inactive {
+            // As QSD does it.
+            export.nodes.iter().for_each(|node| self.activate(node, &mut Vec::new()));
+        }
+        self.exports.insert(id.clone(), export);
         Ok(())
     }
 }

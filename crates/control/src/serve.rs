@@ -127,6 +127,7 @@ impl ServeOptions {
             auto_read_only: false,
             discard: self.discard,
             detect_zeroes: DetectZeroes::Off,
+            active: true,
             cache: Cache {
                 direct: self.cache.is_direct(),
                 no_flush: self.cache == CacheMode::Unsafe,
@@ -137,6 +138,7 @@ impl ServeOptions {
             },
         };
         let export = ExportOptions {
+            allow_inactive: false,
             id: EXPORT.to_owned(),
             node_name: NODE.to_owned(),
             writable: !self.read_only,

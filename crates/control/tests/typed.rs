@@ -47,6 +47,7 @@ fn null_node(name: &str) -> BlockdevOptions {
         auto_read_only: false,
         discard: Discard::Ignore,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache::default(),
         driver: Driver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false }),
     }
@@ -111,6 +112,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
         step(
             &format!("--export {export}"),
             Action::Export(ExportOptions {
+                allow_inactive: false,
                 id: "e".to_owned(),
                 node_name: "n".to_owned(),
                 writable: true,
@@ -197,6 +199,7 @@ fn both_syntaxes_give_the_same_node() {
         auto_read_only: true,
         discard: Discard::Unmap,
         detect_zeroes: DetectZeroes::Unmap,
+        active: true,
         cache: Cache { direct: true, no_flush: true },
         driver: Driver::File(FileOptions {
             filename: PathBuf::from("a,b"),
@@ -358,6 +361,7 @@ fn serve_is_steps_too() {
             ..null_node("disk0")
         }),
         Action::Export(ExportOptions {
+            allow_inactive: false,
             id: "export0".to_owned(),
             node_name: "disk0".to_owned(),
             writable: true,

@@ -51,6 +51,7 @@ fn write(
         auto_read_only: false,
         discard: Discard::Unmap,
         detect_zeroes,
+        active: true,
         cache: Cache { direct, no_flush: false },
         driver: Driver::File(file),
     };

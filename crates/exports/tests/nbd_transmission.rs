@@ -130,6 +130,7 @@ fn blockdev(driver: Driver, direct: bool) -> Arc<dyn BlockNode> {
         auto_read_only: false,
         discard: Discard::Ignore,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache::default(),
         driver,
     };

@@ -223,6 +223,7 @@ fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
         auto_read_only: false,
         discard: disk.discard,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache::default(),
         driver,
     };

@@ -213,6 +213,7 @@ fn options(cache: Cache, driver: Driver) -> BlockdevOptions {
         auto_read_only: true,
         discard: Discard::Ignore,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache,
         driver,
     }

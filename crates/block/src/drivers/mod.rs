@@ -5,6 +5,7 @@ pub(crate) mod blkdebug;
 pub(crate) mod common;
 pub(crate) mod detect_zeroes;
 pub(crate) mod file;
+pub(crate) mod inactive;
 pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod qcow2;

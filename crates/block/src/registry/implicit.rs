@@ -134,6 +134,7 @@ fn in_place(driver: Driver, above: &BlockdevOptions, read_only: bool) -> Blockde
         auto_read_only: false,
         discard: Discard::Unmap,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: above.cache,
         driver,
     }))

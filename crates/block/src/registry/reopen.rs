@@ -106,7 +106,7 @@ impl NodeRegistry {
     }
 
     /// Whether a format lies on a node that finds room in it as it needs.
-    fn grows(&self, name: &str) -> bool {
+    pub(super) fn grows(&self, name: &str) -> bool {
         self.nodes.iter().any(|(above, entry)| {
             let is_below =
                 |child: &Child| child.role != "backing" && child.edge.node().name() == name;

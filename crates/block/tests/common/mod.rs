@@ -60,6 +60,7 @@ pub fn blockdev(name: &str, driver: Driver) -> BlockdevOptions {
         auto_read_only: false,
         discard: Discard::Ignore,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache::default(),
         driver,
     }

@@ -111,6 +111,7 @@ struct Common {
     auto_read_only: bool,
     discard: Option<Discard>,
     detect_zeroes: DetectZeroes,
+    inactive: bool,
     direct: Option<bool>,
     no_flush: Option<bool>,
 }
@@ -188,12 +189,9 @@ static COMMON: &[Field<Common>] = &[
     },
     Field {
         name: "active",
-        kind: Kind::Bool(|_, on| match on {
-            true => Ok(()),
-            false => Err(OptionError::not_yet("Parameter 'active' with value 'off'")),
-        }),
+        kind: Kind::Bool(|node, on| put(&mut node.inactive, !on)),
         need: Need::Default("on"),
-        help: "activate the node; only on so far",
+        help: "open and lock the image; off: leave it to others, until blockdev-set-active",
     },
     Field {
         name: "read-only",
@@ -351,6 +349,7 @@ fn read_node(
         auto_read_only: node.auto_read_only,
         discard,
         detect_zeroes: node.detect_zeroes,
+        active: !node.inactive,
         driver: built,
     })
 }

@@ -29,6 +29,8 @@ pub struct ExportOptions {
     /// `fixed-iothread`: the node must run in that thread. Always true in effect, since queues
     /// never move here.
     pub fixed_iothread: bool,
+    /// `allow-inactive`: its node may be, or become, inactive.
+    pub allow_inactive: bool,
     /// `stall-timeout-ms`: requests that take longer are told of in the log; 0: none are.
     pub stall_timeout_ms: u64,
     /// `type`, and what exports of that type have.
@@ -91,6 +93,7 @@ pub(crate) struct Draft {
     writethrough: bool,
     iothreads: Vec<String>,
     fixed_iothread: bool,
+    allow_inactive: bool,
     /// `None`: the default.
     stall_timeout_ms: Option<u64>,
     vhost_user: VhostUserOptions,
@@ -216,12 +219,13 @@ static COMMON: &[Field<Draft>] = &[
     },
     Field {
         name: "allow-inactive",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::new("Export type does not support inactive exports")),
-            false => Ok(()),
+        kind: Kind::Bool(|export, on| {
+            export.allow_inactive = on;
+            Ok(())
         }),
         need: Need::Default("off"),
-        help: "run on an inactive node; only off",
+        help: "let its node be inactive: requests wait in the guest's queues, or fail over NBD, until \
+               blockdev-set-active",
     },
 ];
 
@@ -315,6 +319,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, Op
         writethrough: draft.writethrough,
         iothreads: draft.iothreads,
         fixed_iothread: draft.fixed_iothread,
+        allow_inactive: draft.allow_inactive,
         stall_timeout_ms: draft.stall_timeout_ms.unwrap_or(STALL_TIMEOUT_MS),
         kind,
     })

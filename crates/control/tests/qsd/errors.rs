@@ -204,7 +204,6 @@ pub(crate) const ERRORS: &[(&[&str], &str)] = &[
     (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,logical-block-size=4K4"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,logical-block-size=4K4: Parameter 'logical-block-size' expects size"),
     (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable=foo"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable=foo: Parameter 'writable' expects 'on' or 'off'"),
     (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable: Expected '=' after parameter 'writable'"),
-    (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,allow-inactive=on"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,allow-inactive=on: Export type does not support inactive exports"),
     // What refers to what.
     (&["--object", "iothread,id=io0", "--object", "iothread,id=io0"], "--object iothread,id=io0: attempt to add duplicate property 'io0' to object (type 'container')"),
     (&["--blockdev", "null-co,node-name=n", "--blockdev", "null-co,node-name=n"], "--blockdev null-co,node-name=n: Duplicate nodes with node-name='n'"),

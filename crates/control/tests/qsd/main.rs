@@ -94,7 +94,6 @@ fn differences_from_qsd() {
             "null-co,node-name=n,read-only=on,force-share=on",
             "Parameter 'force-share' with value 'on'",
         ),
-        ("null-co,node-name=n,active=off", "Parameter 'active' with value 'off'"),
         (
             "file,node-name=n,filename=a,x-check-cache-dropped=on",
             "Parameter 'x-check-cache-dropped' with value 'on'",

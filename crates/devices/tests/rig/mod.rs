@@ -55,6 +55,7 @@ pub fn null_options() -> BlockdevOptions {
         auto_read_only: false,
         discard: Discard::Unmap,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache::default(),
         driver: NodeDriver::NullCo(NullOptions {
             size: 1 << 30,

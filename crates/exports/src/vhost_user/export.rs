@@ -97,6 +97,12 @@ impl VhostUserExport {
         self.server.in_flight()
     }
 
+    /// Leaves requests in the queues from now on, whatever the front end says, or takes them again.
+    /// Those that were taken before go on.
+    pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
+        self.server.set_paused(paused)
+    }
+
     /// Takes no more requests, finishes those in flight, flushes the nodes, removes the socket.
     ///
     /// # Errors

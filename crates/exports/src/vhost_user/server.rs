@@ -127,6 +127,25 @@ impl Server {
         }
     }
 
+    /// Has all rings leave requests in the queue, or take them again. Those of front ends to come
+    /// likewise.
+    pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
+        let ask = |worker: &WorkerHandle| {
+            worker.ask(move |worker, answer| {
+                worker.set_paused(paused);
+                answer.send(());
+            })
+        };
+        let workers = self.workers.upgrade();
+        let asked: Vec<_> = workers.iter().flat_map(|workers| workers.iter()).map(ask).collect();
+        async move {
+            for answer in asked {
+                // One whose loop is gone takes nothing.
+                let _ = answer.await;
+            }
+        }
+    }
+
     /// Takes no more requests, finishes those in flight, flushes, removes the socket.
     ///
     /// # Errors

@@ -46,18 +46,23 @@ pub(crate) struct Worker {
     pinned: Option<Rc<Pinned>>,
     /// Whether the rings' writes to the guest's memory are logged.
     logging: Logging,
+    /// Requests stay in the queues.
+    paused: Rc<Cell<bool>>,
 }
 
 /// A ring that runs here.
 pub(crate) struct Ring {
     pub(crate) queue: Rc<dyn Virtqueue>,
+    /// By the front end.
     enabled: Cell<bool>,
+    /// All rings of the worker are.
+    paused: Rc<Cell<bool>>,
 }
 
 impl Ring {
     fn set_enabled(&self, enabled: bool) {
         self.enabled.set(enabled);
-        self.queue.set_enabled(enabled);
+        self.queue.set_enabled(enabled && !self.paused.get());
     }
 }
 
@@ -87,6 +92,7 @@ impl WorkerHandle {
                 rings,
                 pinned,
                 logging,
+                paused: Rc::default(),
             };
             event_loop.spawn(async move {
                 while let Some(job) = receiver.receive().await {
@@ -144,7 +150,7 @@ impl Worker {
         let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), fd_of(&setup.call));
         queue.set_err(fd_of(&setup.err));
         queue.set_used_log(setup.used_log);
-        let ring = Rc::new(Ring { queue, enabled: Cell::new(false) });
+        let ring = Rc::new(Ring { queue, enabled: Cell::new(false), paused: self.paused.clone() });
         if !has_kick {
             self.event_loop.spawn(look_now_and_then(self.event_loop.clone(), Rc::downgrade(&ring)));
         }
@@ -241,6 +247,15 @@ impl Worker {
         if let Some(ring) = self.ring(index) {
             ring.set_enabled(enabled);
         }
+    }
+
+    /// Has all rings leave requests in the queue, or take them again.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        if self.paused.replace(paused) == paused {
+            return;
+        }
+        let rings: Vec<_> = self.rings.borrow().values().cloned().collect();
+        rings.iter().for_each(|ring| ring.set_enabled(ring.enabled.get()));
     }
 
     /// The requests in flight, with the rings that they came by.

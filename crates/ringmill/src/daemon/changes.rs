@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::Connections;
 use block::options::BlockdevOptions;
 use block::throttle::ThrottleGroup;
+use block::{Connections, OpenError};
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
@@ -54,6 +54,7 @@ impl Daemon {
             Action::Object(object) => self.objects.add(object)?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
+                self.be_active_for(options).await?;
                 let export = self.start_export(options).await?;
                 self.exports.add(options, export);
             }
@@ -73,17 +74,32 @@ impl Daemon {
     /// finished its last requests: which is waited for, as they must not overtake those of ours. No
     /// event tells of it.
     pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
-        let patience = self.control.now_ns() + LAST_REQUESTS_NS;
+        let patience = self.lock_patience();
         loop {
             let connections = Connections::new(&self.control, options).await?;
             match self.nodes.open_connected(options, connections) {
-                Err(error) if error.is_left_locked() && self.control.now_ns() < patience => {
-                    let next = self.control.now_ns() + LOOK_AGAIN_NS;
-                    self.control.sleep_until(next).await;
-                }
+                Err(error) if error.is_left_locked() => self.wait_for_lock(error, patience).await?,
                 opened => return Ok(opened.map(drop)?),
             }
         }
+    }
+
+    /// Until when an image that nobody is found to have locked is waited for.
+    pub(super) fn lock_patience(&self) -> u64 {
+        self.control.now_ns() + LAST_REQUESTS_NS
+    }
+
+    /// Waits a little, until then.
+    pub(super) async fn wait_for_lock(
+        &self,
+        error: OpenError,
+        patience: u64,
+    ) -> Result<(), DaemonError> {
+        if self.control.now_ns() >= patience {
+            return Err(error.into());
+        }
+        self.control.sleep_until(self.control.now_ns() + LOOK_AGAIN_NS).await;
+        Ok(())
     }
 
     /// `blockdev-reopen`. Nodes are opened anew one after the other: when one cannot be, those before it
@@ -142,6 +158,7 @@ impl Daemon {
         };
         // Their bitmaps have the size that there was when they began.
         self.graph.free_of_jobs(name)?;
+        self.graph.is_active(name)?;
         self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new)
     }
 
@@ -228,7 +245,12 @@ impl Daemon {
             let node = self.nodes.get(&options.node_name)?;
             VhostUserExport::blk(control, config, node, options.id.clone()).await
         };
-        started.map_err(DaemonError::with_advice)
+        let export = started.map_err(DaemonError::with_advice)?;
+        if options.nodes().any(|node| !self.nodes.is_active(node)) {
+            // Before anybody could be served.
+            export.set_paused(true).await;
+        }
+        Ok(export)
     }
 
     async fn start_nbd(

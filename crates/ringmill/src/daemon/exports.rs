@@ -147,6 +147,15 @@ impl Exports {
         names.filter(|name| *name == old).for_each(|name| new.clone_into(name));
     }
 
+    /// Has exports whose nodes are not all active pass nothing on, and all others go on.
+    pub(super) async fn pause(&self, inactive: impl Fn(&str) -> bool) {
+        for export in &self.exports {
+            if let Some(serving) = &export.serving {
+                serving.set_paused(export.nodes.iter().any(|node| inactive(node))).await;
+            }
+        }
+    }
+
     /// What it is at. `None`: there is no such export.
     pub(super) fn state(&self, id: &str) -> Option<State> {
         let export = self.exports.iter().find(|export| export.id == id)?;

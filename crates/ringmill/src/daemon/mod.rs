@@ -3,6 +3,7 @@
 //! One task owns everything there is, [`Daemon`], and carries out one change after the other, whoever
 //! asked for it; monitors send it their commands.
 
+mod activity;
 mod changes;
 mod chardev;
 mod error;

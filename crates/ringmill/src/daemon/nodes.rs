@@ -36,7 +36,7 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         "file": filename(nodes, node),
         "ro": node.node.geometry().read_only,
         "encrypted": false,
-        "active": true,
+        "active": node.active,
         "detect_zeroes": detect_zeroes,
         "cache": {"writeback": true, "direct": cache.direct, "no-flush": cache.no_flush},
         "children": children,

@@ -74,6 +74,9 @@ impl Daemon {
                 self.add(&Action::Export(export.map_err(DaemonError::from)?)).await?;
             }
             Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
+            Command::BlockdevSetActive { node_name, active } => {
+                self.set_active(node_name.as_deref(), active).await?;
+            }
             Command::BlockResize { device, node_name, size } => {
                 self.resize(device.as_deref(), node_name.as_deref(), size).await?;
             }

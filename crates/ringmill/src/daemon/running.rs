@@ -59,6 +59,15 @@ impl Running {
         }
     }
 
+    /// Has requests wait in the guest's queues, or not any more. Over NBD they go on, to a node that
+    /// refuses them.
+    pub(super) async fn set_paused(&self, paused: bool) {
+        match self {
+            Running::VhostUser(export) => export.set_paused(paused).await,
+            Running::Nbd(_) => {}
+        }
+    }
+
     /// Takes no more requests, finishes those in flight, flushes.
     ///
     /// # Errors

@@ -42,6 +42,7 @@ impl Daemon {
             return Err(DaemonError::new("New overlay node-name already in use"));
         }
         self.graph.free_of_jobs(&node_name)?;
+        self.graph.is_active(&node_name)?;
         let Some(below) = self.nodes.options(&node_name).cloned() else {
             return Err(DaemonError::new(format!("Node '{node_name}' is gone")));
         };
@@ -64,6 +65,7 @@ impl Daemon {
             auto_read_only: false,
             discard: Discard::Unmap,
             detect_zeroes: DetectZeroes::Off,
+            active: true,
             cache: below.cache,
             driver: Driver::File(file),
         };

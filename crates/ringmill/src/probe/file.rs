@@ -62,6 +62,7 @@ fn open(path: &Path, device: bool, direct: bool) -> Result<Geometry, String> {
         auto_read_only: false,
         discard: Discard::Ignore,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache { direct, no_flush: false },
         driver: if device { Driver::HostDevice(file) } else { Driver::File(file) },
     };

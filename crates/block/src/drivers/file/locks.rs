@@ -67,6 +67,11 @@ impl Claims {
         }
     }
 
+    /// Of who does not use the image for now.
+    pub(crate) fn none() -> Self {
+        Claims { in_use: &[], not_shared: &[] }
+    }
+
     /// Of who makes the image anew.
     fn of_maker() -> Self {
         use Permission::{Resize, Write};

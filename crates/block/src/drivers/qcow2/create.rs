@@ -56,6 +56,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
         auto_read_only: false,
         discard: Discard::Ignore,
         detect_zeroes: DetectZeroes::Off,
+        active: true,
         cache: Cache::default(),
         driver: Driver::File(file.clone()),
     };

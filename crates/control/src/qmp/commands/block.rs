@@ -41,6 +41,19 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         returns: Returns::Nothing,
     },
     CommandRow {
+        name: "blockdev-set-active",
+        help: "flush and close a node's image for others to use, or open it again",
+        example: r#"{"node-name": "disk0", "active": false}"#,
+        arguments: Arguments::Table(&Table {
+            fields: SET_ACTIVE,
+            build: |set: SetActive| {
+                let SetActive { node_name, active } = set;
+                Ok(Job::Run(Command::BlockdevSetActive { node_name, active }))
+            },
+        }),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
         name: "block_resize",
         help: "give a node's image another size, and tell guests and clients",
         example: r#"{"node-name": "disk0", "size": 21474836480}"#,
@@ -74,6 +87,30 @@ static REOPEN: &[Field<Vec<BlockdevOptions>>] = &[Field {
     need: Need::Required,
     help: "all options of each node: what is left out counts as its default",
 }];
+
+#[derive(Default)]
+struct SetActive {
+    node_name: Option<String>,
+    active: bool,
+}
+
+static SET_ACTIVE: &[Field<SetActive>] = &[
+    Field {
+        name: "node-name",
+        kind: Kind::Text {
+            meta: "<node-name>",
+            set: |set, name| put(&mut set.node_name, Some(name)),
+        },
+        need: Need::Optional("all nodes"),
+        help: "the node's name",
+    },
+    Field {
+        name: "active",
+        kind: Kind::Bool(|set, active| put(&mut set.active, active)),
+        need: Need::Required,
+        help: "whether it is to be open and locked",
+    },
+];
 
 #[derive(Default)]
 struct Del {

@@ -93,6 +93,13 @@ pub enum Command {
         /// The node's name.
         node_name: String,
     },
+    /// `blockdev-set-active`.
+    BlockdevSetActive {
+        /// The node's name; `None`: all.
+        node_name: Option<String>,
+        /// Whether it is to be active.
+        active: bool,
+    },
     /// `block_resize`.
     BlockResize {
         /// `device`, which no node here has.

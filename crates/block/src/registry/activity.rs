@@ -1,0 +1,195 @@
+//! Nodes that are inactive: known by name, and used, but not open. Whoever has the image meanwhile,
+//! such as the other side of a migration, finds it without a lock; and when a node becomes active, it
+//! is opened anew, so that nothing of the image is remembered from before.
+
+use std::sync::Arc;
+
+use event_loop::{EventLoop, IoBufs};
+
+use super::{Child, Held, NodeRegistry};
+use crate::drivers::file::Claims;
+use crate::drivers::inactive::InactiveNode;
+use crate::error::OpenError;
+use crate::graph::drain;
+use crate::node::{BlockNode, Geometry};
+use crate::options::{Backing, BlockdevOptions, BlockdevRef, Discard, Driver, Locking};
+use crate::request::Op;
+use crate::submit::submit;
+
+fn not_found(name: &str) -> OpenError {
+    OpenError::new(format!("Failed to find node with node-name='{name}'"))
+}
+
+impl NodeRegistry {
+    /// Whether the node of that name is active; also when there is none.
+    pub fn is_active(&self, name: &str) -> bool {
+        self.nodes.get(name).is_none_or(|entry| entry.active)
+    }
+
+    /// Makes a node inactive that nobody active lies on: waits for its requests, flushes it, closes its
+    /// image and those defined inside it, and gives up their locks. Its users stay, and what they ask
+    /// for from then on fails with `EPERM`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, it could not be flushed, or somebody is changing the graph there. Then
+    /// it is as it was.
+    pub async fn inactivate(&mut self, control: &EventLoop, name: &str) -> Result<(), OpenError> {
+        let node = self.node(name)?;
+        let failed =
+            |why: String| OpenError::new(format!("Failed to inactivate node '{name}': {why}"));
+        let users = drain(self.edges(name)).await.map_err(|busy| failed(busy.to_string()))?;
+        if !node.geometry().read_only {
+            let channel = node.clone().open_channel(control).map_err(|e| failed(e.to_string()))?;
+            let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
+            flushed.map_err(|errno| failed(errno.desc().to_owned()))?;
+        }
+        let inactive: Arc<dyn BlockNode> =
+            Arc::new(InactiveNode::new(name.to_owned(), node.geometry()));
+        users.point_to(&inactive).await.map_err(|error| failed(error.to_string()))?;
+        let going = self.with_nested(name);
+        let locks: Vec<_> =
+            going.iter().filter_map(|name| self.locks.get(name)?.upgrade()).collect();
+        let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+        let before = std::mem::replace(&mut entry.node, Held::Top(inactive));
+        let named = entry.options.driver.children();
+        let stays = |role: &str| {
+            named.iter().any(|(r, child)| *r == role && matches!(child, BlockdevRef::Name(_)))
+        };
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut entry.children).into_iter().partition(|child| stays(child.role));
+        entry.children = stay;
+        entry.active = false;
+        drop((node, before, go, users));
+        self.forget_closed();
+        // A ring may keep the file open a little longer.
+        for lock in locks {
+            lock.change(Claims::none())?;
+        }
+        Ok(())
+    }
+
+    /// A node's name and those of all that are defined inside it.
+    fn with_nested(&self, name: &str) -> Vec<String> {
+        let mut names = vec![name.to_owned()];
+        let mut at = 0;
+        while let Some(entry) = names.get(at).and_then(|name| self.nodes.get(name)) {
+            let below = entry.children.iter().map(|child| child.edge.node().name().to_owned());
+            let nested = |name: &String| {
+                self.nodes.get(name).is_some_and(|entry| matches!(entry.node, Held::Nested(_)))
+            };
+            let below: Vec<_> = below.filter(nested).collect();
+            names.extend(below);
+            at += 1;
+        }
+        names
+    }
+
+    /// Makes an inactive node active, of which all that it refers to is: opens its image and locks it.
+    /// Those who use it are told of its size, which may have changed.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open); then it stays inactive.
+    pub async fn activate(&mut self, name: &str) -> Result<(), OpenError> {
+        let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
+        if entry.active {
+            return Ok(());
+        }
+        let options = entry.options.clone();
+        let mut nested = Vec::new();
+        let top = self.open_tree(name.to_owned(), &options, &mut nested)?;
+        if self.grows(name) {
+            top.node.let_grow();
+        }
+        let users =
+            drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
+        let pointed = users.point_to(&top.node).await;
+        pointed.map_err(|error| OpenError::new(error.to_string()))?;
+        let nested = nested.into_iter().map(|nested| {
+            let held = Held::Nested(Arc::downgrade(&nested.node));
+            nested.entry(held)
+        });
+        self.nodes.extend(nested);
+        let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+        entry.node = Held::Top(top.node);
+        entry.children = top.children;
+        entry.active = true;
+        Ok(())
+    }
+
+    /// A node that is to be inactive. Its image is looked at, without a lock, for what users of a
+    /// node have to know; it may be in use by others meanwhile.
+    pub(super) fn open_inactive(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+    ) -> Result<(Arc<dyn BlockNode>, Vec<Child>), OpenError> {
+        let mut children = Vec::new();
+        for (role, child) in options.driver.children() {
+            if let BlockdevRef::Name(below) = child {
+                children.push(Child { role, edge: self.get_edge(below)? });
+            }
+        }
+        let looking = self.for_a_look(options)?;
+        let mut nested = Vec::new();
+        let looked = self.open_tree(name.to_owned(), &looking, &mut nested)?;
+        let geometry = looked.node.geometry();
+        let geometry = match formats(&looking) {
+            true if !options.read_only => Geometry {
+                read_only: false,
+                discard: options.discard == Discard::Unmap,
+                write_zeroes: true,
+                write_cache: true,
+                ..geometry
+            },
+            _ => geometry,
+        };
+        Ok((Arc::new(InactiveNode::new(name.to_owned(), geometry)), children))
+    }
+
+    /// The same node for a look at it: without locks, and without names, since those that it refers to
+    /// are inactive too. Nothing is written: formats, which keep state, are read-only.
+    fn for_a_look(&self, options: &BlockdevOptions) -> Result<BlockdevOptions, OpenError> {
+        let mut looking = BlockdevOptions { node_name: None, active: true, ..options.clone() };
+        let below = |child: &BlockdevRef| -> Result<BlockdevRef, OpenError> {
+            let options = match child {
+                BlockdevRef::Inline(options) => options.as_ref(),
+                BlockdevRef::Name(name) => {
+                    &self.nodes.get(name).ok_or_else(|| not_found(name))?.options
+                }
+            };
+            Ok(BlockdevRef::Inline(Box::new(self.for_a_look(options)?)))
+        };
+        match &mut looking.driver {
+            Driver::File(file) | Driver::HostDevice(file) => file.locking = Locking::Off,
+            Driver::Raw(raw) => raw.file = below(&raw.file)?,
+            Driver::Throttle(throttle) => throttle.file = below(&throttle.file)?,
+            Driver::Blkdebug(blkdebug) => blkdebug.image = below(&blkdebug.image)?,
+            Driver::Qcow2(qcow2) => {
+                looking.read_only = true;
+                qcow2.file = below(&qcow2.file)?;
+                if let Some(data_file) = &qcow2.data_file {
+                    qcow2.data_file = Some(below(data_file)?);
+                }
+                // Its size does not matter, and what it is named by is not opened.
+                qcow2.backing = Backing::None;
+            }
+            Driver::NullCo(_) | Driver::NullAio(_) => {}
+            _ => {
+                return Err(OpenError::new("A node of this driver cannot be inactive"));
+            }
+        }
+        Ok(looking)
+    }
+}
+
+/// Whether there is a format in it, of which another node than itself was opened.
+fn formats(options: &BlockdevOptions) -> bool {
+    matches!(options.driver, Driver::Qcow2(_))
+        || options
+            .driver
+            .children()
+            .iter()
+            .any(|(_, child)| matches!(child, BlockdevRef::Inline(options) if formats(options)))
+}

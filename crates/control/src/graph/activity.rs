@@ -1,0 +1,162 @@
+//! Which nodes are active, and which become so, or are not any more, with others.
+
+use block::options::{BlockdevOptions, BlockdevRef};
+
+use super::{Address, Graph};
+use crate::error::OptionError;
+
+impl Graph {
+    /// With a node, or with all, active or inactive. Also which nodes that are opened by name change for
+    /// it, in an order in which each lies on nodes that have the same state.
+    ///
+    /// A node becomes active with all that it lies on, and inactive with those below that nobody else
+    /// uses.
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words: there is no such node, an active node lies on it, or an export does not allow it.
+    pub fn with_active(
+        &self,
+        name: Option<&str>,
+        active: bool,
+    ) -> Result<(Graph, Vec<String>), OptionError> {
+        let (mut graph, mut order) = (self.clone(), Vec::new());
+        let names: Vec<String> = match name {
+            Some(name) if !self.nodes.contains_key(name) => {
+                let message = format!("Failed to find node with node-name='{name}'");
+                return Err(OptionError::new(message));
+            }
+            Some(name) => vec![name.to_owned()],
+            // Those that nothing lies on; the others go along.
+            None => {
+                self.nodes.keys().filter(|name| !self.has_above(name, |_| true)).cloned().collect()
+            }
+        };
+        for top in names {
+            if active {
+                graph.activate(&top, &mut order);
+                continue;
+            }
+            let node = graph.nodes.get(&top);
+            if node.is_some_and(|node| !node.inactive) && graph.has_active_above(&top) {
+                return Err(OptionError::new("Node has active parent node"));
+            }
+            if !graph.inactivate(&top, &mut order) {
+                let what = if name.is_some() { "node" } else { "all nodes" };
+                let message = format!("Failed to inactivate {what}: Operation not permitted");
+                return Err(
+                    OptionError::new(message).hint("allow-inactive=on lets an export bear it.")
+                );
+            }
+        }
+        Ok((graph, order))
+    }
+
+    /// Checks that a node is active: nothing else can be done with one that is not.
+    ///
+    /// # Errors
+    ///
+    /// It is not.
+    pub fn is_active(&self, name: &str) -> Result<(), OptionError> {
+        match self.nodes.get(name).is_some_and(|node| node.inactive) {
+            true => Err(OptionError::new(format!("Node '{name}' is inactive"))
+                .hint("blockdev-set-active makes it active.")),
+            false => Ok(()),
+        }
+    }
+
+    fn has_above(&self, name: &str, which: impl Fn(&super::Node) -> bool) -> bool {
+        self.nodes.values().any(|node| {
+            which(node) && node.uses.iter().chain(&node.owns).any(|below| below == name)
+        })
+    }
+
+    fn has_active_above(&self, name: &str) -> bool {
+        self.has_above(name, |node| !node.inactive)
+    }
+
+    /// Whether an export keeps a node active: one that may write to it, and all of virtual machines,
+    /// whose guests would get errors.
+    fn is_kept(&self, name: &str) -> bool {
+        self.exports.values().any(|export| {
+            let is_nbd = matches!(export.address, Address::Nbd(_));
+            export.nodes.iter().any(|node| node == name)
+                && !export.allow_inactive
+                && (export.writable || !is_nbd)
+        })
+    }
+
+    pub(super) fn activate(&mut self, name: &str, order: &mut Vec<String>) {
+        let Some(node) = self.nodes.get(name).filter(|node| node.inactive).cloned() else { return };
+        for below in node.uses.iter().chain(&node.owns) {
+            self.activate(below, order);
+        }
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.inactive = false;
+        }
+        if !node.nested {
+            order.push(name.to_owned());
+        }
+    }
+
+    /// `false`: an export keeps it active.
+    fn inactivate(&mut self, name: &str, order: &mut Vec<String>) -> bool {
+        let Some(node) = self.nodes.get(name).filter(|node| !node.inactive).cloned() else {
+            return true;
+        };
+        if self.is_kept(name) {
+            return false;
+        }
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.inactive = true;
+        }
+        if !node.nested {
+            order.push(name.to_owned());
+        }
+        // What was defined inside it is closed with it.
+        if !node.owns.iter().all(|below| self.inactivate(below, order)) {
+            return false;
+        }
+        for below in &node.uses {
+            if !self.has_active_above(below) {
+                self.inactivate(below, order);
+            }
+        }
+        true
+    }
+
+    /// A new node is active, or it is not, and what was defined inside it neither. Those below are
+    /// checked to be active if it is.
+    pub(super) fn with_options_active(
+        &mut self,
+        options: &BlockdevOptions,
+    ) -> Result<(), OptionError> {
+        let Some(name) = &options.node_name else { return Ok(()) };
+        if !options.active {
+            self.set_inactive(name);
+            return Ok(());
+        }
+        for (role, child) in options.driver.children() {
+            let (below, active) = match child {
+                BlockdevRef::Name(below) => (below.as_str(), self.is_active(below).is_ok()),
+                BlockdevRef::Inline(below) => {
+                    (below.node_name.as_deref().unwrap_or_default(), below.active)
+                }
+            };
+            if !active {
+                let message =
+                    format!("Inactive '{below}' can't be a {role} child of active '{name}'");
+                return Err(OptionError::new(message));
+            }
+        }
+        Ok(())
+    }
+
+    fn set_inactive(&mut self, name: &str) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        node.inactive = true;
+        for below in node.owns.clone() {
+            self.set_inactive(&below);
+        }
+    }
+}

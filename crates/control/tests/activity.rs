@@ -1,0 +1,87 @@
+//! Which nodes become active, or inactive, with others, and which cannot.
+
+use control::{Command, Graph, parse_args};
+
+/// The graph of a command line.
+fn graph(options: &[&str]) -> Graph {
+    let arguments = ["ringmill", "storage-daemon"].iter().chain(options).map(|word| word.into());
+    match parse_args(arguments) {
+        Ok(Command::StorageDaemon(options)) => {
+            options.steps.iter().fold(Graph::default(), |graph, step| {
+                graph.with(&step.action).unwrap_or_else(|error| panic!("{error}"))
+            })
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn change(graph: &mut Graph, name: Option<&str>, active: bool) -> Result<Vec<String>, String> {
+    let (after, order) = graph.with_active(name, active).map_err(|error| {
+        // Without the advice.
+        error.to_string().lines().next().unwrap_or_default().to_owned()
+    })?;
+    *graph = after;
+    Ok(order)
+}
+
+/// `top` and `side` lie on `base`; `top` has `inner` inside.
+const NODES: [&str; 6] = [
+    "--blockdev",
+    "null-co,node-name=base",
+    "--blockdev",
+    "raw,node-name=side,file=base",
+    "--blockdev",
+    "throttle,node-name=top,throttle-group=g,file.driver=raw,file.node-name=inner,file.file=base",
+];
+
+#[test]
+fn nodes_below_go_along_unless_others_need_them() {
+    let mut graph = graph(&[&["--object", "throttle-group,id=g"], NODES.as_slice()].concat());
+    assert_eq!(change(&mut graph, Some("top"), false), Ok(vec!["top".to_owned()]));
+    assert!(graph.is_active("inner").is_err() && graph.is_active("base").is_ok());
+    let order = change(&mut graph, Some("side"), false);
+    assert_eq!(order, Ok(vec!["side".to_owned(), "base".to_owned()]));
+    assert_eq!(change(&mut graph, Some("side"), false), Ok(vec![]));
+    // What it lies on comes first.
+    let order = change(&mut graph, Some("top"), true);
+    assert_eq!(order, Ok(vec!["base".to_owned(), "top".to_owned()]));
+    assert!(graph.is_active("inner").is_ok() && graph.is_active("side").is_err());
+    let parent = "Node has active parent node";
+    for below in ["base", "inner"] {
+        assert_eq!(change(&mut graph, Some(below), false), Err(parent.to_owned()));
+    }
+    assert_eq!(change(&mut graph, None, true), Ok(vec!["side".to_owned()]));
+    let all = change(&mut graph, None, false).expect("nothing keeps them");
+    assert_eq!(all.len(), 3, "{all:?}");
+    assert_eq!(all.last().map(String::as_str), Some("base"));
+    let missing = "Failed to find node with node-name='frob'";
+    assert_eq!(change(&mut graph, Some("frob"), true), Err(missing.to_owned()));
+}
+
+#[test]
+fn exports_keep_their_nodes_active_unless_they_allow_it() {
+    let with = |export: &str| {
+        let server = ["--nbd-server", "addr.type=unix,addr.path=n"];
+        let nodes = ["--blockdev", "null-co,node-name=n,active=off", "--export", export];
+        graph(&[server, [nodes[0], nodes[1]], [nodes[2], nodes[3]]].concat())
+    };
+    let refused = "Failed to inactivate node: Operation not permitted";
+    for (export, active, kept) in [
+        ("nbd,id=e,node-name=n,writable=on", true, true),
+        ("nbd,id=e,node-name=n", true, false),
+        ("nbd,id=e,node-name=n,writable=on,allow-inactive=on", false, false),
+        ("vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s", true, true),
+        (
+            "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,allow-inactive=on",
+            false,
+            false,
+        ),
+    ] {
+        let mut graph = with(export);
+        assert_eq!(graph.is_active("n").is_ok(), active, "{export}");
+        change(&mut graph, Some("n"), true).expect("it can be");
+        let off = change(&mut graph, Some("n"), false);
+        let wanted = if kept { Err(refused.to_owned()) } else { Ok(vec!["n".to_owned()]) };
+        assert_eq!(off, wanted, "{export}");
+    }
+}

@@ -1,0 +1,71 @@
+//! `blockdev-set-active`: an image is handed over to somebody else, or taken over.
+
+use control::ExportOptions;
+
+use super::{Daemon, DaemonError};
+
+impl Daemon {
+    /// `blockdev-set-active`. Exports over vhost-user of nodes that are inactive leave what their guests
+    /// ask for in the queues, where whoever serves them next finds it.
+    pub(super) async fn set_active(
+        &mut self,
+        name: Option<&str>,
+        active: bool,
+    ) -> Result<(), DaemonError> {
+        let (graph, names) = self.graph.with_active(name, active)?;
+        if !active {
+            for name in &names {
+                self.graph.free_of_jobs(name)?;
+            }
+            self.exports.pause(|node| names.iter().any(|name| name == node)).await;
+        }
+        let mut changed = Vec::new();
+        let mut result = Ok(());
+        for name in &names {
+            result = self.change_activity(name, active).await;
+            if result.is_err() {
+                break;
+            }
+            changed.push(name);
+        }
+        match &result {
+            Ok(()) => self.graph = graph,
+            Err(_) => {
+                for name in changed.into_iter().rev() {
+                    if let Err(error) = self.change_activity(name, !active).await {
+                        log::error!("node {name}: {error}");
+                    }
+                }
+            }
+        }
+        let nodes = &self.nodes;
+        self.exports.pause(|node| !nodes.is_active(node)).await;
+        result
+    }
+
+    async fn change_activity(&mut self, name: &str, active: bool) -> Result<(), DaemonError> {
+        if !active {
+            return Ok(self.nodes.inactivate(&self.control, name).await?);
+        }
+        let patience = self.lock_patience();
+        loop {
+            match self.nodes.activate(name).await {
+                Err(error) if error.is_left_locked() => self.wait_for_lock(error, patience).await?,
+                activated => return Ok(activated?),
+            }
+        }
+    }
+
+    /// As QSD does: an export that does not allow its node to be inactive makes it active.
+    pub(super) async fn be_active_for(
+        &mut self,
+        export: &ExportOptions,
+    ) -> Result<(), DaemonError> {
+        for node in export.nodes().filter(|_| !export.allow_inactive) {
+            if self.graph.is_active(node).is_err() {
+                self.set_active(Some(node), true).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! A guest migrates live from one QEMU to another, and its disk from one daemon to another, on the same image, while
+//! the guest writes and reads back with checksums. It sees no error, and finds each block as it wrote it.
+
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand};
+use serde_json::json;
+
+const JOB: &str = "
+    verify --do_verify=1
+    checked_load 2
+    echo ready
+    read -r go_on
+    wait_for_requests 200
+    echo arrived
+    read -r go_on
+    wait_for_requests 200
+    end_checked_load
+    verify --verify_only=1
+    md5sum </dev/vda
+    dmesg | grep -E 'I/O error|vda.*(timeout|reset)' || true";
+
+fn serve(
+    scratch: &Scratch,
+    name: &'static str,
+    driver: &str,
+    image: &Image,
+    active: bool,
+) -> Server {
+    let (path, active) = (image.path().display(), if active { "on" } else { "off" });
+    ServerCommand::new(scratch)
+        .named(name)
+        .monitor(&format!("{name}-qmp"))
+        .iothread("io0")
+        .iothread("io1")
+        .arg("--blockdev")
+        .arg(format!(
+            "{driver},node-name={name},active={active},file.driver=file,file.filename={path},\
+             file.aio=io_uring,file.cache.direct=on"
+        ))
+        .export(name, "allow-inactive=on,num-queues=2,iothread.0=io0,iothread.1=io1")
+        .start()
+}
+
+fn migrates(driver: &str, image: &Image) -> Vec<String> {
+    // Each finds its own socket gone in the end, and no other.
+    let scratch = [Scratch::new(), Scratch::new()];
+    let servers = [(0, "here"), (1, "there")]
+        .map(|(i, name): (usize, _)| serve(&scratch[i], name, driver, image, i == 0));
+    let guest = |server: &Server, name| Guest::new().disk(server.socket(name)).queues(2).with_fio();
+    let [here, there] = &servers;
+    let set_active = |server: &Server, name: &str, active: bool| {
+        let mut qmp = Qmp::connect(&server.socket(&format!("{name}-qmp")));
+        qmp.execute("blockdev-set-active", json!({"node-name": name, "active": active}));
+    };
+    let mut boot = guest(here, "here").boot(JOB);
+    boot.expect("ready");
+    boot.migrate(&guest(there, "there"), || {
+        set_active(here, "here", false);
+        set_active(there, "there", true);
+    });
+    boot.send("there");
+    boot.expect("arrived");
+    // And back, through the same daemons.
+    boot.migrate(&guest(here, "here"), || {
+        set_active(there, "there", false);
+        set_active(here, "here", true);
+    });
+    boot.send("back");
+    let lines = boot.finish();
+    servers.into_iter().for_each(Server::stop);
+    lines
+}
+
+#[test]
+fn a_guest_on_a_raw_image_migrates_there_and_back() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 32);
+    let lines = migrates("raw", &image);
+    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())), "{lines:?}");
+}
+
+#[test]
+fn a_guest_on_a_qcow2_image_migrates_there_and_back() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.qcow2", 0);
+    let path = image.path().to_str().expect("UTF-8").to_owned();
+    let qemu_img = |arguments: &[&str]| {
+        let status =
+            std::process::Command::new(integration::tool("qemu-img")).args(arguments).status();
+        assert!(status.expect("qemu-img runs").success(), "{arguments:?}");
+    };
+    qemu_img(&["create", "-q", "-f", "qcow2", &path, "32M"]);
+    let lines = migrates("qcow2", &image);
+    qemu_img(&["check", "-q", &path]);
+    let raw = scratch.path("raw");
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &path, raw.to_str().expect("UTF-8")]);
+    let md5 = Image::existing(&raw).md5();
+    assert_eq!(lines.last(), Some(&format!("{md5}  -")), "{lines:?}");
+}
