@@ -90,13 +90,18 @@ impl Qmp {
 
     /// Waits for an event of that name; gives its data. Those before it are forgotten.
     pub fn wait_for(&mut self, event: &str) -> Value {
+        self.wait_for_event(event).get_mut("data").map_or(json!({}), Value::take)
+    }
+
+    /// The same; gives all of it.
+    pub fn wait_for_event(&mut self, event: &str) -> Value {
         loop {
-            let mut message = self.events.pop_front().unwrap_or_else(|| self.receive());
+            let message = self.events.pop_front().unwrap_or_else(|| self.receive());
             if message.get("event").and_then(Value::as_str) == Some(event) {
-                let data = message.get_mut("data").map_or(json!({}), Value::take);
+                let data = message.get("data").cloned().unwrap_or_else(|| json!({}));
                 let wrong = self.schema.wrong(event, &data);
                 assert!(wrong.is_empty(), "{event}: not as the schema has it: {wrong:?}");
-                return data;
+                return message;
             }
         }
     }

@@ -294,6 +294,11 @@ impl Server {
         self.proc("maps").lines().filter(|line| line.contains("/memfd:")).count()
     }
 
+    /// How many mappings it has, of whatever.
+    pub fn mappings(&self) -> usize {
+        self.proc("maps").lines().count()
+    }
+
     /// Its resident private memory in KiB.
     pub fn private_kib(&self) -> u64 {
         self.status_kib("RssAnon:")
