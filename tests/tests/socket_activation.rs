@@ -127,7 +127,8 @@ fn an_export_that_was_deleted_can_be_added_again() {
     assert!(refused.contains("file descriptor 3, disk, "), "{refused}");
     assert!(refused.ends_with(" is used already"), "{refused}");
     for addr in [by_name, by_path] {
-        qmp.execute("block-export-del", json!({"id": "e"}));
+        // The daemon need not have seen that the last front end has gone.
+        qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
         qmp.wait_for("BLOCK_EXPORT_DELETED");
         // Its socket is let go of when the kernel has given up watching it.
         eventually("the socket to be free", || {

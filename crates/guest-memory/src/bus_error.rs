@@ -17,8 +17,9 @@ use libc::{c_int, c_void, siginfo_t};
 
 use crate::view::MemoryView;
 
-/// Regions that can be watched over at a time. Those beyond are not.
-const PLACES: usize = 1 << 14;
+/// Regions that can be watched over at a time. Those beyond are not: more mappings than Linux gives a process
+/// unless it is told to (vm.max_map_count, 65530).
+const PLACES: usize = 1 << 16;
 
 /// The regions, for the handler, which can take no lock.
 static TABLE: [Place; PLACES] = [const { Place::new() }; PLACES];

@@ -37,10 +37,12 @@ fn main() -> ExitCode {
     if !matches!(command, Command::Probe(_) | Command::Ctl(_) | Command::Top(_)) {
         logger::start(program);
     }
-    run(command).unwrap_or_else(|error| {
+    let code = run(command).unwrap_or_else(|error| {
         eprintln!("{program}: {error}");
         ExitCode::FAILURE
-    })
+    });
+    logger::end();
+    code
 }
 
 fn run(command: Command) -> Result<ExitCode, DaemonError> {

@@ -2,7 +2,6 @@
 //! I/O thread of the export they have chosen.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
@@ -74,7 +73,6 @@ struct Shared {
     max_connections: u32,
     handshake_max_seconds: u32,
     tls: Option<Acceptor>,
-    refusals: Sparingly,
     exports: RefCell<Vec<Rc<Export>>>,
     connections: Cell<u32>,
     stopping: Cell<bool>,
@@ -108,7 +106,6 @@ impl NbdServer {
             max_connections,
             handshake_max_seconds,
             tls,
-            refusals: Sparingly::default(),
             exports: RefCell::default(),
             connections: Cell::new(0),
             stopping: Cell::new(false),
@@ -398,21 +395,16 @@ impl Shared {
                 log::debug!("NBD server: client lost: {}", errno.desc());
             }
             // Certificates are somebody's mistake, as a rule, who wants to know.
-            Some(Err(Failure::Tls(error))) => self.refuse(&format_args!("TLS failed: {error}")),
-            Some(Err(Failure::LeftTls)) => self.refuse(
-                &"it left in the middle of TLS's handshake; it may not trust the server's certificate",
+            Some(Err(Failure::Tls(error))) => {
+                log::warn!("NBD server: client sent away: TLS failed: {error}");
+            }
+            Some(Err(Failure::LeftTls)) => log::warn!(
+                "NBD server: client sent away: it left in the middle of TLS's handshake; it may not \
+                 trust the server's certificate"
             ),
             None => log::debug!("NBD server: client sent away: its handshake took too long"),
         }
         None
-    }
-
-    fn refuse(&self, why: &dyn fmt::Display) {
-        match self.refusals.may_log(self.event_loop.now_ns()) {
-            Some(0) => log::warn!("NBD server: client sent away: {why}"),
-            Some(n) => log::warn!("NBD server: client sent away: {why} ({n} before it not logged)"),
-            None => log::debug!("NBD server: client sent away: {why}"),
-        }
     }
 
     /// What the future gives, or `None` when the server is stopped first.
@@ -434,34 +426,6 @@ pub(super) async fn first<T>(
         end.as_mut().poll(cx).map(|()| None)
     })
     .await
-}
-
-/// Bounds what strangers can fill the log with.
-#[derive(Default)]
-struct Sparingly {
-    since_ns: Cell<u64>,
-    logged: Cell<u32>,
-    left_out: Cell<u32>,
-}
-
-impl Sparingly {
-    /// Lines per [`PERIOD_NS`](Self::PERIOD_NS).
-    const LINES: u32 = 20;
-    const PERIOD_NS: u64 = 60_000_000_000;
-
-    /// Whether one more line is fine, and if so, how many before it were not.
-    fn may_log(&self, now_ns: u64) -> Option<u32> {
-        if now_ns.saturating_sub(self.since_ns.get()) >= Self::PERIOD_NS {
-            self.since_ns.set(now_ns);
-            self.logged.set(0);
-        }
-        if self.logged.get() >= Self::LINES {
-            self.left_out.set(self.left_out.get().saturating_add(1));
-            return None;
-        }
-        self.logged.set(self.logged.get() + 1);
-        Some(self.left_out.take())
-    }
 }
 
 /// Tells tasks of one loop that something has changed.

@@ -21,7 +21,7 @@ use super::chardev::{self, Chardev};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
-use super::{Daemon, DaemonError, Message, metrics};
+use super::{Daemon, DaemonError, Message, metrics, open_files};
 
 /// How long the last requests of a killed daemon may take, nanoseconds,
 const LAST_REQUESTS_NS: u64 = 3_000_000_000;
@@ -291,7 +291,7 @@ impl Daemon {
         };
         let config = NbdServerConfig {
             listen,
-            max_connections: options.max_connections,
+            max_connections: open_files::connections(options.max_connections),
             handshake_max_seconds: options.handshake_max_seconds,
             tls: self.objects.acceptor(options)?,
         };

@@ -19,6 +19,20 @@ pub(super) fn raise_limit() {
     }
 }
 
+/// How many connections a server may have at a time that has been allowed `wanted`, 0 for any number: each
+/// takes a descriptor, and with half of them gone there must be some left for front ends and images.
+pub(super) fn connections(wanted: u32) -> u32 {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    let most = u32::try_from(files / 2).unwrap_or(u32::MAX).max(1);
+    if wanted > most {
+        log::warn!(
+            "NBD server: max-connections={wanted}, but half of the {files} files that the daemon may \
+             have open (RLIMIT_NOFILE) is the most: {most}"
+        );
+    }
+    if wanted == 0 { most } else { wanted.min(most) }
+}
+
 /// What to do about an error, if it comes from that limit.
 pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());

@@ -1,0 +1,149 @@
+//! How often similar lines are logged. A pure value: the time is given to it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem;
+use std::time::Duration;
+
+/// Similar lines in a period,
+pub(super) const LINES: u32 = 20;
+/// which begins with the first of them.
+pub(super) const PERIOD: Duration = Duration::from_secs(60);
+
+/// Sources that are told apart at the same time; what comes from more is taken for one. They come of places in
+/// the program and of names that an operator has chosen, never of a stranger's.
+const SOURCES: usize = 4096;
+
+/// The longest subject that is kept, bytes.
+const SUBJECT: usize = 80;
+
+/// Where a line comes from: the place in the program, file and line, and what it is about, which is in front of
+/// its first colon: `export disk0`.
+type Source = (&'static str, u32, String);
+
+/// What was logged lately.
+#[derive(Debug, Default)]
+pub(super) struct Rate(BTreeMap<Source, Period>);
+
+#[derive(Debug)]
+struct Period {
+    since: Duration,
+    lines: u32,
+    left_out: u64,
+}
+
+/// Lines that nobody has seen.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LeftOut {
+    subject: String,
+    lines: u64,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeftOut { subject, lines } = self;
+        match lines {
+            1 => write!(f, "{subject}: 1 similar line was left out"),
+            lines => write!(f, "{subject}: {lines} similar lines were left out"),
+        }
+    }
+}
+
+impl Rate {
+    /// Whether a line is to be logged. Times are of one clock that never goes back.
+    pub(super) fn admits(&mut self, place: (&'static str, u32), text: &str, now: Duration) -> bool {
+        let subject = text.split_once(": ").map_or("", |(subject, _)| subject);
+        let end = (0..=SUBJECT.min(subject.len())).rfind(|end| subject.is_char_boundary(*end));
+        let subject = subject.get(..end.unwrap_or(0)).unwrap_or_default();
+        let mut source = (place.0, place.1, subject.to_owned());
+        if self.0.len() >= SOURCES && !self.0.contains_key(&source) {
+            source = Source::default();
+        }
+        let period = self.0.entry(source).or_insert(Period { since: now, lines: 0, left_out: 0 });
+        let admitted = period.lines < LINES;
+        match admitted {
+            true => period.lines += 1,
+            false => period.left_out += 1,
+        }
+        admitted
+    }
+
+    /// Forgets the periods that have ended; gives what was left out in them.
+    pub(super) fn ended(&mut self, now: Duration) -> Vec<LeftOut> {
+        let is_over = |period: &Period| now.saturating_sub(period.since) >= PERIOD;
+        // Most lines come when there is nothing to forget.
+        if !self.0.values().any(is_over) {
+            return Vec::new();
+        }
+        let (over, going_on) = mem::take(&mut self.0).into_iter().partition(|(_, p)| is_over(p));
+        self.0 = going_on;
+        left_out(over)
+    }
+
+    /// Forgets all periods; gives what was left out in them.
+    pub(super) fn all(&mut self) -> Vec<LeftOut> {
+        left_out(mem::take(&mut self.0))
+    }
+}
+
+fn left_out(periods: BTreeMap<Source, Period>) -> Vec<LeftOut> {
+    let with_lines = periods.into_iter().filter(|(_, period)| period.left_out > 0);
+    with_lines
+        .map(|((_, _, subject), period)| LeftOut { subject, lines: period.left_out })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: (&str, u32) = ("server.rs", 1);
+
+    fn out(subject: &str, lines: u64) -> LeftOut {
+        LeftOut { subject: subject.into(), lines }
+    }
+
+    #[test]
+    fn what_goes_beyond_the_rate_is_counted_and_told_of_once() {
+        let mut rate = Rate::default();
+        let begin = Duration::from_secs(5);
+        let mut admitted = 0;
+        for n in 0..100 {
+            let text = format!("export a: client {n}: left");
+            admitted += u32::from(rate.admits(PLACE, &text, begin));
+        }
+        assert_eq!(admitted, LINES);
+        assert_eq!(rate.ended(begin + PERIOD - Duration::from_nanos(1)), []);
+        assert!(!rate.admits(PLACE, "export a: client", begin + PERIOD / 2));
+        assert_eq!(rate.ended(begin + PERIOD), [out("export a", 101 - u64::from(LINES))]);
+        assert_eq!(rate.ended(begin + PERIOD), []);
+        assert!(rate.admits(PLACE, "export a: client", begin + PERIOD));
+        assert_eq!(rate.all(), []);
+        assert_eq!(out("export a", 2).to_string(), "export a: 2 similar lines were left out");
+    }
+
+    #[test]
+    fn one_source_leaves_others_their_lines() {
+        let mut rate = Rate::default();
+        for _ in 0..1000 {
+            rate.admits(PLACE, "export a: closed the connection", Duration::ZERO);
+        }
+        assert!(rate.admits(PLACE, "export b: closed the connection", Duration::ZERO));
+        assert!(rate.admits(("server.rs", 2), "export a: connected", Duration::ZERO));
+        assert!(rate.admits(PLACE, "no subject", Duration::ZERO));
+        assert_eq!(rate.all(), [out("export a", 1000 - u64::from(LINES))]);
+    }
+
+    #[test]
+    fn memory_is_bounded_whatever_comes() {
+        let mut rate = Rate::default();
+        let long = "\u{20ac}".repeat(1000);
+        for n in 0..3 * SOURCES {
+            rate.admits(PLACE, &format!("{n}{long}: text"), Duration::ZERO);
+        }
+        assert!(rate.0.len() <= SOURCES + 1);
+        assert!(rate.0.keys().all(|(_, _, subject)| subject.len() <= SUBJECT));
+        let lines: u64 = rate.all().iter().map(|left_out| left_out.lines).sum();
+        assert_eq!(lines, 2 * SOURCES as u64 - u64::from(LINES));
+    }
+}

@@ -1,0 +1,83 @@
+//! What strangers can occupy: docs/SECURITY.md has the list. Limits of messages have tests beside their parsers.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use integration::nbd::{RawNbd, nbd_export, nbd_server};
+use integration::wire;
+use integration::{BlkClient, Image, Scratch, ServerCommand, eventually};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+
+/// A front end that breaks the rules without end fills no log, and hides nothing that others have to be told.
+#[test]
+fn the_log_has_a_rate_by_source() {
+    const TIMES: usize = 500;
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 1);
+    let mut server = ServerCommand::new(&scratch)
+        .file("disk", &image, "")
+        .file("other", &image, "locking=off")
+        .export("disk", "writable=off")
+        .export("other", "writable=off")
+        .start();
+    let rubbish = |node: &str| {
+        let mut stream = wire::connect(&server.socket(node));
+        // It may have closed already.
+        let _ = stream.write_all(&wire::header(wire::GET_FEATURES, 7, u32::MAX));
+        wire::assert_closed(stream);
+    };
+    (0..TIMES).for_each(|_| rubbish("disk"));
+    rubbish("other");
+    let told = |node: &str| {
+        let line = format!("warning: export {node}: closed the connection");
+        server.log().lines().filter(|text| text.contains(&line)).count()
+    };
+    eventually("a line about the other", || (told("other") == 1).then_some(()));
+    let seen = told("disk");
+    assert!((20..TIMES / 2).contains(&seen), "{seen} lines");
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
+    // At the latest now it is said how many there were.
+    let log = server.log();
+    let left_out = log.lines().filter_map(|line| {
+        line.strip_prefix("ringmill: warning: export disk: ")?
+            .strip_suffix(" similar lines were left out")
+    });
+    let left_out: usize = left_out.map(|count| count.parse::<usize>().expect("a number")).sum();
+    let shown = log.lines().filter(|line| line.contains("export disk: ")).count();
+    // Each has come and was sent away.
+    assert!(shown + left_out >= 2 * TIMES, "{shown} shown and {left_out} left out: {log}");
+}
+
+/// Clients of one server leave descriptors to everybody else, also where they may be any number.
+#[test]
+fn connections_take_at_most_half_of_the_descriptors() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("the soft limit may be the hard one");
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    for (connections, warned) in [("0", false), ("600", true)] {
+        let command = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "");
+        let options = format!(",max-connections={connections},handshake-max-seconds=0");
+        let command = nbd_export(nbd_server(command, &scratch, &options), "disk", "");
+        // 1000 files.
+        let server = command.wrapped_by(env!("CARGO_BIN_EXE_limit-open-files")).start();
+        let warning = "max-connections=600, but half of the 1000 files";
+        assert_eq!(server.log().contains(warning), warned, "{}", server.log());
+        let socket = scratch.path("nbd.sock");
+        let mut served: Vec<_> = (0..500).map(|_| RawNbd::greet(&socket)).collect();
+        // Who comes now waits in the backlog.
+        let waiting = UnixStream::connect(&socket).expect("the backlog");
+        waiting.set_nonblocking(true).expect("a socket");
+        BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device").read(0, 4096);
+        assert!(server.open_files() < 560, "{} files", server.open_files());
+        let mut greeting = [0; 18];
+        let read = |bytes: &mut [u8]| std::io::Read::read(&mut &waiting, bytes);
+        assert!(read(&mut greeting).is_err(), "nobody is greeted beyond the most");
+        served.pop();
+        eventually("the next to be greeted", || read(&mut greeting).ok());
+        drop((served, waiting));
+        server.stop();
+    }
+}
