@@ -7,6 +7,7 @@ use std::path::Path;
 
 use integration::nbd::{client_output, nbd_export};
 use integration::{BlkClient, Image, PATIENCE, Qmp, Scratch, ServerCommand, eventually, tool};
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 const GIVE: &str = env!("CARGO_BIN_EXE_give-sockets");
@@ -146,7 +147,9 @@ fn what_nobody_asks_for_is_told_once() {
     let scratch = Scratch::new();
     let [path, unused] = ["disk.given", "unused.given"].map(|name| scratch.path(name));
     let sockets = [unix("disk", &path), unix("spare", &unused), "pipe:tube".into()];
-    let server = given(disk(&scratch, &at(&path)), &sockets).start();
+    let mut server = given(disk(&scratch, &at(&path)), &sockets).start();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
     let log = server.log();
     let line = format!(
         "warning: of the sockets that were given, nobody asks for these: file descriptor 4, spare, {}; \
@@ -154,7 +157,6 @@ fn what_nobody_asks_for_is_told_once() {
         unused.display()
     );
     assert_eq!(log.matches(&line).count(), 1, "{log}");
-    server.stop();
     assert!(unused.exists());
 }
 
@@ -191,7 +193,7 @@ fn the_daemon_in_the_background_has_them_too() {
     BlkClient::connect(&path, 1, 16).expect("a device").read(0, 4096);
     let pid = std::fs::read_to_string(&pid_file).expect("a pid file");
     let pid = nix::unistd::Pid::from_raw(pid.trim().parse().expect("a number"));
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it lives");
+    nix::sys::signal::kill(pid, Signal::SIGTERM).expect("it lives");
     eventually("the end of the daemon", || (!pid_file.exists()).then_some(()));
     assert!(path.exists());
 }
@@ -206,6 +208,6 @@ fn systemd_starts_the_daemon_for_the_first_front_end() {
     let mut server = command.wrapped_by_with(tool("systemd-socket-activate"), &arguments).spawn();
     eventually("a socket", || path.exists().then_some(()));
     BlkClient::connect(&path, 1, 16).expect("a device").read(0, 4096);
-    server.signal(nix::sys::signal::Signal::SIGTERM);
+    server.signal(Signal::SIGTERM);
     assert!(server.wait().success());
 }
