@@ -60,10 +60,15 @@ fn nodes_below_go_along_unless_others_need_them() {
 
 #[test]
 fn exports_keep_their_nodes_active_unless_they_allow_it() {
+    let server = ["--nbd-server", "addr.type=unix,addr.path=n"];
     let with = |export: &str| {
-        let server = ["--nbd-server", "addr.type=unix,addr.path=n"];
-        let nodes = ["--blockdev", "null-co,node-name=n,active=off", "--export", export];
-        graph(&[server, [nodes[0], nodes[1]], [nodes[2], nodes[3]]].concat())
+        graph(
+            &[server, ["--blockdev", "null-co,node-name=n,active=off"], ["--export", export]]
+                .concat(),
+        )
+    };
+    let with_more = |export: &str, more: [&str; 2]| {
+        graph(&[server, ["--blockdev", "null-co,node-name=n"], more, ["--export", export]].concat())
     };
     let refused = "Failed to inactivate node: Operation not permitted";
     for (export, active, kept) in [
@@ -83,5 +88,10 @@ fn exports_keep_their_nodes_active_unless_they_allow_it() {
         let off = change(&mut graph, Some("n"), false);
         let wanted = if kept { Err(refused.to_owned()) } else { Ok(vec!["n".to_owned()]) };
         assert_eq!(off, wanted, "{export}");
+        // Nor does one that lies on it take it along.
+        let above = ["--blockdev", "raw,node-name=above,file=n,read-only=on"];
+        let mut graph = with_more(export, above);
+        let off = change(&mut graph, Some("above"), false);
+        assert_eq!(off.is_err(), kept, "{export}");
     }
 }

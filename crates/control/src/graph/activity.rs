@@ -9,8 +9,8 @@ impl Graph {
     /// With a node, or with all, active or inactive. Also which nodes that are opened by name change for
     /// it, in an order in which each lies on nodes that have the same state.
     ///
-    /// A node becomes active with all that it lies on, and inactive with those below that nobody else
-    /// uses.
+    /// A node becomes active with all that it lies on, and inactive with those below that nothing active
+    /// lies on; if an export keeps one of those, nothing changes.
     ///
     /// # Errors
     ///
@@ -118,8 +118,8 @@ impl Graph {
             return false;
         }
         for below in &node.uses {
-            if !self.has_active_above(below) {
-                self.inactivate(below, order);
+            if !self.has_active_above(below) && !self.inactivate(below, order) {
+                return false;
             }
         }
         true
