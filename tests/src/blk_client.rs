@@ -39,7 +39,7 @@ pub mod request {
 
 /// Where the client's memory is in the address space that the two sides share. Nothing is mapped there: the
 /// client itself reads and writes that memory as a file.
-const MEMORY_AT: u64 = 0x10_0000_0000;
+pub const MEMORY_AT: u64 = 0x10_0000_0000;
 /// Its size.
 const MEMORY_SIZE: u64 = 16 << 20;
 
@@ -97,6 +97,7 @@ pub struct Reply {
 pub struct BlkClient {
     queues: Vec<Queue>,
     memory: File,
+    memory_at: u64,
     // After the queues, which lie in memory that it owns.
     transport: VhostUser<VirtioBlkConfig, Frame>,
 }
@@ -114,6 +115,20 @@ impl BlkClient {
     ///
     /// What the device refuses and why.
     pub fn connect(socket: &Path, queues: usize, depth: u16) -> io::Result<Self> {
+        Self::connect_at(socket, queues, depth, MEMORY_AT)
+    }
+
+    /// The same with the client's memory at another place.
+    ///
+    /// # Errors
+    ///
+    /// What the device refuses and why.
+    pub fn connect_at(
+        socket: &Path,
+        queues: usize,
+        depth: u16,
+        memory_at: u64,
+    ) -> io::Result<Self> {
         let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
         let features = features.bits() | VirtioBlkFeatureFlags::all().bits();
         let socket = socket.to_str().ok_or(io::ErrorKind::InvalidInput)?;
@@ -121,7 +136,7 @@ impl BlkClient {
 
         let memory = File::from(memfd_create("memory", MFdFlags::MFD_CLOEXEC)?);
         memory.set_len(MEMORY_SIZE)?;
-        let (at, size) = (MEMORY_AT as usize, MEMORY_SIZE as usize);
+        let (at, size) = (memory_at as usize, MEMORY_SIZE as usize);
         transport.map_mem_region(at, size, memory.as_raw_fd(), 0)?;
 
         let features = VirtioFeatureFlags::from_bits_truncate(transport.get_features());
@@ -150,7 +165,7 @@ impl BlkClient {
             kick: transport.get_submission_notifier(index),
             call: transport.get_completion_fd(index),
         });
-        Ok(Self { queues: queues.collect(), memory, transport })
+        Ok(Self { queues: queues.collect(), memory, memory_at, transport })
     }
 
     /// The device's configuration space.
@@ -198,7 +213,7 @@ impl BlkClient {
             *frame = Frame { kind, reserved: 0, sector, status: u8::MAX };
             add(part(&raw mut frame.kind, 16), false)?;
             for segment in &request.segments {
-                let address = (MEMORY_AT + segment.at) as *mut u8;
+                let address = (self.memory_at + segment.at) as *mut u8;
                 add(part(address, segment.len), segment.device_writes)?;
             }
             add(part(&raw mut frame.status, 1), true)

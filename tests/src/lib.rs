@@ -22,7 +22,7 @@ pub mod tls;
 mod wait;
 pub mod wire;
 
-pub use blk_client::{BlkClient, Completion, Reply, Request, Segment, request};
+pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, request};
 pub use deny::{run_program, run_without};
 pub use guest::{Boot, Guest};
 pub use image::Image;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
-use event_loop::EventLoop;
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, ThreadBirth};
 
 use crate::connections::Connections;
 use crate::drivers::blkdebug::BlkdebugNode;
@@ -47,6 +47,11 @@ pub struct NodeRegistry {
     locks: BTreeMap<String, Weak<ImageLock>>,
     /// Made for the node that is being opened.
     connections: Connections,
+    /// Makes connections anew for `nbd` nodes, once there is one: I/O threads may be where nobody may
+    /// connect.
+    connector: Option<IoThread>,
+    /// What that thread does first.
+    connector_birth: ThreadBirth,
 }
 
 struct Entry {
@@ -119,6 +124,12 @@ impl NodeRegistry {
     /// An empty registry.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// What a thread does first that connects to NBD servers anew.
+    #[must_use]
+    pub fn with_connector_birth(self, connector_birth: ThreadBirth) -> Self {
+        NodeRegistry { connector_birth, ..self }
     }
 
     /// Makes a throttle group known to nodes that are opened from now on.
@@ -397,7 +408,8 @@ impl NodeRegistry {
             }
             Driver::Nbd(nbd) => {
                 let connection = self.connections.take(nbd)?;
-                Arc::new(NbdNode::new(name, options, nbd, connection)?)
+                let connector = self.connector()?;
+                Arc::new(NbdNode::new(name, options, nbd, connection, connector)?)
             }
             Driver::Throttle(throttle) => {
                 let group = &throttle.throttle_group;
@@ -414,6 +426,23 @@ impl NodeRegistry {
             Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
             Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
         })
+    }
+
+    /// The loop of the thread that connects to NBD servers. The thread is started by whoever opens the
+    /// first such node.
+    fn connector(&mut self) -> Result<LoopHandle, OpenError> {
+        let thread = match self.connector.take() {
+            Some(thread) => thread,
+            None => {
+                let event_loop =
+                    LoopConfig { name: "nbd-connect".into(), entries: 32, ..Default::default() };
+                let config = IoThreadConfig { event_loop, ..Default::default() };
+                let birth = self.connector_birth.clone();
+                IoThread::spawn_with(config, move |_| birth.call())
+                    .map_err(|error| OpenError::new(format!("I/O thread nbd-connect: {error}")))?
+            }
+        };
+        Ok(self.connector.insert(thread).handle().clone())
     }
 
     fn open_file(

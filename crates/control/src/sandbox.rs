@@ -1,5 +1,7 @@
 //! `--sandbox` and `--user`: what the daemon may do once everything is ready.
 
+use std::path::PathBuf;
+
 use crate::error::OptionError;
 use crate::shape::{Member, Shape};
 use crate::table::{self, Choice, Context, Field, Kind, Need, Syntax, put};
@@ -10,6 +12,9 @@ use crate::value::Object;
 pub struct SandboxOptions {
     /// `mode`.
     pub mode: SandboxMode,
+    /// `paths`: folders and files that can be used beside what the command line names. `None`: with a
+    /// monitor all that there are, without one none.
+    pub paths: Option<Vec<PathBuf>>,
     /// `--user`: whom the process is to be.
     pub user: Option<UserOptions>,
 }
@@ -35,28 +40,47 @@ pub struct UserOptions {
     pub group: Option<String>,
 }
 
-static FIELDS: &[Field<SandboxOptions>] = &[Field {
-    name: "mode",
-    kind: Kind::Choice(&[
-        Choice {
-            name: "on",
-            help: "what is not needed is refused",
-            set: |sandbox| put(&mut sandbox.mode, SandboxMode::On),
+static FIELDS: &[Field<SandboxOptions>] = &[
+    Field {
+        name: "mode",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "on",
+                help: "what is not needed is refused",
+                set: |sandbox| put(&mut sandbox.mode, SandboxMode::On),
+            },
+            Choice {
+                name: "off",
+                help: "there is no sandbox",
+                set: |sandbox| put(&mut sandbox.mode, SandboxMode::Off),
+            },
+            Choice {
+                name: "log",
+                help: "system calls that would be refused are carried out and logged by the kernel",
+                set: |sandbox| put(&mut sandbox.mode, SandboxMode::Log),
+            },
+        ]),
+        need: Need::Default("on"),
+        help: "how strict",
+    },
+    Field {
+        name: "paths",
+        kind: Kind::Text {
+            meta: "<path>[:<path>...]",
+            set: |sandbox, text| {
+                let paths: Vec<_> = text.split(':').map(PathBuf::from).collect();
+                if paths.iter().any(|path| !path.is_absolute()) {
+                    return Err(OptionError::new(
+                        "expected absolute paths, with colons between them",
+                    ));
+                }
+                put(&mut sandbox.paths, Some(paths))
+            },
         },
-        Choice {
-            name: "off",
-            help: "there is no sandbox",
-            set: |sandbox| put(&mut sandbox.mode, SandboxMode::Off),
-        },
-        Choice {
-            name: "log",
-            help: "system calls that would be refused are carried out and logged by the kernel",
-            set: |sandbox| put(&mut sandbox.mode, SandboxMode::Log),
-        },
-    ]),
-    need: Need::Default("on"),
-    help: "how strict",
-}];
+        need: Need::Optional("with a monitor any, without one none"),
+        help: "folders and files that commands of monitors can use, beside what the command line names",
+    },
+];
 
 /// What reads `--sandbox` and `--user`.
 pub(crate) trait SandboxDraft: Sized + 'static {
@@ -65,7 +89,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
     const SANDBOX: Field<Self> = Field {
         name: "sandbox",
         kind: Kind::Structure {
-            meta: "[mode=]on|off|log",
+            meta: "[mode=]on|off|log[,paths=<path>[:<path>...]]",
             syntax: Syntax::KeyvalOrJson,
             implied: Some("mode"),
             shape: || Shape::Object(members()),

@@ -35,8 +35,8 @@ impl Default for ThreadPoolConfig {
     }
 }
 
-/// What a thread of a pool does before its first job, such as giving up what it needs no more. Threads that
-/// another thread of the pool has started do without: they take after it.
+/// What a thread does first, such as giving up what it needs no more. In a pool, threads that another one of
+/// the pool has started do without: they take after it.
 #[derive(Clone, Default)]
 pub struct ThreadBirth(Option<Arc<dyn Fn() + Send + Sync>>);
 
@@ -44,6 +44,13 @@ impl ThreadBirth {
     /// Calls this on each thread.
     pub fn new(on_thread: impl Fn() + Send + Sync + 'static) -> Self {
         ThreadBirth(Some(Arc::new(on_thread)))
+    }
+
+    /// To be called on the thread.
+    pub fn call(&self) {
+        if let Some(on_thread) = &self.0 {
+            on_thread();
+        }
     }
 }
 
@@ -179,9 +186,7 @@ impl Shared {
         let (shared, birth) = (self.clone(), birth.clone());
         let builder = std::thread::Builder::new().name(self.name.clone());
         let started = builder.spawn(move || {
-            if let ThreadBirth(Some(birth)) = birth {
-                birth();
-            }
+            birth.call();
             shared.work();
         });
         let mut state = lock(&self.state);

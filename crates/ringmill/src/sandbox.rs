@@ -1,30 +1,145 @@
 //! `--sandbox` and `--user`: from what the options say to a sandbox.
 
-use control::{Action, ExportKind, SandboxMode, SandboxOptions, Step, UserOptions};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use block::options::{BlockdevOptions, BlockdevRef, Driver, NbdServerAddr};
+use control::{
+    Action, Addr, ChardevBackend, ChardevOptions, ExportKind, ExportOptions, MetricsOptions,
+    NbdAddr, SandboxMode, SandboxOptions, SocketAddr, Step, UserOptions,
+};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
-use sandbox::{Capabilities, Config, Identity, Mode, Sandbox};
+use sandbox::{Beneath, Capabilities, Config, Identity, Mode, Purpose, Reach, Sandbox};
 
 use crate::daemon::DaemonError;
 
 /// Begins the sandbox of a daemon that is about to be made. To be called on the main thread before there are
-/// others; `None`: there is to be none.
+/// others; `None`: there is to be none. `removed`: files that go at the end, beside sockets.
 pub(crate) fn begin(
     options: &SandboxOptions,
     steps: &[Step],
+    removed: Option<&Path>,
 ) -> Result<Option<Sandbox>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
     let mode = match options.mode {
         SandboxMode::On => Mode::On,
         SandboxMode::Log => Mode::Log,
         SandboxMode::Off if identity.is_some() => {
-            return Err(DaemonError::new(
-                "--user: there is no changing of users with --sandbox off",
-            ));
+            let message = "--user: there is no changing of users with --sandbox off";
+            return Err(DaemonError::new(message));
         }
         SandboxMode::Off => return Ok(None),
     };
     let keep = keep(identity.is_some(), steps);
-    Sandbox::begin(Config { mode, identity, keep }).map(Some).map_err(DaemonError::new)
+    let reach = reach(options.paths.as_deref(), steps, removed);
+    Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
+}
+
+/// What the control thread goes on reaching: what the command line names and `paths`. With a monitor and
+/// without `paths` everything, as commands may name any file.
+fn reach(paths: Option<&[PathBuf]>, steps: &[Step], removed: Option<&Path>) -> Reach {
+    let has_monitor = steps.iter().any(|step| matches!(step.action, Action::Monitor(_)));
+    if has_monitor && paths.is_none() {
+        return Reach::default();
+    }
+    let mut named = Named::default();
+    steps.iter().for_each(|step| named.add(&step.action));
+    // What statistics are read from, and who has locked an image.
+    let mut files = vec![Beneath { path: "/proc".into(), purpose: Purpose::Read }];
+    let mut add = |path: &Path, purpose| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        if !files.iter().any(|known| known.path == path && known.purpose == purpose) {
+            files.push(Beneath { path, purpose });
+        }
+    };
+    for socket in named.sockets.iter().map(PathBuf::as_path).chain(removed) {
+        // Links are followed by those who made it.
+        let real = std::fs::canonicalize(socket);
+        for path in [Some(socket), real.as_deref().ok()].into_iter().flatten() {
+            if let Some(folder) = path.parent() {
+                let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                add(folder, Purpose::Remove);
+            }
+        }
+    }
+    if has_monitor {
+        named.images.iter().for_each(|image| add(image, Purpose::Use));
+    }
+    paths.unwrap_or_default().iter().for_each(|path| add(path, Purpose::Use));
+    if named.looks_names_up {
+        NAMES.iter().for_each(|path| add(Path::new(path), Purpose::Read));
+    }
+    let connect = (!has_monitor).then_some(named.ports);
+    Reach { files: Some(files), connect }
+}
+
+/// Where the C library looks names of hosts up.
+const NAMES: [&str; 3] = ["/etc", "/run/systemd/resolve", "/run/resolvconf"];
+/// The port of name servers, for answers that are too long for a datagram.
+const DNS: u16 = 53;
+
+/// What a command line names.
+#[derive(Default)]
+struct Named {
+    sockets: Vec<PathBuf>,
+    images: Vec<PathBuf>,
+    /// That are connected to.
+    ports: Vec<u16>,
+    looks_names_up: bool,
+}
+
+impl Named {
+    fn add(&mut self, action: &Action) {
+        match action {
+            Action::Blockdev(options) => self.add_node(options),
+            Action::Export(ExportOptions {
+                kind: ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. },
+                ..
+            }) => {
+                if let Addr::Unix { path } = &options.addr {
+                    self.sockets.push(path.clone());
+                }
+            }
+            Action::NbdServer(server) => {
+                if let NbdAddr::Unix { path } = &server.addr {
+                    self.sockets.push(path.clone());
+                }
+            }
+            Action::Metrics(MetricsOptions { addr: SocketAddr::Unix(path) })
+            | Action::Chardev(ChardevOptions {
+                backend: ChardevBackend::Listen { addr: SocketAddr::Unix(path), .. },
+                ..
+            }) => self.sockets.push(path.clone()),
+            Action::Metrics(_)
+            | Action::Chardev(_)
+            | Action::Export(_)
+            | Action::Object(_)
+            | Action::Monitor(_) => {}
+        }
+    }
+
+    fn add_node(&mut self, options: &BlockdevOptions) {
+        match &options.driver {
+            Driver::File(file) | Driver::HostDevice(file) => {
+                self.images.push(file.filename.clone())
+            }
+            Driver::Nbd(nbd) => {
+                if let NbdServerAddr::Inet { host, port, .. } = &nbd.server {
+                    self.ports.push(*port);
+                    if host.parse::<IpAddr>().is_err() {
+                        self.looks_names_up = true;
+                        self.ports.push(DNS);
+                    }
+                }
+            }
+            _ => {}
+        }
+        for (_, child) in options.driver.children() {
+            if let BlockdevRef::Inline(options) = child {
+                self.add_node(options);
+            }
+        }
+    }
 }
 
 /// What the control thread goes on needing.

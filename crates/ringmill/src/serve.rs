@@ -16,7 +16,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     trace::start(&options.trace)?;
     let (kind, made) = find_or_make(options)?;
     let steps = options.steps(kind);
-    surroundings.sandbox = sandbox::begin(&options.sandbox, &steps)?;
+    surroundings.sandbox = sandbox::begin(&options.sandbox, &steps, None)?;
     let mut is_ready = false;
     let result = daemon::run(&steps, surroundings, |daemon| {
         is_ready = true;

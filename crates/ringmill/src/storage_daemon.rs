@@ -30,7 +30,8 @@ pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonErro
     }
     let mut surroundings = Surroundings::of_environment(parent)?;
     trace::start(&options.trace)?;
-    surroundings.sandbox = sandbox::begin(&options.sandbox, &options.steps)?;
+    surroundings.sandbox =
+        sandbox::begin(&options.sandbox, &options.steps, options.pidfile.as_deref())?;
     // Outlives the daemon: while the file is there, so is what it stands for.
     let mut pidfile = None;
     daemon::run(&options.steps, surroundings, |daemon| {

@@ -8,6 +8,7 @@ mod calls;
 mod filter;
 mod libraries;
 mod privileges;
+mod reach;
 mod refused;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use seccompiler::BpfProgram;
 use calls::{CONTROL, IO, POOL, START};
 use filter::Unknown;
 pub use privileges::{Capabilities, Failed, Identity};
+pub use reach::{Beneath, Purpose, Reach, is_beneath};
 
 /// How strict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,7 +32,7 @@ pub enum Mode {
 }
 
 /// What is asked for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
     /// How strict.
     pub mode: Mode,
@@ -38,6 +40,8 @@ pub struct Config {
     pub identity: Option<Identity>,
     /// Capabilities that the control thread keeps, if it has them.
     pub keep: Capabilities,
+    /// What the control thread can reach.
+    pub reach: Reach,
 }
 
 /// The sandbox of a process.
@@ -68,11 +72,13 @@ struct Calls {
 /// What is in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InForce {
+    config: Config,
     /// Or why there is no filter.
     seccomp: Result<Calls, String>,
-    mode: Mode,
     capabilities: Capabilities,
-    identity: Option<Identity>,
+    /// Its version.
+    landlock: Option<i32>,
+    rings_restricted: bool,
 }
 
 impl fmt::Debug for Sandbox {
@@ -102,12 +108,7 @@ impl Sandbox {
     ///
     /// Something that was possible as the sandbox began is not any more.
     pub fn io_thread(&self) -> Result<(), Failed> {
-        let Inner { config, filters } = &*self.0;
-        privileges::drop_all_but(config.identity.as_ref(), Capabilities::NONE)?;
-        match filters {
-            Ok(filters) => install(&filters.io),
-            Err(_) => Ok(()),
-        }
+        self.confine(|filters| &filters.io)
     }
 
     /// The calling thread is one of a loop's pool: from here on it reads, writes and flushes what is open.
@@ -116,31 +117,65 @@ impl Sandbox {
     ///
     /// As [`io_thread`](Self::io_thread).
     pub fn pool_thread(&self) -> Result<(), Failed> {
-        let Inner { config, filters } = &*self.0;
-        privileges::drop_all_but(config.identity.as_ref(), Capabilities::NONE)?;
-        match filters {
-            Ok(filters) => install(&filters.pool),
-            Err(_) => Ok(()),
-        }
+        self.confine(|filters| &filters.pool)
     }
 
-    /// The calling thread is the control thread, and everything is ready.
+    fn confine(&self, program: impl FnOnce(&Filters) -> &BpfProgram) -> Result<(), Failed> {
+        let Inner { config, filters } = &*self.0;
+        privileges::drop_all_but(config.identity.as_ref(), Capabilities::NONE)?;
+        if config.mode == Mode::On {
+            reach::nothing()?;
+        }
+        filters.as_ref().map_or(Ok(()), |filters| install(program(filters)))
+    }
+
+    /// The calling thread is one that connects to others on behalf of the control thread: from here on it
+    /// can reach what that thread can once everything is ready, and has no privileges.
+    ///
+    /// # Errors
+    ///
+    /// As [`io_thread`](Self::io_thread).
+    pub fn helper_thread(&self) -> Result<(), Failed> {
+        self.narrow(Capabilities::NONE).map(drop)
+    }
+
+    /// The calling thread is the control thread, and everything is ready. `rings_restricted`: its ring and
+    /// those of the I/O threads can do what they are used for and no more, which is their doing.
     ///
     /// # Errors
     ///
     /// As [`io_thread`](Self::io_thread); or the user cannot be changed to.
-    pub fn serve(&self) -> Result<InForce, Failed> {
+    pub fn serve(&self, rings_restricted: bool) -> Result<InForce, Failed> {
         let Inner { config, filters } = &*self.0;
-        let capabilities = privileges::drop_all_but(config.identity.as_ref(), config.keep)?;
+        let (capabilities, landlock) = self.narrow(config.keep)?;
         let seccomp = match filters {
-            Ok(filters) => {
-                install(&filters.control)?;
-                Ok(filters.calls)
-            }
+            Ok(filters) => Ok(filters.calls),
             Err(why) => Err(why.clone()),
         };
-        let (mode, identity) = (config.mode, config.identity.clone());
-        Ok(InForce { seccomp, mode, capabilities, identity })
+        let config = config.clone();
+        Ok(InForce { config, seccomp, capabilities, landlock, rings_restricted })
+    }
+
+    /// What to say to somebody who was denied a file that could be out of the control thread's reach.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        let Config { mode, reach, .. } = &self.0.config;
+        (*mode == Mode::On && reach.files.is_some()).then_some(
+            "the sandbox leaves no paths but those that the command line and --sandbox name",
+        )
+    }
+
+    fn narrow(&self, keep: Capabilities) -> Result<(Capabilities, Option<i32>), Failed> {
+        let Inner { config, filters } = &*self.0;
+        let capabilities = privileges::drop_all_but(config.identity.as_ref(), keep)?;
+        let landlock = match config.mode {
+            Mode::On => reach::only(&config.reach)?,
+            Mode::Log => None,
+        };
+        if let Ok(filters) = filters {
+            install(&filters.control)?;
+        }
+        Ok((capabilities, landlock))
     }
 }
 
@@ -168,21 +203,41 @@ impl Filters {
     }
 }
 
-/// `no_new_privs, capabilities none, seccomp (control 101 calls, I/O 63, pools 40)`.
+/// `no_new_privs, capabilities none, seccomp (control 128 calls, I/O 90, pools 50), Landlock ABI 7 (…)`.
 impl fmt::Display for InForce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut missing = Vec::new();
         f.write_str("no_new_privs")?;
-        if let Some(Identity { uid, gid, .. }) = self.identity {
+        if let Some(Identity { uid, gid, .. }) = self.config.identity {
             write!(f, ", user {uid}:{gid}")?;
         }
         write!(f, ", capabilities {}", self.capabilities)?;
-        if let Ok(Calls { control, io, pool }) = self.seccomp {
-            write!(f, ", seccomp (control {control} calls, I/O {io}, pools {pool}")?;
-            f.write_str(if self.mode == Mode::Log { "; others are logged)" } else { ")" })?;
+        match &self.seccomp {
+            Ok(Calls { control, io, pool }) => {
+                write!(f, ", seccomp (control {control} calls, I/O {io}, pools {pool}")?;
+                let is_log = self.config.mode == Mode::Log;
+                f.write_str(if is_log { "; others are logged)" } else { ")" })?;
+            }
+            Err(why) => missing.push(format!("seccomp ({why})")),
         }
-        if let Err(why) = &self.seccomp {
-            write!(f, "; not in force: seccomp ({why})")?;
+        match self.landlock {
+            Some(version) => {
+                write!(f, ", Landlock ABI {version} (control: ")?;
+                self.config.reach.describe(f, version)?;
+                f.write_str("; I/O: nothing)")?;
+            }
+            None if self.config.mode == Mode::Log => missing.push("Landlock (mode=log)".into()),
+            None => missing.push("Landlock (not there, or not enabled at boot: lsm=)".into()),
         }
-        Ok(())
+        if self.rings_restricted {
+            f.write_str(", ring restrictions")?;
+        } else {
+            missing.push("ring restrictions (see the lines about rings)".into());
+        }
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "; not in force: {}", missing.join(", "))
+        }
     }
 }

@@ -235,7 +235,8 @@ impl Daemon {
                 move || look.push(Message::LookForStalls),
             ),
             nbd_server: None,
-            nodes: NodeRegistry::new(),
+            nodes: NodeRegistry::new()
+                .with_connector_birth(threads::helper_birth(surroundings.sandbox.as_ref())),
             threads: IoThreads::new(control, surroundings.sandbox.clone(), move |error| {
                 failed.push(Message::Failed(error));
             }),
@@ -350,7 +351,10 @@ impl Daemon {
             log::info!("sandbox: off");
             return Ok(());
         };
-        let in_force = sandbox.serve().map_err(|error| DaemonError::new(error).of("sandbox"))?;
+        let mut rings = self.rings().map(|(_, ring)| ring).chain([self.control.ring()]);
+        let restricted = rings.all(|ring| ring.flags.is_none_or(|flags| flags.restricted));
+        let in_force = sandbox.serve(restricted);
+        let in_force = in_force.map_err(|error| DaemonError::new(error).of("sandbox"))?;
         log::info!("sandbox: {in_force}");
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use control::qmp::{Command, QmpError};
 use control::{Action, Property, ThrottleGroupOptions, Value};
+use nix::errno::Errno;
+use sandbox::Sandbox;
 use serde_json::{Value as Json, json};
 
 use super::exports::ExportInfo;
@@ -46,7 +48,10 @@ impl Daemon {
                 _ => self.delete_export(&name, mode).map(|end| vec![end]),
             },
             Command::NbdServerStop => self.stop_nbd_server().await,
-            command => return answer.send(self.outcome(command).await),
+            command => {
+                let outcome = self.outcome(command).await;
+                return answer.send(outcome.map_err(|error| self.explain(error)));
+            }
         };
         let ends = match ends {
             Ok(ends) => ends,
@@ -63,6 +68,15 @@ impl Daemon {
             let _ = until(all, enough).await;
             answer.send(Ok(json!({})));
         });
+    }
+
+    /// Whoever is denied a file may have to do with the sandbox.
+    fn explain(&self, error: QmpError) -> QmpError {
+        let hint = self.sandbox.as_ref().and_then(Sandbox::hint);
+        match hint.filter(|_| error.desc.contains(Errno::EACCES.desc())) {
+            Some(hint) => QmpError { desc: format!("{} ({hint})", error.desc), ..error },
+            None => error,
+        }
     }
 
     async fn outcome(&mut self, command: Command) -> Outcome {

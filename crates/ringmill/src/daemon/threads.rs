@@ -10,7 +10,7 @@ use event_loop::{
     ThreadEnd, ThreadPoolConfig,
 };
 use nix::unistd::{Pid, gettid};
-use sandbox::Sandbox;
+use sandbox::{Failed, Sandbox};
 
 use super::DaemonError;
 use super::statistics::{ThreadStatistics, cpu_ns};
@@ -185,11 +185,20 @@ fn small(n: u64) -> u32 {
 
 /// What the threads of a loop's pool do first.
 pub(super) fn pool_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
+    birth(sandbox, Sandbox::pool_thread)
+}
+
+/// What a thread does first that connects to others.
+pub(super) fn helper_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
+    birth(sandbox, Sandbox::helper_thread)
+}
+
+fn birth(sandbox: Option<&Sandbox>, confine: fn(&Sandbox) -> Result<(), Failed>) -> ThreadBirth {
     let Some(sandbox) = sandbox.cloned() else { return ThreadBirth::default() };
     ThreadBirth::new(move || {
-        if let Err(error) = sandbox.pool_thread() {
+        if let Err(error) = confine(&sandbox) {
             // Nobody waits for it, and without its sandbox it must not run.
-            log::error!("sandbox of a pool's thread: {error}");
+            log::error!("sandbox of a thread: {error}");
             std::process::abort();
         }
     })

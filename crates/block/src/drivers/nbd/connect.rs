@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use event_loop::{EventLoop, Readiness, oneshot};
+use event_loop::{EventLoop, LoopHandle, Readiness, oneshot};
 use nbd_wire::client::{
     GREETING_LEN, Nonsense, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_go,
     encode_option, encode_set_meta_context, parse_greeting,
@@ -113,6 +113,22 @@ pub(crate) async fn connect_to(
         ready => ready,
     })
     .await
+}
+
+/// The same on another loop, for one that may not connect.
+pub(crate) async fn connect_on(
+    connector: &LoopHandle,
+    options: &NbdOptions,
+) -> Result<Connected, ConnectError> {
+    let (done, connected) = oneshot::channel();
+    let options = options.clone();
+    let connecting = move |event_loop: &EventLoop| {
+        let on_loop = event_loop.clone();
+        event_loop.spawn(async move { done.send(connect_to(&on_loop, &options).await) });
+    };
+    // Neither happens before the nodes go, and nobody needs a connection then.
+    connector.spawn(connecting).map_err(|_| ConnectError::Left)?;
+    connected.await.unwrap_or(Err(ConnectError::Left))
 }
 
 /// Connects as the options of a node that is being opened say: with `open-timeout`, for so long again

@@ -57,6 +57,7 @@ struct Keeper {
 struct Shared {
     name: String,
     options: NbdOptions,
+    connector: LoopHandle,
     agreed: Agreed,
     geometry: Geometry,
     discard: Discard,
@@ -73,12 +74,14 @@ pub(crate) async fn connect(
 }
 
 impl NbdNode {
-    /// Makes a node of a connection.
+    /// Makes a node of a connection. Others are made on the loop `connector`, which no loop that the node
+    /// is used on waits for.
     pub(crate) fn new(
         name: String,
         common: &BlockdevOptions,
         options: &NbdOptions,
         connected: Connected,
+        connector: LoopHandle,
     ) -> Result<Self, OpenError> {
         let mut agreed = connected.agreed;
         let theirs = agreed.has(flag::READ_ONLY);
@@ -104,6 +107,7 @@ impl NbdNode {
         let shared = Shared {
             name,
             options: options.clone(),
+            connector,
             agreed,
             geometry,
             discard: common.discard,

@@ -1,0 +1,291 @@
+//! The sandbox, on by default: what the threads of a daemon have of it, and what it denies. Which calls each
+//! kind of thread is refused is tried in `crates/sandbox/tests`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Command, Stdio};
+
+use integration::nbd::{nbd_export, nbd_server, nbd_uri};
+use integration::{
+    BlkClient, Image, MEMORY_AT, Qmp, Request, Scratch, Segment, Server, ServerCommand, eventually,
+    pattern, request, tool,
+};
+use serde_json::json;
+
+/// `CAP_DAC_OVERRIDE` and, with a monitor, `CAP_NET_BIND_SERVICE`, of a daemon that root runs.
+const KEPT: [u64; 2] = [1 << 1, 1 << 10];
+
+/// A thread as /proc shows it.
+struct Thread {
+    name: String,
+    status: String,
+}
+
+impl Thread {
+    fn field(&self, name: &str) -> &str {
+        let value = self.status.lines().find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_else(|| panic!("no {name} of {}", self.name)).trim()
+    }
+
+    fn capabilities(&self) -> u64 {
+        let sets = ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"];
+        sets.iter()
+            .map(|set| u64::from_str_radix(self.field(set), 16).expect("a set"))
+            .fold(0, |a, b| a | b)
+    }
+}
+
+fn threads(server: &Server) -> Vec<Thread> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the daemon is there");
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    tasks
+        .map(|task| task.expect("a thread").path())
+        .map(|task| Thread {
+            name: read(task.join("comm")).trim().to_owned(),
+            status: read(task.join("status")),
+        })
+        // One that has ended meanwhile has no status.
+        .filter(|thread| !thread.status.is_empty())
+        .collect()
+}
+
+/// All threads are confined, and there are those with these names. Soon: a pool's thread begins by confining
+/// itself, under the name that its starter had.
+fn are_confined(server: &Server, names: &[&str], kept: u64) {
+    let expected: BTreeSet<&str> = names.iter().copied().collect();
+    let is_confined = |thread: &Thread| {
+        let may_have = if thread.name == "ringmill" { kept } else { 0 };
+        thread.field("Seccomp:") == "2"
+            && thread.field("NoNewPrivs:") == "1"
+            && thread.capabilities() & !may_have == 0
+    };
+    let what = format!("{names:?}, confined");
+    eventually(&what, || {
+        let threads = threads(server);
+        let found: BTreeSet<&str> = threads.iter().map(|thread| thread.name.as_str()).collect();
+        (found == expected && threads.iter().all(is_confined)).then_some(())
+    });
+}
+
+#[test]
+fn each_thread_is_confined() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let command =
+        ServerCommand::new(&scratch).arg("--object").arg("iothread,id=io0,thread-pool-min=2");
+    let command = command.file("disk", &image, "aio=threads").export("disk", "iothread=io0");
+    let command = nbd_export(nbd_server(command, &scratch, ""), "disk", "");
+    let server = command.monitor("qmp").start();
+    let line = server.log().lines().find(|line| line.contains("sandbox:")).map(str::to_owned);
+    let line = line.expect("a line that says what is in force");
+    for part in ["no_new_privs", "capabilities", "seccomp (control ", "ring restrictions"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    client.read(8, pattern::BLOCK);
+    let kept = KEPT[0] | KEPT[1];
+    let names = ["ringmill", "io", "io0", "io0-pool"];
+    are_confined(&server, &names, kept);
+    // And what comes later.
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "late", "thread-pool-min": 1}));
+    let unix = json!({"type": "unix", "path": scratch.path("nbd.sock")});
+    let nbd = json!({"driver": "nbd", "node-name": "n", "server": unix, "export": "disk", "read-only": true});
+    qmp.execute("blockdev-add", nbd);
+    let names = ["ringmill", "io", "io0", "io0-pool", "late", "late-pool", "nbd-connect"];
+    are_confined(&server, &names, kept);
+    qmp.execute("blockdev-del", json!({"node-name": "n"}));
+    drop((client, qmp));
+    server.stop();
+}
+
+#[test]
+fn without_a_sandbox_nothing_is_confined() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).arg("--sandbox").arg("off").iothread("io0").start();
+    assert!(server.log().contains("sandbox: off"), "{}", server.log());
+    for thread in threads(&server) {
+        assert_eq!((thread.field("Seccomp:"), thread.field("NoNewPrivs:")), ("0", "0"));
+    }
+    server.stop();
+}
+
+/// Which threads have Landlock's rules /proc does not tell.
+fn has_landlock(server: &Server) -> bool {
+    let log = server.log();
+    let has = log.contains("Landlock ABI");
+    assert!(has || log.contains("not in force: Landlock"), "{log}");
+    has
+}
+
+#[test]
+fn a_monitor_s_paths_are_narrowed_by_option() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (inside, outside) = (scratch.path("inside"), scratch.path("outside"));
+    for folder in [&inside, &outside] {
+        fs::create_dir(folder).expect("a folder");
+        fs::write(folder.join("a.img"), [0; 4096]).expect("an image");
+    }
+    fs::write(inside.join("link.img"), "").expect("a file");
+    fs::remove_file(inside.join("link.img")).expect("it goes");
+    std::os::unix::fs::symlink(outside.join("a.img"), inside.join("link.img")).expect("a link");
+    let node = |name: &str, path: &std::path::Path| json!({"driver": "file", "node-name": name, "filename": path});
+    for paths in [None, Some(&inside)] {
+        let mut command = ServerCommand::new(&scratch).file("disk", &image, "").monitor("qmp");
+        if let Some(paths) = paths {
+            command = command.arg("--sandbox").arg(format!("on,paths={}", paths.display()));
+        }
+        let server = command.start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        qmp.execute("blockdev-add", node("in", &inside.join("a.img")));
+        let socket = json!({"type": "unix", "path": inside.join("e.sock")});
+        qmp.execute(
+            "nbd-server-start",
+            json!({"addr": {"type": "unix", "data": {"path": inside.join("n.sock")}}}),
+        );
+        let export =
+            json!({"type": "vhost-user-blk", "id": "e", "node-name": "in", "addr": socket});
+        qmp.execute("block-export-add", export);
+        // What the command line names can be opened anew.
+        let options = node("disk", image.path());
+        qmp.execute("blockdev-reopen", json!({"options": [options]}));
+        if paths.is_none() || !has_landlock(&server) {
+            qmp.execute("blockdev-add", node("out", &outside.join("a.img")));
+        } else {
+            for path in [outside.join("a.img"), inside.join("link.img")] {
+                let why = qmp.refused("blockdev-add", node("out", &path));
+                assert!(why.contains("Permission denied") && why.contains("--sandbox"), "{why}");
+            }
+            let socket = json!({"type": "unix", "path": outside.join("e.sock")});
+            let export =
+                json!({"type": "vhost-user-blk", "id": "o", "node-name": "in", "addr": socket});
+            let why = qmp.refused("block-export-add", export);
+            assert!(why.contains("Permission denied") && why.contains("--sandbox"), "{why}");
+        }
+        drop(qmp);
+        server.stop();
+        assert!(!inside.join("e.sock").exists() && !inside.join("n.sock").exists());
+    }
+}
+
+/// Root's daemon opens, listens and becomes somebody.
+#[test]
+fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let command = || {
+        let command = ServerCommand::new(&scratch).arg("--user").arg("65533:65532");
+        command.file("disk", &image, "").export("disk", "").monitor("qmp")
+    };
+    if !nix::unistd::geteuid().is_root() {
+        // Nobody but root can.
+        let (status, log) = command().run();
+        assert!(!status.success() && log.contains("setgroups failed"), "{log}");
+        return;
+    }
+    let server = command().start();
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
+    for thread in threads(&server) {
+        assert_eq!(thread.field("Uid:"), "65533\t65533\t65533\t65533", "{}", thread.name);
+        assert_eq!(thread.field("Gid:"), "65532\t65532\t65532\t65532", "{}", thread.name);
+        assert_eq!(thread.field("Groups:"), "65532", "{}", thread.name);
+        assert_eq!(thread.capabilities(), 0, "{}", thread.name);
+    }
+    // What others may not open, this one may not either.
+    let secret = scratch.path("secret.img");
+    fs::write(&secret, [0; 4096]).expect("an image");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(&secret, mode).expect("it is ours");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let node = json!({"driver": "file", "node-name": "s", "filename": secret});
+    assert!(qmp.refused("blockdev-add", node).contains("Permission denied"));
+    drop((client, qmp));
+    // The folder of the sockets is not its own.
+    server.kill();
+}
+
+#[test]
+fn a_user_that_is_not_there_is_an_error() {
+    let scratch = Scratch::new();
+    for (user, why) in
+        [("nobody-here", "there is no user 'nobody-here'"), ("root:none-here", "no group")]
+    {
+        let (status, log) = ServerCommand::new(&scratch).arg("--user").arg(user).run();
+        assert!(!status.success() && log.contains(why), "{log}");
+    }
+}
+
+/// A program that reads an image over NBD and one that serves it, each confined: the second one leaves and comes
+/// back, to which the first one connects anew, which its I/O threads may not.
+#[test]
+fn connections_are_made_anew_from_within() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let storage = || {
+        let command = ServerCommand::new(&scratch).named("storage").file("disk", &image, "");
+        nbd_export(nbd_server(command, &scratch, ""), "disk", "").start()
+    };
+    let first = storage();
+    let blockdev = format!(
+        "nbd,node-name=far,server.type=unix,server.path={},export=disk,read-only=on,reconnect-delay=60",
+        scratch.path("nbd.sock").display()
+    );
+    let server = ServerCommand::new(&scratch).arg("--blockdev").arg(blockdev);
+    let server = server.iothread("io0").export("far", "writable=off,iothread=io0").start();
+    let mut client = BlkClient::connect(&server.socket("far"), 1, 16).expect("a device");
+    assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
+    first.stop();
+    let second = storage();
+    assert_eq!(pattern::generation(2, &client.read(16, pattern::BLOCK)), Ok(0));
+    drop(client);
+    server.stop();
+    let info = Command::new(tool("qemu-img"))
+        .args(["info", &nbd_uri(&scratch, "disk")])
+        .stdout(Stdio::null())
+        .status();
+    assert!(info.expect("qemu-img runs").success());
+    second.stop();
+}
+
+/// Two guests on one I/O thread, whose memory is registered with one ring: an address that is one's memory is
+/// nobody's for the other, and the same address is each one's own.
+#[test]
+fn a_queue_reaches_its_own_guest_s_memory_and_no_other() {
+    let scratch = Scratch::new();
+    let images = ["a", "b"].map(|name| Image::filled(&scratch, &format!("{name}.img"), 1));
+    for pin in ["off", "on"] {
+        let options = format!("iothread=io0,pin-memory={pin}");
+        let mut command = ServerCommand::new(&scratch).iothread("io0");
+        for (name, image) in ["a", "b"].iter().zip(&images) {
+            command = command.file(name, image, "").export(name, &options);
+        }
+        let server = command.start();
+        let mark = vec![0xa5; pattern::BLOCK];
+        let connect_at = |name: &str, at| {
+            BlkClient::connect_at(&server.socket(name), 1, 16, at).expect("a device")
+        };
+        let mut a = connect_at("a", MEMORY_AT);
+        a.put(0, &mark);
+        // The same address: what is read is where it should be, and only there.
+        let mut b = connect_at("b", MEMORY_AT);
+        let segments = vec![Segment { at: 0, len: pattern::BLOCK, device_writes: true }];
+        b.submit(0, &Request { kind: request::IN, sector: 8, segments });
+        b.wait(0).expect("an answer");
+        assert_eq!(pattern::generation(1, &b.get(0, pattern::BLOCK)), Ok(0));
+        assert_eq!(a.get(0, pattern::BLOCK), mark);
+        drop(b);
+        // One that is the other's.
+        let below = MEMORY_AT >> 1;
+        let mut b = connect_at("b", below);
+        let segments =
+            vec![Segment { at: MEMORY_AT - below, len: pattern::BLOCK, device_writes: true }];
+        b.submit(0, &Request { kind: request::IN, sector: 8, segments });
+        eventually("a word about it", || server.log().contains("is not memory").then_some(()));
+        assert_eq!(a.get(0, pattern::BLOCK), mark);
+        assert_eq!(pattern::generation(2, &a.read(16, pattern::BLOCK)), Ok(0), "it goes on");
+        drop((a, b));
+        server.stop();
+    }
+}
