@@ -236,7 +236,7 @@ fn connections_are_made_anew_from_within() {
     let server = server.iothread("io0").export("far", "writable=off,iothread=io0").start();
     let mut client = BlkClient::connect(&server.socket("far"), 1, 16).expect("a device");
     assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
-    first.stop();
+    first.kill();
     let second = storage();
     assert_eq!(pattern::generation(2, &client.read(16, pattern::BLOCK)), Ok(0));
     drop(client);
