@@ -236,17 +236,18 @@ fn connections_are_made_anew_from_within() {
     let server = server.iothread("io0").export("far", "writable=off,iothread=io0").start();
     let mut client = BlkClient::connect(&server.socket("far"), 1, 16).expect("a device");
     assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
+    // Their sockets are in one folder, which an orderly end expects to be empty.
     first.kill();
     let second = storage();
     assert_eq!(pattern::generation(2, &client.read(16, pattern::BLOCK)), Ok(0));
     drop(client);
-    server.stop();
+    server.kill();
     let info = Command::new(tool("qemu-img"))
         .args(["info", &nbd_uri(&scratch, "disk")])
         .stdout(Stdio::null())
         .status();
     assert!(info.expect("qemu-img runs").success());
-    second.stop();
+    second.kill();
 }
 
 /// Two guests on one I/O thread, whose memory is registered with one ring: an address that is one's memory is
