@@ -11,6 +11,7 @@ mod load;
 #[cfg(feature = "loops")]
 mod loops;
 mod nbd;
+mod neighbours;
 mod options;
 mod peers;
 mod plot;
@@ -43,6 +44,7 @@ fn run() -> Result<()> {
         Command::Help => print!("{}", options::HELP),
         Command::Peers(options) => peers::run(&options)?,
         Command::Nbd(options) => nbd::run(&options)?,
+        Command::Neighbours(options) => neighbours::run(&options)?,
         Command::Scale(options) => {
             let wanted = options.run.contenders.iter().any(|name| name == "ringmill");
             if wanted && options.run.places.ringmill.is_none() {

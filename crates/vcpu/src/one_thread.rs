@@ -13,7 +13,7 @@ use block::options::BlockdevOptions;
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::start_queue;
-use event_loop::{EventLoop, LoopConfig};
+use event_loop::{EventLoop, LoopConfig, Signal};
 use guest_memory::MemoryView;
 use guest_memory::test_util::{self, USER_BASE};
 use queue::{Inflight, Queue};
@@ -67,7 +67,7 @@ impl OneThread {
             channel,
             queue,
             Some(setup.kick),
-            Some(setup.call),
+            Some(Signal::new(setup.call)),
             stats.clone(),
         );
         handler.set_enabled(true);

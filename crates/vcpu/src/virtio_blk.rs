@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use block::node::{BlockNode, Geometry};
 use devices::QueueStats;
 use devices::virtio_blk::{Device, DeviceConfig, start_queue};
-use event_loop::oneshot;
+use event_loop::{Signal, oneshot};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -128,7 +128,7 @@ fn start_queues(
                 channel.clone(),
                 queue,
                 Some(setup.kick),
-                Some(setup.call),
+                Some(Signal::new(setup.call)),
                 stats,
             ))
         };

@@ -55,6 +55,13 @@ bench nbd [OPTIONS]     the NBD server beside qemu-nbd and nbdkit, in one run (a
   --qsd-chroot DIR      Debian tree with qemu-nbd and nbdkit (default as above, else PATH)
   --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
 
+bench neighbours [OPTIONS]   what a stranger that breaks every rule takes from its neighbours
+  --quick               short phases, to see that all of it works (under a minute)
+  --rows TEXT,...       only rows whose name contains one of these
+  --rounds N            rounds per attack (3; with --quick 1)
+  --runtime SECONDS     measured time per phase (0.7; with --quick 0.1)
+  --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
+
 bench scale [OPTIONS]   many exports in one daemon: what each takes, and what idle ones cost
   --quick               a short run with few exports, to see that all of it works
   --exports N,...       numbers of exports (1,10,100,500; with --quick 1,20)
@@ -119,7 +126,8 @@ bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by 
   --output FILE         the graph (docs/plots/flame-read-64.svg)
 ";
 
-const COMMANDS: &str = "peers, nbd, scale, results, polling, load, guards, flame, loops";
+const COMMANDS: &str =
+    "peers, nbd, neighbours, scale, results, polling, load, guards, flame, loops";
 
 /// What is to be done.
 #[derive(Debug)]
@@ -130,6 +138,8 @@ pub(crate) enum Command {
     Peers(Box<peers::Options>),
     /// Compare NBD servers.
     Nbd(Box<RunOptions>),
+    /// Strangers and their neighbours.
+    Neighbours(Box<RunOptions>),
     /// Many exports.
     Scale(Box<scale::Options>),
     /// Reproduce the published results.
@@ -186,6 +196,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match parser.next()? {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
         Some(Value(command)) if command == "nbd" => parse_nbd(&mut parser),
+        Some(Value(command)) if command == "neighbours" => parse_neighbours(&mut parser),
         Some(Value(command)) if command == "scale" => parse_scale(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
@@ -266,6 +277,22 @@ fn parse_nbd(parser: &mut lexopt::Parser) -> Result<Command> {
     ];
     let run = RunOptions::read(parser, &accepted, |_, _| Ok(false))?;
     Ok(run.map_or(Command::Help, |run| Command::Nbd(Box::new(run))))
+}
+
+fn parse_neighbours(parser: &mut lexopt::Parser) -> Result<Command> {
+    let accepted = [
+        "quick",
+        "rows",
+        "rounds",
+        "runtime",
+        "ringmill",
+        "dir",
+        "client-cpu",
+        "server-cpu",
+        "markdown",
+    ];
+    let run = RunOptions::read(parser, &accepted, |_, _| Ok(false))?;
+    Ok(run.map_or(Command::Help, |run| Command::Neighbours(Box::new(run))))
 }
 
 fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use event_loop::Signal;
 use guest_memory::MemoryView;
 use queue::QueueError;
 
@@ -21,7 +22,7 @@ pub trait Virtqueue: std::fmt::Debug {
 
     /// Sets the way out for signals (SET_VRING_CALL), and signals it once: what was answered just
     /// before may have gone to another. Without one the driver polls.
-    fn set_call(&self, call: Option<Arc<OwnedFd>>);
+    fn set_call(&self, call: Option<Signal>);
 
     /// Sets where a broken queue is reported (SET_VRING_ERR).
     fn set_err(&self, err: Option<Arc<OwnedFd>>);

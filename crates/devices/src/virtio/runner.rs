@@ -103,7 +103,7 @@ impl<S: Service> Runner<S> {
         event_loop: &EventLoop,
         queue: Queue,
         kick: Option<Arc<OwnedFd>>,
-        call: Option<Arc<OwnedFd>>,
+        call: Option<Signal>,
         service: S,
     ) -> Rc<Self> {
         let runner = Rc::new_cyclic(|me| Runner {
@@ -112,7 +112,7 @@ impl<S: Service> Runner<S> {
             service,
             me: me.clone(),
             chain: RefCell::new(Chain::new()),
-            call: RefCell::new(call.map(Signal::new)),
+            call: RefCell::new(call),
             err: RefCell::new(None),
             kick: Cell::new(None),
             enabled: Cell::new(false),
@@ -268,8 +268,7 @@ impl<S: Service> Virtqueue for Runner<S> {
         }
     }
 
-    fn set_call(&self, call: Option<Arc<OwnedFd>>) {
-        let call = call.map(Signal::new);
+    fn set_call(&self, call: Option<Signal>) {
         if let Some(call) = &call {
             call.send();
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use event_loop::{EventLoop, trace};
+use event_loop::{EventLoop, Signal, trace};
 use queue::{Chain, Queue};
 
 use super::device::Device;
@@ -41,7 +41,7 @@ pub fn start_queue(
     channel: Rc<dyn Channel>,
     queue: Queue,
     kick: Option<Arc<OwnedFd>>,
-    call: Option<Arc<OwnedFd>>,
+    call: Option<Signal>,
     stats: Arc<QueueStats>,
 ) -> Rc<dyn Virtqueue> {
     let slots = RefCell::new(SlotTable::new(queue.size()));

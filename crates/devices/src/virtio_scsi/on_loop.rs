@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::node::Channel;
-use event_loop::EventLoop;
+use event_loop::{EventLoop, Signal};
 use queue::Queue;
 
 use super::control::Control;
@@ -65,7 +65,7 @@ impl DeviceOnLoop {
         index: u16,
         queue: Queue,
         kick: Option<Arc<OwnedFd>>,
-        call: Option<Arc<OwnedFd>>,
+        call: Option<Signal>,
         stats: Arc<QueueStats>,
     ) -> Rc<dyn Virtqueue> {
         let device = self.device.clone();

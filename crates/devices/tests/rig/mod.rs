@@ -12,7 +12,7 @@ use block::options::{
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::{Device, DeviceConfig, start_queue};
-use event_loop::{EventLoop, LoopConfig, PollParams};
+use event_loop::{EventLoop, LoopConfig, PollParams, Signal};
 use guest_memory::MemoryView;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use queue::driver::Driver;
@@ -112,7 +112,7 @@ impl Rig {
             channel,
             queue,
             Some(kick.clone()),
-            Some(call.clone()),
+            Some(Signal::new(call.clone())),
             stats.clone(),
         );
         handler.set_enabled(true);

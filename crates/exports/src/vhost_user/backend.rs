@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use event_loop::oneshot;
+use event_loop::{Signal, oneshot};
 use guest_memory::{GuestMemory, Region};
 
 use super::error::RequestError;
@@ -170,9 +170,11 @@ impl Backend {
     async fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), RequestError> {
         self.log.covers_used(setup.used_log, setup.config.size)?;
         let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
-        let copy = setup.clone();
+        let (copy, call) = (setup.clone(), signal_to(&setup.call));
         self.worker(index)
-            .ask(move |worker, answer| answer.send(worker.start(index, copy, memory, inflight)))
+            .ask(move |worker, answer| {
+                answer.send(worker.start(index, copy, call, memory, inflight));
+            })
             .await?
             .map_err(|error| RequestError::Ring { index, error })?;
         self.running.insert(index, setup);
@@ -231,6 +233,7 @@ impl Backend {
         if let Some(setup) = self.running.get_mut(&index) {
             setup.call = call.clone();
         }
+        let call = signal_to(&call);
         let answer = self.worker(index).ask(move |worker, answer| {
             worker.set_call(index, call);
             answer.send(());
@@ -269,4 +272,9 @@ impl Backend {
         });
         Ok(answer.await?)
     }
+}
+
+/// The way to signal an eventfd, which may take a ring: I/O threads may make none.
+fn signal_to(call: &Option<EventFd>) -> Option<Signal> {
+    call.as_ref().map(|call| Signal::new(call.fd().clone()))
 }

@@ -11,7 +11,7 @@ use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::{self, DeviceConfig, start_queue};
-use event_loop::EventLoop;
+use event_loop::{EventLoop, Signal};
 use queue::Queue;
 
 use super::device::{Device, DeviceOnLoop, FlushDone};
@@ -111,7 +111,7 @@ impl DeviceOnLoop for BlkOnLoop {
         index: u16,
         queue: Queue,
         kick: Option<Arc<OwnedFd>>,
-        call: Option<Arc<OwnedFd>>,
+        call: Option<Signal>,
     ) -> Rc<dyn Virtqueue> {
         let stats = self.blk.stats.get(usize::from(index)).cloned().unwrap_or_default();
         start_queue(

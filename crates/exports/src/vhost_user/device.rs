@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use block::node::Watcher;
 use devices::virtio::Virtqueue;
-use event_loop::EventLoop;
+use event_loop::{EventLoop, Signal};
 use nix::errno::Errno;
 use queue::Queue;
 
@@ -69,7 +69,7 @@ pub trait DeviceOnLoop {
         index: u16,
         queue: Queue,
         kick: Option<Arc<OwnedFd>>,
-        call: Option<Arc<OwnedFd>>,
+        call: Option<Signal>,
     ) -> Rc<dyn Virtqueue>;
 
     /// Makes everything that was answered so far durable, then calls `done`.

@@ -12,7 +12,7 @@ use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
-use event_loop::EventLoop;
+use event_loop::{EventLoop, Signal};
 use queue::Queue;
 
 use super::device::{Device, DeviceOnLoop, FlushDone};
@@ -127,7 +127,7 @@ impl DeviceOnLoop for ScsiOnLoop {
         index: u16,
         queue: Queue,
         kick: Option<Arc<OwnedFd>>,
-        call: Option<Arc<OwnedFd>>,
+        call: Option<Signal>,
     ) -> Rc<dyn Virtqueue> {
         let request_queue = index.checked_sub(FIRST_REQUEST_QUEUE).map(usize::from);
         let stats = request_queue.and_then(|index| self.scsi.stats.get(index));

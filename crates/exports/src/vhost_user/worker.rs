@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use devices::virtio::{InFlight, Virtqueue};
-use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot, signal_if_not_full};
+use event_loop::{EventLoop, LoopGone, LoopHandle, Signal, mailbox, oneshot, signal_if_not_full};
 use guest_memory::{DirtyLog, GuestMemory, Logging, MemoryView};
 use nix::errno::Errno;
 use queue::{Queue, QueueError};
@@ -134,11 +134,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Starts a ring. What `inflight` says is in flight is done again.
+    /// Starts a ring, which is to signal by `call`. What `inflight` says is in flight is done again.
     pub(crate) fn start(
         &self,
         index: u16,
         setup: RingSetup,
+        call: Option<Signal>,
         memory: Arc<GuestMemory>,
         inflight: Option<InflightArea>,
     ) -> Result<(), QueueError> {
@@ -147,7 +148,7 @@ impl Worker {
         let inflight = inflight.map(|inflight| inflight.of_ring(index)).transpose()?;
         let queue = Queue::with_inflight(self.view(memory), setup.config, inflight)?;
         let has_kick = setup.kick.is_some();
-        let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), fd_of(&setup.call));
+        let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), call);
         queue.set_err(fd_of(&setup.err));
         queue.set_used_log(setup.used_log);
         let ring = Rc::new(Ring { queue, enabled: Cell::new(false), paused: self.paused.clone() });
@@ -226,12 +227,12 @@ impl Worker {
         }
     }
 
-    /// Sets the call eventfd of a ring that runs, and signals it.
-    pub(crate) fn set_call(&self, index: u16, call: Option<EventFd>) {
+    /// Sets the way to the call eventfd of a ring that runs, and signals it.
+    pub(crate) fn set_call(&self, index: u16, call: Option<Signal>) {
         if let Some(ring) = self.ring(index) {
-            ring.queue.set_call(fd_of(&call));
+            ring.queue.set_call(call);
         } else if let Some(call) = call {
-            signal_if_not_full(call.fd());
+            call.send();
         }
     }
 

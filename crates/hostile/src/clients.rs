@@ -1,0 +1,127 @@
+//! Hostile clients of NBD and QMP.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::{GoOn, PATIENCE, Target};
+
+/// Connections that are kept at once.
+const KEPT: usize = 16;
+/// Data of an option, bytes: as long as servers take them.
+const LONG: usize = 8 << 10;
+
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn option(number: u32, data: &[u8]) -> Vec<u8> {
+    let len = (data.len() as u32).to_be_bytes();
+    [b"IHAVEOPT", &number.to_be_bytes()[..], &len, data].concat()
+}
+
+/// A client past the greeting.
+fn greeted(target: &Target) -> io::Result<UnixStream> {
+    let mut stream = connect(&target.nbd)?;
+    stream.read_exact(&mut [0; 18])?;
+    stream.write_all(&3u32.to_be_bytes())?;
+    Ok(stream)
+}
+
+/// A client that has chosen the export; what the server said to that is not read.
+fn chosen(target: &Target) -> io::Result<UnixStream> {
+    let mut stream = greeted(target)?;
+    stream.write_all(&option(7, b"\0\0\0\x07hostile\0\0"))?;
+    Ok(stream)
+}
+
+fn read_request(cookie: u64, len: u32) -> Vec<u8> {
+    let head = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0];
+    [&head[..], &cookie.to_be_bytes(), &0u64.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+pub(crate) fn nbd_half(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let request = read_request(1, 4096);
+    let mut kept = Vec::new();
+    for len in 1..request.len() {
+        if !go_on.blow() {
+            break;
+        }
+        let mut stream = chosen(target)?;
+        stream.write_all(&request[..len])?;
+        kept.push(stream);
+        if kept.len() == KEPT {
+            std::thread::sleep(Duration::from_millis(5));
+            kept.clear();
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn nbd_options(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let mut stream = greeted(target)?;
+    let long = option(99, &vec![b'x'; LONG]);
+    let mut answers = vec![0; 64 << 10];
+    while go_on.blow() {
+        stream.write_all(&long)?;
+        let _ = stream.read(&mut answers)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn nbd_deaf(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let mut kept = Vec::new();
+    for _ in 0..KEPT {
+        let mut stream = chosen(target)?;
+        stream.set_write_timeout(Some(Duration::from_millis(5)))?;
+        for cookie in 0..64 {
+            if !go_on.blow() {
+                return Ok(());
+            }
+            if stream.write_all(&read_request(cookie, 1 << 20)).is_err() {
+                break;
+            }
+        }
+        kept.push(stream);
+    }
+    Ok(())
+}
+
+pub(crate) fn nbd_connections(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    while go_on.blow() {
+        drop(connect(&target.nbd)?);
+    }
+    Ok(())
+}
+
+pub(crate) fn qmp_endless(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let mut stream = connect(&target.monitor)?;
+    stream.write_all(b"{\"execute\":\"")?;
+    let piece = vec![b'x'; LONG];
+    let mut answers = vec![0; 64 << 10];
+    stream.set_nonblocking(true)?;
+    while go_on.blow() {
+        match stream.write(&piece) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            written => drop(written?),
+        }
+        // What it has to say to that.
+        let _ = stream.read(&mut answers);
+    }
+    Ok(())
+}
+
+pub(crate) fn qmp_deaf(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let mut stream = connect(&target.monitor)?;
+    stream.write_all(b"{\"execute\":\"qmp_capabilities\"}\n")?;
+    while go_on.blow() {
+        stream.write_all(b"{\"execute\":\"query-qmp-schema\"}\n")?;
+    }
+    Ok(())
+}

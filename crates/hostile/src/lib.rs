@@ -1,0 +1,162 @@
+//! Front ends and clients that break every rule: what a neighbour of theirs must not notice.
+//!
+//! An [`Attack`] goes on in a thread of its own, round after round, until its [`Running`] is dropped.
+//! Whatever the daemon does to it (refuse, close, leave it alone) it takes, and tries again.
+
+#![forbid(unsafe_code)]
+
+mod clients;
+mod front_end;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// How long a stranger waits for what does not come.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Where it attacks.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The socket of a vhost-user-blk export with two queues or more, the attacker's own.
+    pub vhost_user: PathBuf,
+    /// The unix socket of an NBD server with an export named `hostile`.
+    pub nbd: PathBuf,
+    /// The unix socket of a monitor.
+    pub monitor: PathBuf,
+}
+
+macro_rules! attacks {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $round:path, $by:ident;)*) => {
+        /// What a stranger does.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Attack { $($(#[$doc])* $name),* }
+
+        impl Attack {
+            /// All of them.
+            pub const ALL: &[Attack] = &[$(Attack::$name),*];
+
+            /// In a few words.
+            pub fn name(self) -> &'static str {
+                match self { $(Attack::$name => $text),* }
+            }
+
+            /// Whether it is served by an I/O thread; else by the control thread alone.
+            pub fn is_on_io_thread(self) -> bool {
+                match self { $(Attack::$name => attacks!(@ $by)),* }
+            }
+
+            /// Until it is broken off by the daemon, or has done all that it does.
+            fn round(self, target: &Target, go_on: &GoOn) -> io::Result<()> {
+                match self { $(Attack::$name => $round(target, go_on)),* }
+            }
+        }
+    };
+    (@ io) => { true };
+    (@ control) => { false };
+}
+
+attacks! {
+    /// Kicks without requests, as fast as it can.
+    Kicks = "a flood of kicks", front_end::kicks, io;
+    /// Random bytes in its rings, and kicks.
+    Rubbish = "rubbish in its rings", front_end::rubbish, io;
+    /// Its queues stopped, started and reset without end.
+    Resets = "resets without end", front_end::resets, io;
+    /// Connects, asks, and is gone.
+    Connections = "connections without end", front_end::connections, control;
+    /// Half a message, and silence; others wait behind.
+    HalfMessages = "half messages", front_end::half_messages, control;
+    /// Memory tables that cannot be mapped.
+    BadMemory = "unmappable memory", front_end::bad_memory, control;
+    /// Descriptors that are not what they should be.
+    WrongDescriptors = "wrong descriptors", front_end::wrong_descriptors, control;
+    /// Memory that shrinks under its rings.
+    ShrunkMemory = "memory that shrinks", front_end::shrunk_memory, io;
+    /// A call eventfd that blocks, and is full, and requests to be answered.
+    FullCall = "a full call eventfd", front_end::full_call, io;
+    /// Handshakes and half requests, and silence.
+    NbdHalf = "NBD: half requests", clients::nbd_half, control;
+    /// Options without end, as long as they may be.
+    NbdOptions = "NBD: long options", clients::nbd_options, control;
+    /// Reads, and does not take the replies.
+    NbdDeaf = "NBD: replies unread", clients::nbd_deaf, io;
+    /// Connects and leaves.
+    NbdConnections = "NBD: connections without end", clients::nbd_connections, control;
+    /// A line without an end.
+    QmpEndless = "QMP: an endless line", clients::qmp_endless, control;
+    /// Asks, and does not take the answers.
+    QmpDeaf = "QMP: answers unread", clients::qmp_deaf, control;
+}
+
+/// Whether an attack is to go on.
+pub(crate) struct GoOn(Arc<Shared>);
+
+impl GoOn {
+    /// Counts a blow; whether there is to be another.
+    fn blow(&self) -> bool {
+        self.0.blows.fetch_add(1, Ordering::Relaxed);
+        !self.0.stop.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    blows: AtomicU64,
+}
+
+/// An attack under way. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attack {
+    /// Begins, on that CPU if one is given.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread to be had.
+    pub fn begin(self, target: Target, cpu: Option<usize>) -> io::Result<Running> {
+        let shared = Arc::new(Shared::default());
+        let go_on = GoOn(shared.clone());
+        let thread = std::thread::Builder::new().name("stranger".into()).spawn(move || {
+            if let Some(cpu) = cpu {
+                let mut set = CpuSet::new();
+                // A CPU that is not there leaves it where it is.
+                let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+            }
+            while !go_on.0.stop.load(Ordering::Relaxed) {
+                if self.round(&target, &go_on).is_err() {
+                    // Nobody may be listening for a moment.
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+        })?;
+        Ok(Running { shared, thread: Some(thread) })
+    }
+}
+
+impl Running {
+    /// What it has done so far: kicks, messages, connections.
+    pub fn blows(&self) -> u64 {
+        self.shared.blows.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
