@@ -39,6 +39,7 @@ fn neighbours_of_strangers_are_served() {
     let mut neighbours = [connect("near"), connect("far")];
     let (files, mut generation) = (server.open_files(), 0);
     for &attack in Attack::ALL {
+        let begun = std::time::Instant::now();
         let running = attack.begin(target.clone(), None).expect("a thread");
         let mut done = 0;
         while done < ROUNDS || running.blows() < blows {
@@ -52,6 +53,7 @@ fn neighbours_of_strangers_are_served() {
                 assert_eq!(pattern::generation(index, &block), Ok(generation), "{attack:?}");
             }
         }
+        println!("{attack:?}: {} blows, {done} rounds, {:?}", running.blows(), begun.elapsed());
         drop(running);
         // Nothing of it is left, and whoever comes next in its place is served.
         let mut next = connect("strange");

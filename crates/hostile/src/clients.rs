@@ -82,7 +82,7 @@ pub(crate) fn nbd_deaf(target: &Target, go_on: &GoOn) -> io::Result<()> {
             if !go_on.blow() {
                 return Ok(());
             }
-            if stream.write_all(&read_request(cookie, 1 << 20)).is_err() {
+            if stream.write_all(&read_request(cookie, 256 << 10)).is_err() {
                 break;
             }
         }

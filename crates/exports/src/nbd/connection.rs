@@ -15,7 +15,7 @@ use block::node::Channel;
 use block::request::{Completion, Op, Request};
 use devices::virtio::InFlight;
 use devices::{Batch, Kind, QueueStats};
-use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
+use event_loop::{BottomHalf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
 use tls::Progress;
@@ -26,6 +26,10 @@ use super::session::transmission::{Agreed, Command};
 use super::slots::counted;
 use super::state::{End, Next, State};
 use super::wire::reply::Reply;
+
+/// Bytes that the requests of one iteration may move, but for the last: what the kernel copies from the
+/// page cache it copies within the loop's system call, and others wait for that.
+const SHARE: usize = 256 << 10;
 
 /// Tokens of the two operations on the socket.
 const RECEIVE: u32 = 0;
@@ -64,6 +68,8 @@ pub(super) struct Connection {
     sending: Cell<bool>,
     /// Requests wait in the input for others to end.
     stalled: Cell<bool>,
+    /// Has requests taken in the next iteration, where this one has had its share.
+    later: BottomHalf,
     /// Why no more requests are taken.
     end: Cell<Option<End>>,
     /// Nothing more can be sent.
@@ -100,6 +106,14 @@ impl Connection {
             receiving: Cell::new(false),
             sending: Cell::new(false),
             stalled: Cell::new(false),
+            later: event_loop.bottom_half({
+                let me = me.clone();
+                move || {
+                    if let Some(me) = me.upgrade() {
+                        me.take_requests();
+                    }
+                }
+            }),
             end: Cell::new(None),
             deaf: Cell::new(false),
             ended: Cell::new(Some(ended)),
@@ -185,11 +199,18 @@ impl Connection {
         let me: Rc<dyn Completion> = me;
         self.stalled.set(false);
         let now_ns = self.event_loop.now_ns();
+        let mut moved = 0;
         while self.end.get().is_none() {
+            if moved >= SHARE {
+                // Nothing else takes requests meanwhile: no receive is under way, and nothing waits
+                // for an answer.
+                return self.later.schedule();
+            }
             let next = self.state.borrow_mut().next(now_ns);
             match next {
                 Next::Submit { op, offset, len, bufs, tag } => {
                     self.service.stats.taken.add(1);
+                    moved += bufs.len();
                     self.service.channel.submit(Request::new(op, offset, len, bufs, &me, tag));
                 }
                 Next::Refused => {
@@ -414,6 +435,12 @@ impl Completion for Connection {
             self.count(&command, reply, started_ns);
         }
         self.reply_later();
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.event_loop.delete_bottom_half(&self.later);
     }
 }
 
