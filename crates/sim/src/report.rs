@@ -43,7 +43,7 @@ impl Report {
 
     /// A run as lines, for [`read`](Self::read).
     pub(crate) fn print(outcome: &Outcome) {
-        println!("{RUN}\t{}\t{}", outcome.steps, outcome.virtual_ns);
+        println!("{RUN}\t{}\t{}\t{:016x}", outcome.steps, outcome.virtual_ns, outcome.trace);
         for (what, n) in &outcome.counted {
             println!("{COUNT}\t{what}\t{n}");
         }
@@ -54,7 +54,7 @@ impl Report {
         for line in lines.lines() {
             let fields: Vec<_> = line.split('\t').collect();
             match fields.as_slice() {
-                [RUN, steps, ns] => {
+                [RUN, steps, ns, _trace] => {
                     self.add_run(steps.parse().unwrap_or(0), ns.parse().unwrap_or(0));
                 }
                 [COUNT, what, n] => self.add_count(what, n.parse().unwrap_or(0)),

@@ -13,6 +13,21 @@ fn run(seed: u64) -> String {
     text
 }
 
+/// A failure is replayed alone, and was found after other seeds in the same process.
+#[test]
+fn what_was_run_before_in_the_same_process_makes_no_difference() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
+    command.args(["--worker", "--first", "1", "--seeds", "8", "--requests", "3000"]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let runs = text.lines().filter(|line| line.starts_with("run"));
+    let traces: Vec<_> = runs.filter_map(|line| line.rsplit('\t').next()).collect();
+    assert_eq!(traces.len(), 8, "{text}");
+    for (seed, trace) in (1..).zip(traces) {
+        assert!(run(seed).ends_with(&format!("trace {trace}\n")), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_takes_the_same_course_each_time_and_others_take_others() {
     let runs: Vec<_> = (1..=8).map(run).collect();

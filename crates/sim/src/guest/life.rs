@@ -192,8 +192,11 @@ impl Guest {
         queue.kick.replace(Some(kick.clone()));
         connection.tell(Request::SetVringKick, &number, &[kick.as_raw_fd()])?;
         connection.tell(Request::SetVringEnable, &u32s(&[index, 1]), &[])?;
-        queue.paused.set(false);
-        queue.wake();
+        // A driver that sleeps is woken by its interrupt alone, which the device owes it if it was
+        // answered before.
+        if queue.paused.replace(false) {
+            queue.wake();
+        }
         Ok(())
     }
 
@@ -291,8 +294,6 @@ impl Guest {
                 coverage.calls.one();
                 let call = self.eventfd();
                 queue.call.replace(Some(call.clone()));
-                // What was signalled to the one before is looked for as an interrupt handler does.
-                queue.wake();
                 connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
             }
         }

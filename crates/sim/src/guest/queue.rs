@@ -49,8 +49,11 @@ pub(crate) struct Shared {
 impl Shared {
     /// How long a request has been under way, undisturbed, nanoseconds.
     fn took_ns(&self, request: &Request) -> u64 {
-        let since = request.offered_ns.max(self.undisturbed_ns.get());
-        self.world.machine.now_ns().saturating_sub(since)
+        let now = self.world.machine.now_ns();
+        let undisturbed = now.saturating_sub(self.undisturbed_ns.get());
+        let all = now - request.offered_ns;
+        // However often it is disturbed, it comes to an end.
+        all.min(undisturbed.max(all / 20))
     }
 }
 
@@ -393,6 +396,8 @@ impl Queue {
             self.forget(&request);
         }
         self.in_flight.set(0);
+        // Until the device is set up again, which the driver then knows.
+        self.paused.set(true);
         self.driver.replace(new_driver(&self.shared, self.index));
     }
 

@@ -20,8 +20,12 @@ use crate::world::World;
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 8;
 
-/// How long until it looks again whether it was answered, nanoseconds.
+/// How long until it looks again whether it was answered, nanoseconds: at first, and at most.
 const LOOK_NS: u64 = 5_000;
+const MOST_NS: u64 = 100_000;
+
+/// How long a message may take, requests that are to be finished first included.
+const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// The daemon has closed the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +141,9 @@ impl Connection {
     }
 
     fn fill(&self, into: &mut [u8], fd: &mut Option<Rc<Kept>>) -> Result<(), Gone> {
-        let mut filled = 0;
+        let (mut filled, mut pause_ns) = (0, LOOK_NS);
+        let machine = &self.world.machine;
+        let until = machine.now_ns() + PATIENCE_NS;
         while filled < into.len() {
             let mut control = nix::cmsg_space!(RawFd);
             let mut iov = [IoSliceMut::new(&mut into[filled..])];
@@ -156,7 +162,13 @@ impl Connection {
                         }
                     }
                 }
-                Err(Errno::EAGAIN) => self.world.machine.sleep(LOOK_NS),
+                Err(Errno::EAGAIN) => {
+                    if machine.now_ns() > until {
+                        self.world.fail(&format!("no answer in {PATIENCE_NS} ns"));
+                    }
+                    machine.sleep(pause_ns);
+                    pause_ns = (pause_ns * 2).min(MOST_NS);
+                }
                 Err(_) => return Err(Gone),
             }
         }
