@@ -108,6 +108,7 @@ impl World {
             writethrough: false,
             logical_block_size: 512,
             pin_memory: false,
+            taken_over: None,
         };
         let started = Rc::<RefCell<Option<_>>>::default();
         let (out, control) = (started.clone(), event_loop.clone());

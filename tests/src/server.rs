@@ -4,11 +4,14 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 
+use nix::sys::prctl;
 use nix::sys::signal::{self, Signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::program::{daemon, tied_command};
@@ -27,10 +30,57 @@ pub struct ServerCommand<'a> {
     stdin: Option<OwnedFd>,
 }
 
+/// The process of a daemon.
+#[derive(Debug)]
+enum Process {
+    /// The one that was started.
+    Started(Child),
+    /// One that has taken over from it.
+    TookOver(Pid),
+}
+
+impl Process {
+    fn pid(&self) -> Pid {
+        match self {
+            Process::Started(child) => Pid::from_raw(i32::try_from(child.id()).expect("a pid")),
+            Process::TookOver(pid) => *pid,
+        }
+    }
+
+    fn try_wait(&mut self) -> Option<ExitStatus> {
+        match self {
+            Process::Started(child) => child.try_wait().expect("the daemon is our child"),
+            Process::TookOver(pid) => {
+                match waitpid(*pid, Some(WaitPidFlag::WNOHANG)).expect("the daemon is our child") {
+                    WaitStatus::Exited(_, code) => Some(ExitStatus::from_raw(code << 8)),
+                    WaitStatus::Signaled(_, signal, _) => Some(ExitStatus::from_raw(signal as i32)),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// Waits for its end, whatever that was.
+    fn reap(&mut self) {
+        let _ = match self {
+            Process::Started(child) => child.wait().is_ok(),
+            Process::TookOver(pid) => waitpid(*pid, None).is_ok(),
+        };
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = match self {
+            Process::Started(child) => child.kill().is_ok(),
+            Process::TookOver(pid) => signal::kill(*pid, Signal::SIGKILL).is_ok(),
+        };
+    }
+}
+
 /// A running storage daemon. Killed when it is dropped; [`Server::stop`] is the orderly end.
 #[derive(Debug)]
 pub struct Server {
-    child: Child,
+    process: Process,
     dir: PathBuf,
     log: PathBuf,
 }
@@ -145,7 +195,7 @@ impl<'a> ServerCommand<'a> {
         let path = pid_file.to_str().expect("a path in UTF-8").to_owned();
         let mut server = self.arg("--pidfile").arg(path).spawn();
         let pid = eventually("the daemon's pid file", || {
-            if let Some(status) = server.child.try_wait().expect("the daemon is our child") {
+            if let Some(status) = server.process.try_wait() {
                 panic!("the daemon ended with {status}");
             }
             fs::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok()
@@ -186,8 +236,11 @@ impl<'a> ServerCommand<'a> {
         let stderr = stdout.try_clone().expect("another fd");
         command.args(&self.arguments).stdout(stdout).stderr(stderr);
         command.stdin(self.stdin.map_or_else(Stdio::null, Stdio::from));
+        // A daemon that takes over is a child's child's child, and must be found, and killed, at the end.
+        prctl::set_child_subreaper(true).expect("this process can adopt");
         let child = command.spawn().expect("the daemon can be run");
-        Server { child, dir: self.scratch.dir().to_owned(), log }
+        let process = Process::Started(child);
+        Server { process, dir: self.scratch.dir().to_owned(), log }
     }
 }
 
@@ -199,7 +252,7 @@ impl Server {
 
     /// Its process.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid().as_raw().cast_unsigned()
     }
 
     /// What it has written to stdout and stderr.
@@ -216,9 +269,7 @@ impl Server {
     /// Waits until it has ended.
     pub fn wait(&mut self) -> ExitStatus {
         let pid = self.pid();
-        eventually(&format!("the end of the daemon (pid {pid})"), || {
-            self.child.try_wait().expect("the daemon is our child")
-        })
+        eventually(&format!("the end of the daemon (pid {pid})"), || self.process.try_wait())
     }
 
     /// Ends it with SIGTERM.
@@ -236,9 +287,36 @@ impl Server {
         }
     }
 
+    /// Has it give place to another process, which serves from here on.
+    ///
+    /// # Panics
+    ///
+    /// Unless it then exits with 0, and leaves another's number in its pid file.
+    pub fn upgrade(&mut self) {
+        let before = self.pid();
+        self.signal(Signal::SIGUSR2);
+        self.has_handed_over(before);
+    }
+
+    /// It has been asked by other means to give place; its process was `before`.
+    ///
+    /// # Panics
+    ///
+    /// As of [`Server::upgrade`].
+    pub fn has_handed_over(&mut self, before: u32) {
+        let status = self.wait();
+        assert!(status.success(), "the daemon that was upgraded ended with {status}");
+        let file = self.log.with_extension("pid");
+        let pid = eventually("the pid file of the daemon that took over", || {
+            let pid = fs::read_to_string(&file).ok()?.trim().parse::<u32>().ok()?;
+            (pid != before).then_some(pid)
+        });
+        self.process = Process::TookOver(Pid::from_raw(pid.cast_signed()));
+    }
+
     /// Ends it with SIGKILL, and removes the pid file that it leaves behind.
     pub fn kill(mut self) {
-        self.child.kill().expect("the daemon is our child");
+        self.process.kill();
         self.wait();
         fs::remove_file(self.log.with_extension("pid")).expect("it was started by its pid file");
     }
@@ -329,8 +407,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // Nothing can be done about a failure here, and none is of interest: the process may be gone already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
+        self.process.reap();
         let log = self.log();
         if thread::panicking() {
             eprintln!("--- the daemon's log:\n{log}---");

@@ -10,6 +10,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod graph;
+mod inherited;
 pub mod job;
 pub mod node;
 pub mod options;

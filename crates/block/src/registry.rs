@@ -7,6 +7,8 @@ mod reopen;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, ThreadBirth};
@@ -20,6 +22,7 @@ use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
 use crate::graph::{Edge, drain};
+use crate::inherited::{Images, Inherited};
 use crate::node::{BlockNode, ResizeError};
 use crate::options::{
     BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, NullOptions,
@@ -52,6 +55,10 @@ pub struct NodeRegistry {
     connector: Option<IoThread>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
+    /// Images handed over that no node has taken yet,
+    inherited: Inherited,
+    /// and those that are open.
+    images: Images,
 }
 
 struct Entry {
@@ -130,6 +137,23 @@ impl NodeRegistry {
     #[must_use]
     pub fn with_connector_birth(self, connector_birth: ThreadBirth) -> Self {
         NodeRegistry { connector_birth, ..self }
+    }
+
+    /// Has the node that is opened for the image at `path` use this descriptor, which another process
+    /// had it open by.
+    pub fn inherit_image(&mut self, path: PathBuf, fd: OwnedFd) {
+        self.inherited.add(path, fd);
+    }
+
+    /// The images that are open, to be handed over, with the paths by which they were.
+    pub fn images(&self) -> impl Iterator<Item = (&Path, Arc<OwnedFd>)> {
+        self.images.all()
+    }
+
+    /// The images were handed over in vain: locks them again, as another process may have given the
+    /// locks up.
+    pub fn retake_locks(&self) {
+        self.locks.values().filter_map(Weak::upgrade).for_each(|lock| lock.retake());
     }
 
     /// Makes a throttle group known to nodes that are opened from now on.
@@ -452,8 +476,8 @@ impl NodeRegistry {
         options: &BlockdevOptions,
         file: &FileOptions,
     ) -> Result<Arc<dyn BlockNode>, OpenError> {
-        let node = FileNode::open(name.clone(), kind, options, file)?;
-        self.remember_lock(&name, &node);
+        let node = FileNode::open(name.clone(), kind, options, file, &mut self.inherited)?;
+        self.remember_image(&name, file, &node);
         Ok(Arc::new(node))
     }
 

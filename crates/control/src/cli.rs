@@ -17,6 +17,7 @@ use crate::shape::{Member, Shape};
 use crate::storage_daemon::{self, StorageDaemonOptions};
 use crate::table::{self, Context, Field, Kind, Syntax};
 use crate::top::{self, TopOptions};
+use crate::upgrade::{self, UpgradeOptions};
 use crate::value::{Dialect, Value};
 
 /// The program's own name, in front of its messages.
@@ -26,6 +27,9 @@ const QSD: &str = "qemu-storage-daemon";
 
 /// The first argument with which shells ask what a word can become.
 const COMPLETE: &str = "--complete";
+
+/// The command by which a daemon starts the one that takes over.
+pub const TAKE_OVER: &str = "take-over";
 
 /// What a command line asks for.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +44,10 @@ pub enum Command {
     Top(TopOptions),
     /// `ringmill probe [FILE]`.
     Probe(ProbeOptions),
+    /// `ringmill upgrade`.
+    Upgrade(UpgradeOptions),
+    /// `ringmill take-over`: what a daemon that is upgraded starts. Not for people.
+    TakeOver,
     /// Help or version: print it on standard output, with a line end, and exit with 0.
     Print(String),
 }
@@ -72,7 +80,8 @@ pub(crate) struct CliOption {
 }
 
 /// The commands there are.
-pub(crate) static COMMANDS: &[&Subcommand] = &[&SERVE, &STORAGE_DAEMON, &CTL, &TOP, &PROBE];
+pub(crate) static COMMANDS: &[&Subcommand] =
+    &[&SERVE, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -125,6 +134,24 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
         ),
     ],
     read: storage_daemon,
+};
+
+static UPGRADE: Subcommand = Subcommand {
+    name: "upgrade",
+    usage: "<pid>|<pidfile>|<socket>",
+    help: "have a running daemon give place to the program that is installed now",
+    about: "Has a daemon start the program anew from the path that it was started by, which may be another \
+            version by now, and hand over everything to it: sockets, connections, guests' memory, open \
+            images. Guests see a short pause and no error. If the new program does not take over, the old \
+            one goes on. The daemon is found by its process id, its pid file or the socket of its QMP \
+            monitor; by the latter, the reason of a failure is told, and it is in the daemon's log in any \
+            case. SIGUSR2 asks a daemon for the same.",
+    options: || erased(upgrade::OPTIONS),
+    examples: &[
+        ("ringmill upgrade /run/ringmill.qmp", "by its monitor; tells how long guests had to wait"),
+        ("ringmill upgrade /run/ringmill.pid", "by its pid file"),
+    ],
+    read: |_, parser| upgrade(parser),
 };
 
 static CTL: Subcommand = Subcommand {
@@ -213,6 +240,10 @@ pub fn parse_args(argv: impl IntoIterator<Item = OsString>) -> Result<Command, U
     if argv.next_if(|first| first == COMPLETE).is_some() {
         let words: Vec<String> = argv.map(|word| word.to_string_lossy().into_owned()).collect();
         return Ok(Command::Print(complete::complete(&words).text()));
+    }
+    // From a daemon that is upgraded, whose hand-over is on standard input, whatever its name is.
+    if argv.next_if(|first| first == TAKE_OVER).is_some() {
+        return Ok(Command::TakeOver);
     }
     let mut parser = lexopt::Parser::from_args(argv);
     let command = match program {
@@ -334,6 +365,18 @@ fn top(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
             let mut draft = top::start(arguments);
             given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
             top::finish(draft).map(Command::Top)
+        }
+    }
+}
+
+fn upgrade(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    match scan(upgrade::OPTIONS, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(&UPGRADE, RINGMILL))),
+        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+        Scanned::Options(given, arguments) => {
+            let mut options = upgrade::start(arguments)?;
+            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
+            Ok(Command::Upgrade(options))
         }
     }
 }

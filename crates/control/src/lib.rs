@@ -49,10 +49,11 @@ mod table;
 mod tests;
 mod top;
 mod trace;
+mod upgrade;
 mod value;
 
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
-pub use cli::{Command, parse_args, program_name};
+pub use cli::{Command, TAKE_OVER, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_help};
 pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
@@ -70,4 +71,5 @@ pub use serve::{CacheMode, ImageKind, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};
 pub use trace::{TraceEvents, TraceOptions};
+pub use upgrade::{UpgradeDaemon, UpgradeOptions};
 pub use value::{Object, Value};

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
+use serde_json::json;
+
 use crate::error::OptionError;
 use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
 use crate::fd::FdName;
 use crate::shape::{Member, Shape, Union, Variant};
+use crate::storage_daemon::{Action, Step};
 use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
 
@@ -62,6 +65,31 @@ impl Default for NbdServerOptions {
             tls_creds: None,
             tls_authz: None,
         }
+    }
+}
+
+/// For `nbd-server-start`, whose arguments are not those of the option.
+impl From<NbdServerOptions> for Step {
+    fn from(options: NbdServerOptions) -> Self {
+        let addr = match &options.addr {
+            NbdAddr::Unix { path } => json!({"type": "unix", "path": path}),
+            NbdAddr::Inet { host, port, to, ipv4, ipv6 } => json!({
+                "type": "inet", "host": host, "port": port.to_string(), "to": to,
+                "ipv4": ipv4, "ipv6": ipv6,
+            }),
+            NbdAddr::Fd { fd } => json!({"type": "fd", "str": fd.to_string()}),
+        };
+        let mut server = json!({
+            "addr": addr,
+            "max-connections": options.max_connections,
+            "handshake-max-seconds": options.handshake_max_seconds,
+        });
+        for (name, id) in [("tls-creds", &options.tls_creds), ("tls-authz", &options.tls_authz)] {
+            if let Some(id) = id {
+                server[name] = id.as_str().into();
+            }
+        }
+        Step { origin: format!("--nbd-server {server}"), action: Action::NbdServer(options) }
     }
 }
 

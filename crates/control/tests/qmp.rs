@@ -280,10 +280,10 @@ fn commands_are_typed() {
     assert_eq!(command(set), Command::QomSet { path, property, value });
     let add =
         "{'execute':'object-add','arguments':{'qom-type':'iothread','id':'t','poll-max-ns':0}}";
-    match command(add) {
-        Command::Add(Action::Object(ObjectOptions::Iothread(iothread))) => {
-            assert_eq!(iothread.poll_max_ns, 0)
-        }
+    let Command::Add(step) = command(add) else { panic!("no addition") };
+    assert_eq!(step.origin, r#"--object {"qom-type":"iothread","id":"t","poll-max-ns":0}"#);
+    match step.action {
+        Action::Object(ObjectOptions::Iothread(iothread)) => assert_eq!(iothread.poll_max_ns, 0),
         other => panic!("{other:?}"),
     }
 }

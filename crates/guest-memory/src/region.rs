@@ -23,7 +23,7 @@ pub struct Region {
     pub user_addr: u64,
     /// Where it begins in the file. Need not be a multiple of the page size.
     pub mmap_offset: u64,
-    /// The file: a memfd, a file on tmpfs or hugetlbfs, or a device. Closed once it is mapped.
+    /// The file: a memfd, a file on tmpfs or hugetlbfs, or a device. Kept while it is mapped.
     pub fd: OwnedFd,
 }
 
@@ -37,6 +37,8 @@ pub struct MappedRegion {
     mapping: NonNull<libc::c_void>,
     mapping_len: usize,
     watched: Watched,
+    mmap_offset: u64,
+    file: OwnedFd,
 }
 
 // SAFETY: the mapping belongs to the value alone, and munmap may be called from any thread.
@@ -104,7 +106,17 @@ impl Region {
         // SAFETY: `lead < page <= mapping_len`.
         let host = unsafe { mapping.cast::<u8>().add(lead as usize) };
         let watched = Watched::new(mapping, mapping_len);
-        Ok(MappedRegion { guest_addr, size, user_addr, host, mapping, mapping_len, watched })
+        Ok(MappedRegion {
+            guest_addr,
+            size,
+            user_addr,
+            host,
+            mapping,
+            mapping_len,
+            watched,
+            mmap_offset,
+            file: self.fd,
+        })
     }
 }
 
@@ -137,6 +149,16 @@ impl MappedRegion {
     /// Where the front end has it.
     pub fn user_addr(&self) -> u64 {
         self.user_addr
+    }
+
+    /// Where it begins in its file, bytes.
+    pub fn mmap_offset(&self) -> u64 {
+        self.mmap_offset
+    }
+
+    /// The file: whoever takes the guest over maps it too.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
     }
 
     /// How long it is, in bytes; not 0.

@@ -220,7 +220,7 @@ impl fmt::Display for Given {
 fn inherited(fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
     match fd {
         FdName::Number(number) => match Listen::inherited(*number).map_err(DaemonError::new)? {
-            Listen::Fd(fd) => Ok(fd),
+            Listen::Fd(fd) | Listen::TakenOver(fd, _) => Ok(fd),
             Listen::Path(_) => Err(DaemonError::new(format!("no file descriptor {number}"))),
         },
         FdName::Name(name) => {

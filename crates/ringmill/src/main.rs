@@ -1,6 +1,6 @@
 //! `ringmill`, the program: reads the command line and runs what it asks for.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod ctl;
 mod daemon;
@@ -12,9 +12,12 @@ mod probe;
 mod sandbox;
 mod serve;
 mod service_manager;
+mod spawner;
 mod storage_daemon;
+mod take_over;
 mod top;
 mod trace;
+mod upgrade;
 
 use std::env;
 use std::io::{self, Write};
@@ -34,7 +37,10 @@ fn main() -> ExitCode {
         }
     };
     // A probe prints what it finds; what the loops it tries log would be noise.
-    if !matches!(command, Command::Probe(_) | Command::Ctl(_) | Command::Top(_)) {
+    if !matches!(
+        command,
+        Command::Probe(_) | Command::Ctl(_) | Command::Top(_) | Command::Upgrade(_)
+    ) {
         logger::start(program);
     }
     let code = run(command).unwrap_or_else(|error| {
@@ -52,7 +58,9 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
         Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Serve(options) => serve::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::StorageDaemon(options) => storage_daemon::run(&options),
+        Command::StorageDaemon(options) => storage_daemon::run(options),
+        Command::TakeOver => take_over::run(),
+        Command::Upgrade(options) => upgrade::run(&options).map(|text| print(&text)),
     }
 }
 

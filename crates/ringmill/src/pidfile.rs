@@ -1,11 +1,14 @@
 //! `--pidfile`: the process's id in a file, which is locked for as long as the process lives.
 //!
-//! As QEMU does: a POSIX record lock on the whole file, so that a file left behind by a process that
-//! was killed is taken over, and one of a process that lives is not. The file is removed at the end.
+//! As QEMU does: a record lock on the whole file, so that a file left behind by a process that was
+//! killed is taken over, and one of a process that lives is not. It belongs to the open file, not to
+//! the process, so that it can be handed over; QEMU's see it all the same. The file is removed at the
+//! end.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -58,9 +61,27 @@ impl Pidfile {
         }
     }
 
+    /// The file, with its path, for the process that takes over.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn hand_over(&self) -> io::Result<(PathBuf, File)> {
+        Ok((self.path.clone(), self.file.try_clone()?))
+    }
+
+    /// Takes over another process' file, with its lock, and writes this one's id into it.
+    pub(crate) fn take_over(path: PathBuf, file: OwnedFd) -> Self {
+        let pidfile = Self { path, file: file.into() };
+        if let Err(error) = pidfile.write() {
+            log::error!("cannot write PID file {}: {error}", pidfile.path.display());
+        }
+        pidfile
+    }
+
     fn write(&self) -> io::Result<()> {
         self.file.set_len(0)?;
-        (&self.file).write_all(format!("{}\n", std::process::id()).as_bytes())
+        self.file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)
     }
 }
 
@@ -79,7 +100,7 @@ fn could_not_create(path: &Path) -> String {
     format!("Could not create '{}'", path.display())
 }
 
-/// Locks the whole file for this process, or fails at once.
+/// Locks the whole file, or fails at once.
 fn lock(file: &File) -> Result<(), Errno> {
     let lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
@@ -88,7 +109,7 @@ fn lock(file: &File) -> Result<(), Errno> {
         l_len: 0,
         l_pid: 0,
     };
-    fcntl(file, FcntlArg::F_SETLK(&lock)).map(drop)
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
 }
 
 /// Whether `file` is what is found at `path`.

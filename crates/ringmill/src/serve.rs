@@ -5,20 +5,24 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use control::{ImageKind, ServeOptions};
+use control::{ImageKind, ServeOptions, Step};
 
-use crate::daemon::{self, Daemon, DaemonError, Status, Surroundings};
-use crate::{sandbox, trace};
+use crate::daemon::{self, Daemon, DaemonError, Start, Status, Surroundings};
+use crate::{sandbox, spawner, trace};
 
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let mut surroundings = Surroundings::of_environment(None)?;
+    let spawner = spawner::start(&options.sandbox);
     trace::start(&options.trace)?;
     let (kind, made) = find_or_make(options)?;
     let steps = options.steps(kind);
     surroundings.sandbox = sandbox::begin(&options.sandbox, &steps, None)?;
+    let words = std::env::args_os().skip(1).map(std::ffi::OsString::into_string);
+    let command_line = words.collect::<Result<_, _>>().ok();
+    let start = Start { steps, command_line, spawner, ..Start::default() };
     let mut is_ready = false;
-    let result = daemon::run(&steps, surroundings, |daemon| {
+    let result = daemon::run(start, surroundings, |daemon| {
         is_ready = true;
         print!("{}", describe(options, daemon)?);
         daemon.confine()?;
@@ -29,6 +33,12 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         let _ = fs::remove_file(path);
     }
     result
+}
+
+/// What serving an image that is there comes to.
+pub(crate) fn steps(options: &ServeOptions) -> Result<Vec<Step>, DaemonError> {
+    let (kind, _) = find_or_make(options)?;
+    Ok(options.steps(kind))
 }
 
 /// What the image is; made with the size asked for when there is none. An image that exists is

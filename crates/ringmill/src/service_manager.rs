@@ -70,12 +70,17 @@ impl ServiceManager {
 
     /// A change of the whole daemon begins, which [`ready`](Self::ready) ends: by this process or by the
     /// one that takes its place.
-    #[expect(dead_code, reason = "a live upgrade begins with it")]
     pub(crate) fn reloading(&self) {
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| {
             now.tv_sec().saturating_mul(1_000_000).saturating_add(now.tv_nsec() / 1000)
         });
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={now}"));
+    }
+
+    /// The process `pid` serves from here on, in the place of this one: to be told by this one, which the
+    /// manager believes.
+    pub(crate) fn hand_over(&self, pid: u32) {
+        self.tell(&format!("MAINPID={pid}"));
     }
 
     /// The daemon ends, in order.

@@ -130,6 +130,7 @@ impl Daemon {
                 writethrough: false,
                 logical_block_size: 512,
                 pin_memory: false,
+                taken_over: None,
             };
             let sender = sender.clone();
             let start = move |event_loop: &EventLoop| {

@@ -84,7 +84,7 @@ impl NodeRegistry {
                 (lock, claims)
             });
             let node = FileNode::reopen(name.to_owned(), kind, options, file, held)?;
-            self.remember_lock(name, &node);
+            self.remember_image(name, file, &node);
             Ok::<_, OpenError>((Arc::new(node) as Arc<dyn BlockNode>, before))
         };
         match &options.driver {
@@ -115,8 +115,9 @@ impl NodeRegistry {
         })
     }
 
-    /// So that whoever opens the image anew takes its lock over.
-    pub(super) fn remember_lock(&mut self, name: &str, node: &FileNode) {
+    /// So that whoever opens the image anew takes its lock over, and another process the image.
+    pub(super) fn remember_image(&mut self, name: &str, options: &FileOptions, node: &FileNode) {
+        self.images.remember(&options.filename, node.fd());
         self.locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = node.lock() {
             self.locks.insert(name.to_owned(), Arc::downgrade(lock));

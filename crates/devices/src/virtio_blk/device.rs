@@ -140,6 +140,16 @@ impl Device {
         self.writeback.store(!self.writethrough, Ordering::Relaxed);
     }
 
+    /// The driver's toggle.
+    pub fn is_writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Sets it as another process has left it.
+    pub fn set_writeback(&self, writeback: bool) {
+        self.writeback.store(writeback, Ordering::Relaxed);
+    }
+
     /// The configuration space as the driver sees it now.
     pub fn config_space(&self) -> [u8; CONFIG_SIZE] {
         Config {

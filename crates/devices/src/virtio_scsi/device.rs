@@ -108,6 +108,22 @@ impl Device {
         self.luns.iter().for_each(|lun| lun.attend(Attention::PowerOn));
     }
 
+    /// What its logical units have to remember, for the process that takes over: two bytes of each.
+    pub fn save(&self) -> Vec<u8> {
+        self.luns.iter().flat_map(Lun::save).collect()
+    }
+
+    /// Goes on with what another process has [saved](Self::save).
+    pub fn restore(&self, saved: &[u8]) {
+        let events: usize = self
+            .luns
+            .iter()
+            .zip(saved.chunks_exact(2))
+            .filter(|(lun, saved)| lun.restore(saved))
+            .count();
+        self.events.store(events, Ordering::Relaxed);
+    }
+
     pub(crate) fn trace_name(&self) -> &CStr {
         &self.trace_name
     }

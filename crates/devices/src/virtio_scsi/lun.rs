@@ -140,6 +140,23 @@ impl Lun {
         (self.attentions.fetch_and(!bit, Ordering::Relaxed) & bit != 0).then_some(sense)
     }
 
+    /// What it has to remember: WCE in bit 0 and a pending event in bit 1, then [`Attention`]s.
+    pub(crate) fn save(&self) -> [u8; 2] {
+        let event = self.event.load(Ordering::Relaxed);
+        let flags = u8::from(self.has_write_cache()) | u8::from(event) << 1;
+        [flags, self.attentions.load(Ordering::Relaxed)]
+    }
+
+    /// Takes up what was saved; whether there is an event to tell.
+    pub(crate) fn restore(&self, saved: &[u8]) -> bool {
+        let [flags, attentions] = *saved else { return false };
+        self.set_write_cache(flags & 1 != 0);
+        self.attentions.store(attentions, Ordering::Relaxed);
+        let event = flags & 2 != 0;
+        self.event.store(event, Ordering::Relaxed);
+        event
+    }
+
     /// Most logical blocks of a read or write.
     pub(crate) fn max_transfer(&self) -> u32 {
         (MAX_TRANSFER / u64::from(self.block_size)) as u32

@@ -56,7 +56,7 @@ impl NbdListen {
     /// No such descriptor is open.
     pub fn inherited(fd: std::os::fd::RawFd) -> Result<Self, ExportError> {
         match Listen::inherited(fd)? {
-            Listen::Fd(fd) => Ok(NbdListen::Fds(vec![fd])),
+            Listen::Fd(fd) | Listen::TakenOver(fd, _) => Ok(NbdListen::Fds(vec![fd])),
             Listen::Path(path) => Ok(NbdListen::Unix(path)),
         }
     }

@@ -3,19 +3,21 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use event_loop::{Signal, oneshot};
-use guest_memory::{GuestMemory, Region};
+use guest_memory::{GuestMemory, MappedRegion, Region};
 
 use super::error::RequestError;
 use super::eventfd::EventFd;
+use super::handover::Saved;
 use super::inflight::InflightArea;
 use super::migration_log::MigrationLog;
 use super::pinning::Pinning;
 use super::session::{MAX_MEM_SLOTS, RingSetup};
-use super::wire::{InflightDescription, RegionId};
+use super::wire::{InflightDescription, RegionId, Request};
 use super::worker::WorkerHandle;
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
@@ -32,6 +34,8 @@ pub(crate) struct Backend {
     pub(super) running: BTreeMap<u16, RingSetup>,
     /// Rings that were stopped for other memory and could not go on in it; and their bases.
     lost: BTreeMap<u16, u16>,
+    /// Rings that are stopped while somebody else may take over, and where they go on.
+    paused: BTreeMap<u16, RingSetup>,
 }
 
 impl Backend {
@@ -44,6 +48,7 @@ impl Backend {
             inflight: None,
             running: BTreeMap::new(),
             lost: BTreeMap::new(),
+            paused: BTreeMap::new(),
         }
     }
 
@@ -139,6 +144,50 @@ impl Backend {
             answer.await?;
         }
         Ok(())
+    }
+
+    /// Memory, and the record of what is in flight, for who takes over.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn save(&self) -> io::Result<Vec<Saved>> {
+        let region = |region: &Arc<MappedRegion>| {
+            let (guest_addr, user_addr) = (region.guest_addr(), region.user_addr());
+            let fields = [0, guest_addr, region.size(), user_addr, region.mmap_offset()];
+            Ok(Saved::fields(Request::AddMemReg, &fields, vec![region.file().try_clone()?]))
+        };
+        let memory = self.memory.regions().iter().map(region);
+        memory.chain(self.inflight.iter().map(InflightArea::save)).collect()
+    }
+
+    /// Stops all rings, for somebody else to go on with them. Returns what starts them there, once
+    /// nothing is in flight.
+    pub(crate) async fn pause(&mut self) -> Result<Vec<Saved>, RequestError> {
+        let mut rings = std::mem::take(&mut self.running);
+        let mut saved = Vec::new();
+        for (index, base) in self.stop(rings.keys().copied()).await? {
+            let Some(mut setup) = rings.remove(&index) else { continue };
+            setup.config.next_avail = base;
+            saved.push(Saved::ring(Request::SetVringBase, index, base.into()));
+            let kick = Saved::ring_fd(Request::SetVringKick, index, setup.kick.as_ref());
+            self.paused.insert(index, setup);
+            saved.push(kick.map_err(RequestError::HandOver)?);
+        }
+        Ok(saved)
+    }
+
+    /// Nobody has taken over: the rings go on.
+    pub(crate) async fn resume(&mut self) -> Result<(), RequestError> {
+        let mut result = Ok(());
+        for (index, setup) in std::mem::take(&mut self.paused) {
+            let base = setup.config.next_avail;
+            if let Err(error) = self.start(index, setup).await {
+                self.lost.insert(index, base);
+                result = Err(error);
+            }
+        }
+        result
     }
 
     /// Stops all rings and lets go of all memory.

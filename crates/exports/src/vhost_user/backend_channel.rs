@@ -2,12 +2,14 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
-use super::wire::BackendRequest;
+use super::handover::Saved;
+use super::wire::{BackendRequest, Request};
 
 /// The socket, for as long as the front end is served.
 pub(crate) struct BackendChannel(OwnedFd);
@@ -15,6 +17,15 @@ pub(crate) struct BackendChannel(OwnedFd);
 impl BackendChannel {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         BackendChannel(socket)
+    }
+
+    /// SET_BACKEND_REQ_FD, for who takes over.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn save(&self) -> io::Result<Saved> {
+        Ok(Saved::fields(Request::SetBackendReqFd, &[], vec![self.0.try_clone()?]))
     }
 
     /// Tells the front end to read the configuration space anew.

@@ -84,6 +84,16 @@ impl Device for Blk {
         self.device.write_config(offset, data).map_err(|error| error.to_string())
     }
 
+    fn save(&self) -> Vec<u8> {
+        vec![self.device.is_writeback().into()]
+    }
+
+    fn restore(&self, saved: &[u8]) {
+        if let [writeback @ (0 | 1)] = saved {
+            self.device.set_writeback(*writeback == 1);
+        }
+    }
+
     fn watch(&self, watcher: &Watcher) {
         self.node.watch(watcher.clone());
     }

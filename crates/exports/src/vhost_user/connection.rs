@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
-use nix::poll::PollFlags;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::error::ConnectionError;
@@ -46,6 +46,26 @@ impl Connection {
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let readable = Readiness::new(event_loop, socket.clone(), events);
         Connection { event_loop: event_loop.clone(), socket, readable, turn: TURN }
+    }
+
+    /// Waits until there is something to be received, of which nothing is taken.
+    pub(crate) async fn readable(&self) {
+        loop {
+            let mut poll = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            if nix::poll::poll(&mut poll, PollTimeout::ZERO) != Ok(0) {
+                return;
+            }
+            self.readable.wait().await;
+        }
+    }
+
+    /// The socket once more, for who takes over.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn save(&self) -> std::io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Waits for the next message, whole; `None`: the front end has left.

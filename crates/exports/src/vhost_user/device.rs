@@ -47,6 +47,16 @@ pub trait Device: Send + Sync {
     /// Takes note of such a change. Whether the configuration space shows it.
     fn refresh(&self) -> bool;
 
+    /// What it remembers of its driver that is not said in messages, for the process that takes over.
+    /// Called while no queue runs.
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Goes on with what another process has [saved](Self::save). What it cannot make sense of it
+    /// leaves alone.
+    fn restore(&self, _saved: &[u8]) {}
+
     /// Gets ready for queues on this loop. Called on the loop's thread, once.
     ///
     /// # Errors

@@ -123,6 +123,8 @@ pub(crate) enum RequestError {
         /// Where bits are needed up to.
         needed: u64,
     },
+    /// A descriptor cannot be duplicated for who takes over.
+    HandOver(io::Error),
     /// The I/O thread has stopped.
     LoopGone(LoopGone),
 }
@@ -185,6 +187,9 @@ impl fmt::Display for RequestError {
                 "the log of a migration has bits for guest addresses up to {end:#x}, needed are \
                  those up to {needed:#x}"
             ),
+            RequestError::HandOver(error) => {
+                write!(f, "a descriptor cannot be duplicated: {error}")
+            }
             RequestError::LoopGone(error) => error.fmt(f),
         }
     }

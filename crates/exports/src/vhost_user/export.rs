@@ -11,7 +11,9 @@ use event_loop::{EventLoop, LoopHandle};
 
 use super::device::Device;
 use super::error::ExportError;
+use super::handover::SavedRings;
 use super::listener::Listen;
+use super::orders::{HandOver, TakenOver};
 use super::server::Server;
 
 /// What `--export type=vhost-user-blk` and `-scsi` have in common.
@@ -36,6 +38,9 @@ pub struct VhostUserConfig {
     /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
     /// it cannot be had, a warning says why.
     pub pin_memory: bool,
+    /// What the process before this one hands over. The export then does nothing until it is told
+    /// to [begin](VhostUserExport::begin).
+    pub taken_over: Option<TakenOver>,
 }
 
 /// Block nodes offered over a vhost-user socket. Dropping it stops it without waiting.
@@ -56,11 +61,18 @@ impl VhostUserExport {
         device: Arc<dyn Device>,
         stats: Arc<[Arc<QueueStats>]>,
     ) -> Result<Self, ExportError> {
-        let VhostUserConfig { id, listen, io_threads, pin_memory, .. } = config;
+        let VhostUserConfig { id, listen, io_threads, pin_memory, taken_over, .. } = config;
         let first_queue = usize::from(device.num_queues()).saturating_sub(stats.len());
-        let server =
-            Server::start(control_loop, id.clone(), listen, device, &io_threads, pin_memory)
-                .await?;
+        let server = Server::take_over(
+            control_loop,
+            id.clone(),
+            listen,
+            device,
+            &io_threads,
+            pin_memory,
+            taken_over,
+        )
+        .await?;
         Ok(VhostUserExport { id, server, io_threads, first_queue, stats })
     }
 
@@ -101,6 +113,17 @@ impl VhostUserExport {
     /// Those that were taken before go on.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
         self.server.set_paused(paused)
+    }
+
+    /// Serves what was [taken over](VhostUserConfig::taken_over), from where the process before this one
+    /// has left off.
+    pub fn begin(&self, rings: SavedRings) {
+        self.server.begin(rings);
+    }
+
+    /// The way to have it handed over to another process.
+    pub fn hand_over(&self) -> &HandOver {
+        self.server.hand_over()
     }
 
     /// Takes no more requests, finishes those in flight, flushes the nodes, removes the socket.

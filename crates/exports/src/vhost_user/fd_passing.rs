@@ -16,11 +16,11 @@ const SCM_MAX_FD: usize = 253;
 const OTHER_CONTROL: usize = 1024;
 
 /// What one recvmsg(2) brought.
-pub(crate) struct Received {
+pub struct Received {
     /// How many bytes; 0 at the end of the stream.
-    pub(crate) len: usize,
+    pub len: usize,
     /// The descriptors that came with them, close-on-exec.
-    pub(crate) fds: Vec<OwnedFd>,
+    pub fds: Vec<OwnedFd>,
 }
 
 /// Receives what is there, without waiting.
@@ -28,7 +28,7 @@ pub(crate) struct Received {
 /// # Errors
 ///
 /// `EAGAIN` when nothing is there; others as of recvmsg(2).
-pub(crate) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Received, Errno> {
+pub fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Received, Errno> {
     // Room for all that can come: descriptors in a control message that was cut short would be open
     // and not be told of.
     let mut control = nix::cmsg_space!([RawFd; SCM_MAX_FD], [u8; OTHER_CONTROL]);

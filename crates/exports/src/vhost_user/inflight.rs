@@ -15,14 +15,14 @@ use nix::unistd::ftruncate;
 use queue::{Inflight, QueueError};
 
 use super::error::RequestError;
-use super::wire::InflightDescription;
+use super::handover::Saved;
+use super::wire::{InflightDescription, Request};
 
 /// The memory, with a record for each ring.
 #[derive(Debug, Clone)]
 pub(crate) struct InflightArea {
     memory: Arc<GuestMemory>,
-    num_queues: u16,
-    queue_size: u16,
+    description: InflightDescription,
 }
 
 /// Bytes for that many rings of that size.
@@ -71,7 +71,25 @@ impl InflightArea {
         }
         let region = Region { guest_addr: 0, size: needed, user_addr: 0, mmap_offset, fd }.map()?;
         let memory = Arc::new(GuestMemory::from_regions([Arc::new(region)])?);
-        Ok(InflightArea { memory, num_queues, queue_size })
+        Ok(InflightArea { memory, description })
+    }
+
+    /// SET_INFLIGHT_FD, for who takes over.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn save(&self) -> io::Result<Saved> {
+        let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size } =
+            self.description;
+        let files = self.memory.regions().iter().map(|region| region.file().try_clone());
+        let mut saved = Saved::fields(
+            Request::SetInflightFd,
+            &[mmap_size, mmap_offset],
+            files.collect::<Result<_, _>>()?,
+        );
+        saved.payload.extend([num_queues, queue_size].map(u16::to_ne_bytes).concat());
+        Ok(saved)
     }
 
     /// The record of ring `index`, for the thread that the ring is served on.
@@ -80,11 +98,12 @@ impl InflightArea {
     ///
     /// There is none for this ring.
     pub(crate) fn of_ring(&self, index: u16) -> Result<Inflight, QueueError> {
-        if index >= self.num_queues {
-            return Err(QueueError::Index { index, table: self.num_queues });
+        let InflightDescription { num_queues, queue_size, .. } = self.description;
+        if index >= num_queues {
+            return Err(QueueError::Index { index, table: num_queues });
         }
-        let addr = u64::from(index) * Inflight::region_len(self.queue_size) as u64;
-        Inflight::new(&self.memory, addr, self.queue_size)
+        let addr = u64::from(index) * Inflight::region_len(queue_size) as u64;
+        Inflight::new(&self.memory, addr, queue_size)
     }
 }
 

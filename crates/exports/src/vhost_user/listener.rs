@@ -33,6 +33,9 @@ pub enum Listen {
     /// A listening unix socket that was inherited (`addr.type=fd`). Set to non-blocking, which
     /// whoever else has it sees too. Held for as long as it is listened on.
     Fd(Arc<OwnedFd>),
+    /// A listening socket that the process before this one has handed over, and the socket's file if
+    /// that is to be removed in the end.
+    TakenOver(Arc<OwnedFd>, Option<PathBuf>),
 }
 
 impl Listen {
@@ -52,7 +55,10 @@ impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Listen::Path(path) => write!(f, "{}", path.display()),
-            Listen::Fd(fd) => write!(f, "file descriptor {}", fd.as_raw_fd()),
+            Listen::TakenOver(_, Some(path)) => write!(f, "{}", path.display()),
+            Listen::Fd(fd) | Listen::TakenOver(fd, None) => {
+                write!(f, "file descriptor {}", fd.as_raw_fd())
+            }
         }
     }
 }
@@ -62,7 +68,7 @@ pub struct Listener {
     event_loop: EventLoop,
     socket: Arc<OwnedFd>,
     readable: Readiness,
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
 }
 
 /// The file of a socket that we have bound.
@@ -120,6 +126,14 @@ impl Listener {
                 set_nonblocking(&fd).map_err(|e| fail("fcntl")(e.into()))?;
                 (fd, None)
             }
+            Listen::TakenOver(fd, path) => {
+                // One whose file is gone has none to remove.
+                let file = path.and_then(|path| {
+                    let id = file_id(&path).ok()?;
+                    Some(SocketFile { path, id })
+                });
+                (fd, file)
+            }
         };
         Ok(Self::of(event_loop, socket, file))
     }
@@ -143,7 +157,16 @@ impl Listener {
     fn of(event_loop: &EventLoop, socket: Arc<OwnedFd>, file: Option<SocketFile>) -> Self {
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let readable = Readiness::new(event_loop, socket.clone(), events);
-        Listener { event_loop: event_loop.clone(), socket, readable, _file: file }
+        Listener { event_loop: event_loop.clone(), socket, readable, file }
+    }
+
+    /// What whoever takes over listens on: the socket, and its file if that is to be removed in the end.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub fn hand_over(&self) -> io::Result<(OwnedFd, Option<PathBuf>)> {
+        Ok((self.socket.try_clone()?, self.file.as_ref().map(|file| file.path.clone())))
     }
 
     /// Waits for the next to connect. `who` waits, in log messages.

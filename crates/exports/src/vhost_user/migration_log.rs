@@ -30,6 +30,11 @@ impl MigrationLog {
         self.log.as_ref().filter(|_| self.on)
     }
 
+    /// Whether a guest is being migrated, or may be, or was.
+    pub(crate) fn is_known(&self) -> bool {
+        self.on || self.log.is_some()
+    }
+
     /// Whether there are bits for all guest addresses below `end`, if writes are logged.
     fn reaches(&self, needed: u64) -> Result<(), RequestError> {
         match self.in_use() {

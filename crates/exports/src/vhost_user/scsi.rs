@@ -94,6 +94,14 @@ impl Device for Scsi {
         self.device.write_config(offset, data).map_err(|error| error.to_string())
     }
 
+    fn save(&self) -> Vec<u8> {
+        self.device.save()
+    }
+
+    fn restore(&self, saved: &[u8]) {
+        self.device.restore(saved);
+    }
+
     fn watch(&self, watcher: &Watcher) {
         self.nodes.iter().for_each(|node| node.watch(watcher.clone()));
     }

@@ -5,8 +5,9 @@
 
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,15 +16,17 @@ use std::task::{Context, Poll};
 
 use block::node::{Changes, Watcher};
 use devices::virtio::InFlight;
-use event_loop::{EventLoop, LoopHandle, oneshot};
+use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 
 use super::backend::Backend;
 use super::backend_channel::BackendChannel;
 use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
+use super::handover::{Saved, SavedRings, SavedServer, SavedSession};
 use super::inflight;
 use super::listener::{Listen, Listener};
+use super::orders::{Beginning, HandOver, Order, TakenOver};
 use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
@@ -42,6 +45,9 @@ pub struct Server {
     connected: Arc<AtomicBool>,
     /// Those of the service, while it serves.
     workers: Weak<Vec<WorkerHandle>>,
+    hand_over: HandOver,
+    /// What was taken over waits for it.
+    begin: Cell<Option<oneshot::Sender<SavedRings>>>,
 }
 
 impl Server {
@@ -60,6 +66,24 @@ impl Server {
         device: Arc<dyn Device>,
         io_threads: &[LoopHandle],
         pin_memory: bool,
+    ) -> Result<Server, ExportError> {
+        Self::take_over(control_loop, id, listen, device, io_threads, pin_memory, None).await
+    }
+
+    /// The same with what another process hands over, if it does: nothing is done until it is told to
+    /// [begin](Self::begin), but the front end's memory is mapped.
+    ///
+    /// # Errors
+    ///
+    /// As of [`start`](Self::start), and when what was handed over cannot be gone on with.
+    pub async fn take_over(
+        control_loop: EventLoop,
+        id: String,
+        listen: Listen,
+        device: Arc<dyn Device>,
+        io_threads: &[LoopHandle],
+        pin_memory: bool,
+        taken_over: Option<TakenOver>,
     ) -> Result<Server, ExportError> {
         let num_queues = device.num_queues();
         if num_queues == 0 || num_queues > MAX_QUEUES {
@@ -85,6 +109,7 @@ impl Server {
         drop(watcher);
         // What has changed since the device was made.
         device.refresh();
+        let (hand_over, orders) = HandOver::new();
         let (stop, stop_request) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let connected = Arc::new(AtomicBool::new(false));
@@ -99,9 +124,32 @@ impl Server {
             stop: StopRequest(RefCell::new(stop_request)),
             connected: connected.clone(),
             channel: RefCell::new(None),
+            orders: RefCell::new(orders),
         };
-        control_loop.spawn(async move { end.send(service.run(listener, changes).await) });
-        Ok(Server { stop, ended, connected, workers: of_service })
+        let (ready, is_ready) = oneshot::channel();
+        let (begin, beginning) = oneshot::channel();
+        let beginning =
+            taken_over.map(|taken| Beginning { session: taken.session, ready, begin: beginning });
+        let begin = Cell::new(beginning.is_some().then_some(begin));
+        let waits = beginning.is_some();
+        control_loop
+            .spawn(async move { end.send(service.run(listener, changes, beginning).await) });
+        if waits {
+            is_ready.await?.map_err(ExportError::Config)?;
+        }
+        Ok(Server { stop, ended, connected, workers: of_service, hand_over, begin })
+    }
+
+    /// Goes on with what was taken over.
+    pub fn begin(&self, rings: SavedRings) {
+        if let Some(begin) = self.begin.take() {
+            begin.send(rings);
+        }
+    }
+
+    /// The way to have it handed over.
+    pub fn hand_over(&self) -> &HandOver {
+        &self.hand_over
     }
 
     /// Whether a front end is connected.
@@ -194,12 +242,18 @@ struct Service {
     connected: Arc<AtomicBool>,
     /// To the front end that is served.
     channel: RefCell<Option<BackendChannel>>,
+    orders: RefCell<mailbox::Receiver<Order>>,
 }
 
 impl Service {
-    async fn run(self, listener: Listener, changes: Changes) -> Result<(), ExportError> {
+    async fn run(
+        self,
+        listener: Listener,
+        changes: Changes,
+        beginning: Option<Beginning>,
+    ) -> Result<(), ExportError> {
         {
-            let mut serving = pin!(self.serve_all(listener));
+            let mut serving = pin!(self.serve_all(listener, beginning));
             let mut telling = pin!(self.tell_changes(changes));
             let mut told_all = false;
             std::future::poll_fn(|cx| {
@@ -238,24 +292,21 @@ impl Service {
         }
     }
 
-    async fn serve_all(&self, listener: Listener) {
+    async fn serve_all(&self, listener: Listener, beginning: Option<Beginning>) {
         let id = &self.id;
         let who = format!("export {id}");
+        if let Some(beginning) = beginning {
+            self.go_on(&listener, beginning).await;
+        }
         loop {
-            match self.stop.or(listener.accept(&who)).await {
-                Some(Ok(socket)) => {
-                    self.connected.store(true, Ordering::Relaxed);
+            match self.stop.or(self.unless_ordered(listener.accept(&who))).await {
+                Some(Err(order)) => self.obey(&listener, None, order).await,
+                Some(Ok(Ok(socket))) => {
+                    let connection = Connection::new(&self.event_loop, socket);
                     log::info!("export {id}: front end connected");
-                    match self.serve(socket).await {
-                        Ok(End::Left) => log::info!("export {id}: front end disconnected"),
-                        Ok(End::Stopped) => {
-                            log::info!("export {id}: stopping, closed the connection");
-                        }
-                        Err(error) => log::warn!("export {id}: closed the connection: {error}"),
-                    }
-                    self.connected.store(false, Ordering::Relaxed);
+                    self.serve(&listener, connection, None).await;
                 }
-                Some(Err(error)) => {
+                Some(Ok(Err(error))) => {
                     log::error!("export {id}: takes no more front ends: accept failed: {error}");
                     self.stop.or(std::future::pending::<()>()).await;
                 }
@@ -264,11 +315,44 @@ impl Service {
         }
     }
 
-    /// Serves a front end until it leaves, and then finishes what is in flight.
-    async fn serve(&self, socket: OwnedFd) -> Result<End, ConnectionError> {
-        let mut connection = Connection::new(&self.event_loop, socket);
+    /// Serves a front end until it leaves, and then finishes what is in flight. `beginning`: it was
+    /// served by another process.
+    async fn serve(
+        &self,
+        listener: &Listener,
+        connection: Connection,
+        beginning: Option<(Vec<Saved>, Waiting)>,
+    ) {
+        let id = &self.id;
+        self.connected.store(true, Ordering::Relaxed);
+        match self.serve_to_end(listener, connection, beginning).await {
+            Ok(End::Left) => log::info!("export {id}: front end disconnected"),
+            Ok(End::Stopped) => {
+                log::info!("export {id}: stopping, closed the connection");
+            }
+            Err(error) => log::warn!("export {id}: closed the connection: {error}"),
+        }
+        self.connected.store(false, Ordering::Relaxed);
+    }
+
+    async fn serve_to_end(
+        &self,
+        listener: &Listener,
+        mut connection: Connection,
+        beginning: Option<(Vec<Saved>, Waiting)>,
+    ) -> Result<End, ConnectionError> {
+        let mut session = Session::new(self.device.clone());
         let mut backend = Backend::new(self.workers.clone(), self.pinning.clone());
-        let end = self.converse(&mut connection, &mut backend).await;
+        let begun = match beginning {
+            Some((messages, waiting)) => {
+                self.repeat(messages, waiting, &mut session, &mut backend).await
+            }
+            None => Some(()),
+        };
+        let end = match begun {
+            Some(()) => self.converse(listener, &mut connection, &mut session, &mut backend).await,
+            None => Ok(End::Stopped),
+        };
         self.channel.replace(None);
         // Only then is nothing left that writes to the guest's memory: it is unmapped. And only then
         // may the front end, if it still is there, see us go: it takes from the used rings what it
@@ -282,19 +366,29 @@ impl Service {
 
     async fn converse(
         &self,
+        listener: &Listener,
         connection: &mut Connection,
+        session: &mut Session,
         backend: &mut Backend,
     ) -> Result<End, ConnectionError> {
-        let mut session = Session::new(self.device.clone());
         let mut refused = 0;
         loop {
+            // Between two messages it can be handed over.
+            match self.stop.or(self.unless_ordered(connection.readable())).await {
+                None => return Ok(End::Stopped),
+                Some(Err(order)) => {
+                    self.obey(listener, Some((connection, session, backend)), order).await;
+                    continue;
+                }
+                Some(Ok(())) => {}
+            }
             let incoming = match self.stop.or(connection.receive()).await {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
             };
             let Some(Incoming { header, payload, fds }) = incoming else { return Ok(End::Left) };
             let result = match fds.and_then(|fds| Message::parse(header.code, &payload, fds)) {
-                Ok(message) => carry_out(&self.channel, &mut session, backend, message).await,
+                Ok(message) => carry_out(&self.channel, session, backend, message).await,
                 Err(error) => Err(error.into()),
             };
             let wants_ack = header.need_reply
@@ -330,6 +424,134 @@ impl Service {
         }
     }
 
+    /// What the future gives, or the order that comes first.
+    async fn unless_ordered<T>(&self, future: impl Future<Output = T>) -> Result<T, Order> {
+        let mut future = pin!(future);
+        std::future::poll_fn(|cx| {
+            let mut orders = self.orders.borrow_mut();
+            match pin!(orders.receive()).poll(cx) {
+                Poll::Ready(Some(order)) => Poll::Ready(Err(order)),
+                // Nobody can give any more: it is stopped.
+                Poll::Ready(None) | Poll::Pending => future.as_mut().poll(cx).map(Ok),
+            }
+        })
+        .await
+    }
+
+    /// Has itself handed over, by one order after the other, until it is to resume or to stop.
+    async fn obey(&self, listener: &Listener, mut held: Option<Held<'_>>, mut order: Order) {
+        loop {
+            match order {
+                Order::Describe(answer) => {
+                    let held = held.as_ref().map(|held| (&*held.0, &*held.1, &*held.2));
+                    answer.send(self.describe(listener, held).map_err(|error| error.to_string()));
+                }
+                Order::Stop(answer) => answer.send(self.stop_rings(&mut held).await),
+                Order::StopAndFlush(answer) => {
+                    let stopped = self.stop_rings(&mut held).await;
+                    let flushed = self.flush().await.map_err(|error| error.to_string());
+                    answer.send(stopped.and_then(|rings| flushed.map(|()| rings)));
+                }
+                Order::Resume => {
+                    if let Some((_, _, backend)) = &mut held
+                        && let Err(error) = backend.resume().await
+                    {
+                        log::error!("export {}: {error}", self.id);
+                    }
+                    return;
+                }
+            }
+            let next = self.unless_ordered(std::future::pending::<()>());
+            match self.stop.or(next).await {
+                Some(Err(next)) => order = next,
+                Some(Ok(())) | None => return,
+            }
+        }
+    }
+
+    async fn stop_rings(&self, held: &mut Option<Held<'_>>) -> Result<SavedRings, String> {
+        let messages = match held {
+            Some((_, _, backend)) => backend.pause().await.map_err(|error| error.to_string())?,
+            None => Vec::new(),
+        };
+        Ok(SavedRings { messages, device: self.device.save() })
+    }
+
+    /// What there is to hand over.
+    fn describe(
+        &self,
+        listener: &Listener,
+        held: Option<(&Connection, &Session, &Backend)>,
+    ) -> io::Result<SavedServer> {
+        let (listener, file) = listener.hand_over()?;
+        let Some((connection, session, backend)) = held else {
+            return Ok(SavedServer { listener, file, session: None });
+        };
+        if backend.log.is_known() {
+            return Err(io::Error::other("its guest is being migrated, or was"));
+        }
+        let mut messages = session.save()?;
+        let channel = self.channel.borrow();
+        messages.extend(channel.as_ref().map(BackendChannel::save).transpose()?);
+        messages.extend(backend.save()?);
+        let session = Some(SavedSession { socket: connection.save()?, messages });
+        Ok(SavedServer { listener, file, session })
+    }
+
+    /// Goes on with what another process has handed over, once it is told to.
+    async fn go_on(&self, listener: &Listener, beginning: Beginning) {
+        let Beginning { session, ready, begin } = beginning;
+        match session {
+            Some(SavedSession { socket, messages }) => {
+                let connection = Connection::new(&self.event_loop, socket);
+                self.serve(listener, connection, Some((messages, (ready, begin)))).await;
+            }
+            None => {
+                ready.send(Ok(()));
+                if let Some(Ok(rings)) = self.stop.or(begin).await {
+                    self.device.restore(&rings.device);
+                }
+            }
+        }
+    }
+
+    /// Hears what the front end has said to another process. `None`: it is not gone on with.
+    async fn repeat(
+        &self,
+        messages: Vec<Saved>,
+        (ready, begin): Waiting,
+        session: &mut Session,
+        backend: &mut Backend,
+    ) -> Option<()> {
+        if let Err(error) = self.hear(messages, session, backend).await {
+            ready.send(Err(error));
+            return None;
+        }
+        ready.send(Ok(()));
+        let rings = self.stop.or(begin).await?.ok()?;
+        self.device.restore(&rings.device);
+        if let Err(error) = self.hear(rings.messages, session, backend).await {
+            log::error!("export {}: {error}", self.id);
+        }
+        Some(())
+    }
+
+    async fn hear(
+        &self,
+        messages: Vec<Saved>,
+        session: &mut Session,
+        backend: &mut Backend,
+    ) -> Result<(), String> {
+        for Saved { code, payload, fds } in messages {
+            let heard = match Message::parse(code, &payload, fds) {
+                Ok(message) => carry_out(&self.channel, session, backend, message).await,
+                Err(error) => Err(error.into()),
+            };
+            heard.map_err(|error| format!("{}: {error}", request_name(code)))?;
+        }
+        Ok(())
+    }
+
     /// Makes what was answered durable. One thread's flush is the node's.
     async fn flush(&self) -> Result<(), ExportError> {
         let Some(worker) = self.workers.first() else { return Ok(()) };
@@ -339,6 +561,12 @@ impl Service {
             .map_err(|errno| ExportError::Flush(errno.into()))
     }
 }
+
+/// A front end that is served.
+type Held<'a> = (&'a mut Connection, &'a mut Session, &'a mut Backend);
+
+/// Who is told that all is there, and what is then waited for.
+type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<SavedRings>);
 
 /// A reply, and the descriptor that goes along with it.
 struct Answer {

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,7 +16,10 @@ use queue::QueueConfig;
 use super::device::Device;
 use super::error::SessionError;
 use super::eventfd::EventFd;
-use super::wire::{InflightDescription, LogDescription, Message, RegionId, Reply, VringAddr};
+use super::handover::Saved;
+use super::wire::{
+    InflightDescription, LogDescription, Message, RegionId, Reply, Request, VringAddr,
+};
 
 /// vhost's own feature bit: what is written to the guest's memory is to be logged.
 pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
@@ -412,6 +416,47 @@ impl Session {
         self.features = 0;
         self.status = 0;
         self.device.set_features(0);
+    }
+
+    /// What the front end has said of features and rings, but what starts them.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn save(&self) -> io::Result<Vec<Saved>> {
+        let mut saved = Vec::new();
+        if self.config_seen {
+            saved.push(Saved::config_seen());
+        }
+        saved.push(Saved::u64(Request::SetProtocolFeatures, self.protocol_features));
+        saved.push(Saved::u64(Request::SetFeatures, self.features));
+        if self.status != 0 {
+            saved.push(Saved::u64(Request::SetStatus, self.status.into()));
+        }
+        for (index, ring) in (0..).zip(&self.rings) {
+            if let Some(num) = ring.num {
+                saved.push(Saved::ring(Request::SetVringNum, index, num.into()));
+            }
+            if let Some(VringAddr { desc, avail, used, log }) = ring.addr {
+                let words = [u32::from(index), log.is_some().into()].map(u32::to_ne_bytes);
+                let first = words.as_flattened().try_into().map_or(0, u64::from_ne_bytes);
+                let fields = [first, desc, used, avail, log.unwrap_or(0)];
+                saved.push(Saved::fields(Request::SetVringAddr, &fields, Vec::new()));
+            }
+            if ring.base != 0 {
+                saved.push(Saved::ring(Request::SetVringBase, index, ring.base.into()));
+            }
+            if let Some(call) = &ring.call {
+                saved.push(Saved::ring_fd(Request::SetVringCall, index, Some(call))?);
+            }
+            if let Some(err) = &ring.err {
+                saved.push(Saved::ring_fd(Request::SetVringErr, index, Some(err))?);
+            }
+            if let Some(enabled) = ring.enabled {
+                saved.push(Saved::ring(Request::SetVringEnable, index, enabled.into()));
+            }
+        }
+        Ok(saved)
     }
 
     fn offered(&self) -> u64 {

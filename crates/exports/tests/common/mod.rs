@@ -263,6 +263,7 @@ impl Daemon {
             writethrough: false,
             logical_block_size: 512,
             pin_memory: false,
+            taken_over: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::options::BlockdevOptions;
 use block::throttle::ThrottleGroup;
@@ -14,13 +15,14 @@ use control::{
 };
 use event_loop::oneshot;
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
-use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
+use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
+use super::upgrade::TakenExport;
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
 /// How long the last requests of a killed daemon may take, nanoseconds,
@@ -37,13 +39,20 @@ impl Daemon {
     /// Carries out a command line.
     pub(super) async fn make(&mut self, steps: &[Step]) -> Result<(), DaemonError> {
         for step in steps {
-            self.add(&step.action).await.map_err(|error| error.of(&step.origin))?;
+            self.add(step).await.map_err(|error| error.of(&step.origin))?;
         }
         Ok(())
     }
 
     /// Adds what an option, or a command, describes.
-    pub(super) async fn add(&mut self, action: &Action) -> Result<(), DaemonError> {
+    pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
+        self.carry_out_action(&step.action).await?;
+        self.definitions.add(step);
+        Ok(())
+    }
+
+    /// The same, of something that no option tells of.
+    pub(super) async fn carry_out_action(&mut self, action: &Action) -> Result<(), DaemonError> {
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
@@ -59,7 +68,15 @@ impl Daemon {
                 self.exports.add(options, export);
             }
             Action::Chardev(options) => {
-                let chardev = Chardev::open(&self.control, options, &mut self.given).await?;
+                let name = format!("chardev {}", options.id);
+                let taken = self.taken.as_mut().and_then(|taken| taken.listener(&name));
+                let chardev = match taken {
+                    Some((fd, file)) => Chardev::taken_over(&self.control, fd, file)?,
+                    None => Chardev::open(&self.control, options, &mut self.given).await?,
+                };
+                if let Some(listener) = chardev.hand_over().map_err(DaemonError::new)? {
+                    self.listeners.insert(name, listener);
+                }
                 self.chardevs.insert(options.id.clone(), chardev);
             }
             Action::Monitor(options) => self.start_monitor(options),
@@ -118,6 +135,7 @@ impl Daemon {
             let name = options.node_name.as_deref().unwrap_or_default();
             self.nodes.reopen(name, options).await?;
             self.graph = self.graph.with_reopened(options)?;
+            self.definitions.changed_by("blockdev-reopen");
         }
         Ok(())
     }
@@ -128,6 +146,7 @@ impl Daemon {
         self.threads.remove(id);
         self.objects.remove(id);
         self.nodes.remove_throttle_group(id);
+        self.definitions.remove_object(id);
         self.graph = graph;
         Ok(())
     }
@@ -136,6 +155,7 @@ impl Daemon {
     pub(super) fn delete_node(&mut self, name: &str) -> Result<(), DaemonError> {
         let graph = self.graph.without_node(name)?;
         self.nodes.remove(name)?;
+        self.definitions.remove_node(name);
         self.graph = graph;
         Ok(())
     }
@@ -187,6 +207,7 @@ impl Daemon {
         if let Some(server) = self.nbd_server.take() {
             server.stop().await;
         }
+        self.definitions.remove_nbd_server();
         let exports: Vec<String> = graph.nbd_exports().cloned().collect();
         self.graph = graph;
         let serving = |id: &&String| self.exports.state(id) != Some(State::ShuttingDown);
@@ -197,6 +218,7 @@ impl Daemon {
     /// An export has ended: what it used may go from now on.
     pub(super) fn export_ended(&mut self, id: &str) {
         self.graph = self.graph.without_export(id);
+        self.definitions.remove_export(id);
         tell_export_deleted(&self.clients, id);
         self.exports.forget(id);
     }
@@ -227,9 +249,17 @@ impl Daemon {
         options: &ExportOptions,
         vhost_user: &VhostUserOptions,
     ) -> Result<VhostUserExport, DaemonError> {
+        let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let (listen, taken_over) = match taken {
+            Some(TakenExport { listener: (fd, file), session }) => {
+                (Listen::TakenOver(Arc::new(fd), file), Some(TakenOver { session }))
+            }
+            None => (self.listen(&vhost_user.addr)?, None),
+        };
         let config = VhostUserConfig {
             id: options.id.clone(),
-            listen: self.listen(&vhost_user.addr)?,
+            listen,
+            taken_over,
             io_threads: self.threads.handles(&options.iothreads)?,
             num_queues: vhost_user.num_queues,
             writable: options.writable,
@@ -301,7 +331,14 @@ impl Daemon {
     }
 
     fn start_metrics(&mut self, options: &MetricsOptions) -> Result<(), DaemonError> {
-        let listener = chardev::listen(&self.control, &options.addr, &mut self.given)?;
+        // There may be several, always in the same order.
+        let number = self.listeners.keys().filter(|name| name.starts_with("metrics ")).count();
+        let name = format!("metrics {number}");
+        let listener = match self.taken.as_mut().and_then(|taken| taken.listener(&name)) {
+            Some((fd, file)) => chardev::taken_over(&self.control, fd, file)?,
+            None => chardev::listen(&self.control, &options.addr, &mut self.given)?,
+        };
+        self.listeners.insert(name, listener.hand_over().map_err(DaemonError::new)?);
         let mailbox = self.mailbox.clone();
         let ask = Rc::new(move |answer| mailbox.push(Message::Statistics(answer)));
         let server = metrics::Server { event_loop: self.control.clone(), ask };

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use control::{ChardevBackend, ChardevOptions, SocketAddr};
@@ -71,6 +71,35 @@ impl Chardev {
             }
         }
     }
+}
+
+impl Chardev {
+    /// The listening socket, if it is one, for who takes over.
+    pub(super) fn hand_over(&self) -> io::Result<Option<(OwnedFd, Option<PathBuf>)>> {
+        match self {
+            Chardev::Listening { listener, .. } => listener.hand_over().map(Some),
+            Chardev::Connected(_) => Ok(None),
+        }
+    }
+
+    /// Of a listening socket that another process has handed over.
+    pub(super) fn taken_over(
+        event_loop: &EventLoop,
+        fd: OwnedFd,
+        file: Option<PathBuf>,
+    ) -> Result<Self, DaemonError> {
+        let listener = taken_over(event_loop, fd, file)?;
+        Ok(Chardev::Listening { listener, first: None })
+    }
+}
+
+/// Listens on what another process has handed over.
+pub(super) fn taken_over(
+    event_loop: &EventLoop,
+    fd: OwnedFd,
+    file: Option<PathBuf>,
+) -> Result<Listener, DaemonError> {
+    Listener::new(event_loop, Listen::TakenOver(Arc::new(fd), file)).map_err(DaemonError::new)
 }
 
 /// Listens there, on a socket that was given if there is one for it.

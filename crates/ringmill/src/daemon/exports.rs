@@ -1,16 +1,23 @@
 //! The daemon's exports, from their start to their last flush.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use control::ExportOptions;
 use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
+use exports::vhost_user::HandOver;
+use exports::vhost_user::handover::{SavedRings, SavedServer};
 
 use super::running::Running;
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
+
+/// What comes of a question, or why nothing does.
+type Asked<T> = Pin<Box<dyn Future<Output = Result<T, String>>>>;
 
 /// The exports, in the order in which they were made.
 pub(super) struct Exports {
@@ -195,6 +202,49 @@ impl Exports {
             ended(&export.id);
         }
         clean
+    }
+
+    /// Has all of them say what there is to hand over; they hear nothing any more.
+    pub(super) fn describe(&self) -> Vec<(String, Asked<SavedServer>)> {
+        let describe = |(id, way): (&str, &HandOver)| -> (String, Asked<SavedServer>) {
+            (id.to_owned(), Box::pin(way.describe()))
+        };
+        self.ways().map(describe).collect()
+    }
+
+    /// Has all of them stop their queues, and those flush that offer a node of which `keeps_back` is true.
+    pub(super) fn stop_queues(
+        &self,
+        keeps_back: impl Fn(&str) -> bool,
+    ) -> Vec<(String, Asked<SavedRings>)> {
+        let stop = |export: &Export| {
+            let Some(Running::VhostUser(serving)) = &export.serving else { return None };
+            let flush = export.nodes.iter().any(|node| keeps_back(node));
+            let stopped: Asked<SavedRings> = Box::pin(serving.hand_over().stop(flush));
+            Some((export.id.clone(), stopped))
+        };
+        self.exports.iter().filter_map(stop).collect()
+    }
+
+    /// Has all of them go on where they were.
+    pub(super) fn resume(&self) {
+        self.ways().for_each(|(_, way)| way.resume());
+    }
+
+    /// Has all that were taken over begin.
+    pub(super) fn begin(&self, mut rings: BTreeMap<String, SavedRings>) {
+        for export in &self.exports {
+            if let Some(Running::VhostUser(serving)) = &export.serving {
+                serving.begin(rings.remove(&export.id).unwrap_or_default());
+            }
+        }
+    }
+
+    fn ways(&self) -> impl Iterator<Item = (&str, &HandOver)> {
+        self.exports.iter().filter_map(|export| match &export.serving {
+            Some(Running::VhostUser(serving)) => Some((export.id.as_str(), serving.hand_over())),
+            _ => None,
+        })
     }
 
     /// What each has done, as long as it is not being stopped.

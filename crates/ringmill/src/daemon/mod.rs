@@ -23,9 +23,14 @@ mod stalls;
 mod statistics;
 mod status;
 mod threads;
+mod upgrade;
 mod watchdog;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::env;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use ::exports::nbd::NbdServer;
@@ -51,6 +56,11 @@ use signals::StopSignals;
 use statistics::{ProcessStatistics, Statistics};
 pub(crate) use status::Status;
 use threads::IoThreads;
+use upgrade::{Definitions, HandedOver};
+pub(crate) use upgrade::{TakenOver, receive};
+
+use crate::pidfile::Pidfile;
+use crate::spawner::Spawner;
 
 /// Exports, the nodes they offer, the threads that serve them, and who gives orders.
 pub(crate) struct Daemon {
@@ -71,6 +81,29 @@ pub(crate) struct Daemon {
     /// `None`: there is none.
     sandbox: Option<Sandbox>,
     control: EventLoop,
+    /// What all this was made by.
+    definitions: Definitions,
+    /// The listening sockets of monitors and metrics, by what they are for.
+    listeners: BTreeMap<String, (OwnedFd, Option<PathBuf>)>,
+    spawner: Option<Spawner>,
+    pidfile: Rc<OnceCell<Pidfile>>,
+    /// What another process has handed over, until all is made of it.
+    taken: Option<TakenOver>,
+}
+
+/// What a daemon starts with.
+#[derive(Default)]
+pub(crate) struct Start {
+    /// What it makes.
+    pub(crate) steps: Vec<Step>,
+    /// The arguments that stand for these, where they do not come from options.
+    pub(crate) command_line: Option<Vec<String>>,
+    /// Starts the program that takes over one day.
+    pub(crate) spawner: Option<Spawner>,
+    /// Outlives the daemon: while the file is there, so is what it stands for.
+    pub(crate) pidfile: Rc<OnceCell<Pidfile>>,
+    /// What it takes over itself.
+    pub(crate) taken: Option<TakenOver>,
 }
 
 /// What the process was started with, beside its command line.
@@ -98,12 +131,30 @@ impl Surroundings {
     }
 }
 
+impl Surroundings {
+    /// Those that another process was in, which hands over. Sockets that it was given come with all else.
+    /// `watchdog`: it had to give signs of life.
+    ///
+    /// # Errors
+    ///
+    /// As of [`of_environment`](Self::of_environment).
+    pub(crate) fn taken_over(watchdog: bool) -> Result<Self, DaemonError> {
+        // That of the first in the row.
+        let watched = env::var("WATCHDOG_PID").ok().filter(|_| watchdog);
+        let watched = watched.and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
+        let manager = ServiceManager::of_environment(watched)?;
+        Ok(Surroundings { manager, ..Surroundings::default() })
+    }
+}
+
 /// What happens while the daemon serves.
 enum Message {
     /// A client has asked for something.
     Request(Request),
     /// An I/O thread has failed.
     Failed(DaemonError),
+    /// SIGUSR2.
+    Upgrade,
     /// Somebody wants the numbers.
     Statistics(oneshot::Sender<Statistics>),
     /// It is time to look for requests that take long.
@@ -135,13 +186,16 @@ enum End {
     Quit,
     Signal(&'static str),
     Failed(DaemonError),
+    /// Another process serves now.
+    HandedOver(HandedOver),
 }
 
-/// Makes what `steps` ask for, calls `ready` once it is all there, which is to call [`Daemon::confine`],
-/// serves until a signal or a command ends that, and takes everything down: requests in flight are finished and flushed, sockets removed.
+/// Makes what `start.steps` ask for, calls `ready` once it is all there, which is to call
+/// [`Daemon::confine`], serves until a signal or a command ends that, and takes everything down: requests in
+/// flight are finished and flushed, sockets removed.
 /// A second signal ends the process at once. An I/O thread that fails ends the daemon with an error.
 pub(crate) fn run(
-    steps: &[Step],
+    start: Start,
     surroundings: Surroundings,
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
 ) -> Result<(), DaemonError> {
@@ -153,7 +207,7 @@ pub(crate) fn run(
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
     let stop = StopSignals::new(&control, &blocked)
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
-    let result = run_on(&control, stop, steps, surroundings, ready);
+    let result = run_on(&control, stop, start, surroundings, ready);
     // Drops the tasks that listen, which remove their sockets.
     let shut_down = control.shut_down();
     result.and(shut_down.map_err(|error| control_failed(&error)))
@@ -166,20 +220,25 @@ fn control_failed(error: &std::io::Error) -> DaemonError {
 fn run_on(
     control: &EventLoop,
     mut stop: StopSignals,
-    steps: &[Step],
+    start: Start,
     surroundings: Surroundings,
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
 ) -> Result<(), DaemonError> {
     let mut daemon = Daemon::new(control, surroundings);
-    let steps = steps.to_vec();
+    let mailbox = daemon.mailbox.clone();
+    signals::watch_upgrade(control, move || mailbox.push(Message::Upgrade))
+        .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
+    let steps = daemon.begin_with(start);
     let making = async move {
         // A client may be waited for.
-        let made = until(daemon.make(&steps), stop.next()).await;
+        let made = until(daemon.make_all(steps), stop.next()).await;
         (daemon, stop, made)
     };
     let (mut daemon, mut stop, made) =
         control.block_on(making).map_err(|error| control_failed(&error))?;
     let begun = match made {
+        // What the other process has is not to be taken down.
+        Err(_) if daemon.taken.is_some() => std::process::exit(1),
         Err(signal) => Some(End::Signal(signal)),
         Ok(made) => match made.and_then(|()| ready(&daemon)) {
             Ok(status) => {
@@ -205,6 +264,7 @@ fn run_on(
                 daemon.abandon().await;
                 return Served::Failed(error);
             }
+            End::HandedOver(to) => daemon.leave(&to).await,
             End::Signal(signal) => signal,
             End::Quit => "quit",
         };
@@ -250,6 +310,11 @@ impl Daemon {
             mailbox,
             sandbox: surroundings.sandbox,
             control: control.clone(),
+            definitions: Definitions::default(),
+            listeners: BTreeMap::new(),
+            spawner: None,
+            pidfile: Rc::default(),
+            taken: None,
         }
     }
 
@@ -312,6 +377,24 @@ impl Daemon {
                         return End::Signal(signal);
                     }
                 }
+                Ok(Message::Upgrade) => match self.upgrade_until(stop).await {
+                    Err(end) => return end,
+                    Ok(Ok(to)) => return End::HandedOver(to),
+                    Ok(Err(error)) => log::error!("{error}"),
+                },
+                Ok(Message::Request(Request { command: Command::Upgrade, answer })) => {
+                    match self.upgrade_until(stop).await {
+                        Err(end) => return end,
+                        Ok(Ok(to)) => {
+                            answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
+                            return End::HandedOver(to);
+                        }
+                        Ok(Err(error)) => {
+                            log::error!("{error}");
+                            answer.send(Err(error.into()));
+                        }
+                    }
+                }
                 Ok(Message::Request(Request { command: Command::Quit, answer })) => {
                     answer.send(Ok(json!({})));
                     return End::Quit;
@@ -327,6 +410,59 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// Has another process take over; `Err`: a signal has come first, and none has.
+    async fn upgrade_until(
+        &mut self,
+        stop: &mut StopSignals,
+    ) -> Result<Result<HandedOver, DaemonError>, End> {
+        if let Some(manager) = &self.manager {
+            manager.reloading();
+        }
+        let upgraded = until(self.upgrade(), stop.next()).await;
+        match (&self.manager, &upgraded) {
+            (Some(manager), Ok(Ok(to))) => manager.hand_over(to.pid),
+            (Some(manager), Ok(Err(_))) => manager.ready(&self.summary()),
+            _ => {}
+        }
+        upgraded.map_err(|signal| {
+            self.go_on();
+            End::Signal(signal)
+        })
+    }
+
+    /// Another process serves now: tells who has asked for it, and ends this one.
+    async fn leave(self, to: &HandedOver) -> ! {
+        let pause_us = to.pause_ns / 1000;
+        log::info!("upgrade: pid {} serves now, after a pause of {pause_us} us", to.pid);
+        let deadline = self.control.now_ns() + LINGER_NS;
+        let _ = until(self.clients.settle(), self.control.sleep_until(deadline)).await;
+        // Nothing is to be taken down: it belongs to the other one.
+        std::process::exit(0);
+    }
+
+    /// Makes, or takes over, all that it begins with.
+    async fn make_all(&mut self, steps: Vec<Step>) -> Result<(), DaemonError> {
+        if self.taken.is_some() {
+            self.take_over(steps).await;
+            return Ok(());
+        }
+        self.make(&steps).await
+    }
+
+    /// Has what this is to begin with; gives what is to be made.
+    fn begin_with(&mut self, start: Start) -> Vec<Step> {
+        let Start { steps, command_line, spawner, pidfile, mut taken } = start;
+        (self.spawner, self.pidfile) = (spawner, pidfile);
+        if let Some(arguments) = command_line {
+            self.definitions.of_command_line(arguments);
+        }
+        for (path, fd) in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
+            self.nodes.inherit_image(path, fd);
+        }
+        self.taken = taken;
+        steps
     }
 
     /// What has been done so far.
@@ -442,7 +578,8 @@ mod tests {
                 std::process::abort();
             }
         });
-        let error = run(&options.steps, Surroundings::default(), |daemon| {
+        let start = Start { steps: options.steps, ..Start::default() };
+        let error = run(start, Surroundings::default(), |daemon| {
             assert!(socket.exists());
             let worker = daemon.threads.all().into_iter().next().unwrap();
             worker.spawn(|_| deny_rings()).unwrap();
@@ -465,7 +602,8 @@ mod tests {
         let end = control.block_on(async move {
             let iothread = control::IothreadOptions { id: "late".into(), ..Default::default() };
             let object = control::ObjectOptions::Iothread(iothread);
-            let command = Command::Add(control::Action::Object(object));
+            let action = control::Action::Object(object);
+            let command = Command::Add(Box::new(Step { origin: String::new(), action }));
             let (answer, outcome) = event_loop::oneshot::channel();
             daemon.mailbox.push(Message::Request(Request { command, answer }));
             let answered = until(daemon.serve(&mut stop), outcome).await;

@@ -1,7 +1,7 @@
 //! QMP's commands, as operations of the daemon.
 
 use control::qmp::{Command, QmpError};
-use control::{Action, Property, ThrottleGroupOptions, Value};
+use control::{Action, Property, Step, ThrottleGroupOptions, Value};
 use nix::errno::Errno;
 use sandbox::Sandbox;
 use serde_json::{Value as Json, json};
@@ -81,14 +81,21 @@ impl Daemon {
 
     async fn outcome(&mut self, command: Command) -> Outcome {
         match command {
-            Command::Add(action) => self.add(&action).await?,
+            Command::Add(step) => self.add(&step).await?,
             Command::ObjectDel { id } => self.delete_object(&id)?,
             Command::NbdServerAdd { device, name, description, writable } => {
                 let export = self.graph.nbd_export(&device, &name, &description, writable);
-                self.add(&Action::Export(export.map_err(DaemonError::from)?)).await?;
+                let export = export.map_err(DaemonError::from)?;
+                let options = json!({
+                    "type": "nbd", "id": export.id, "node-name": device, "name": name,
+                    "description": description, "writable": export.writable,
+                });
+                let origin = format!("--export {options}");
+                self.add(&Step { origin, action: Action::Export(export) }).await?;
             }
             Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
             Command::BlockdevSetActive { node_name, active } => {
+                self.definitions.changed_by("blockdev-set-active");
                 self.set_active(node_name.as_deref(), active).await?;
             }
             Command::BlockResize { device, node_name, size } => {
@@ -132,6 +139,7 @@ impl Daemon {
             Command::BlockExportDel { .. }
             | Command::NbdServerRemove { .. }
             | Command::NbdServerStop
+            | Command::Upgrade
             | Command::Quit => {}
         }
         Ok(json!({}))
@@ -200,6 +208,7 @@ impl Daemon {
         match place {
             Place::Thread(thread) if name != "type" => {
                 let id = thread.options.id.clone();
+                self.definitions.changed_by("qom-set");
                 Ok(self.threads.set(&id, name, value)?)
             }
             Place::Throttle(group) if name != "type" => {

@@ -22,7 +22,29 @@ pub(crate) fn block() -> Result<SigSet, Errno> {
     set.add(Signal::SIGTERM);
     set.add(Signal::SIGHUP);
     set.thread_block()?;
+    upgrade().thread_block()?;
     Ok(set)
+}
+
+fn upgrade() -> SigSet {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGUSR2);
+    set
+}
+
+/// Calls `on_upgrade` for each SIGUSR2, which is blocked, as long as the loop runs.
+pub(crate) fn watch_upgrade(
+    event_loop: &EventLoop,
+    on_upgrade: impl Fn() + 'static,
+) -> Result<(), Errno> {
+    let mut signals = StopSignals::new(event_loop, &upgrade())?;
+    event_loop.spawn(async move {
+        loop {
+            signals.next().await;
+            on_upgrade();
+        }
+    });
+    Ok(())
 }
 
 impl StopSignals {

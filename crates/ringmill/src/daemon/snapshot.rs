@@ -108,7 +108,7 @@ impl Daemon {
         self.delete_node(overlay)?;
         let put = self.put_above(node, &after).await;
         if put.is_err() {
-            self.add(&Action::Blockdev(before)).await?;
+            self.carry_out_action(&Action::Blockdev(before)).await?;
         }
         put
     }
@@ -131,6 +131,7 @@ impl Daemon {
         }
         self.graph = graph;
         self.exports.node_replaced(node, name);
+        self.definitions.changed_by("a snapshot");
         Ok(())
     }
 

@@ -152,6 +152,15 @@ impl ImageLock {
         Ok(Some(image_lock))
     }
 
+    /// Locks again what another process may have given up, to which the image was handed over in vain.
+    pub(crate) fn retake(&self) {
+        for byte in self.claims().bytes() {
+            if let Err(errno) = set(&self.fd, byte, libc::F_RDLCK) {
+                log::error!("{}: locking it again failed: {}", self.path.display(), errno.desc());
+            }
+        }
+    }
+
     /// What it claims.
     pub(crate) fn claims(&self) -> Claims {
         *lock(&self.claims)

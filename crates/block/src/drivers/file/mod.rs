@@ -28,6 +28,7 @@ pub(crate) use self::locks::{Claims, ImageLock};
 use self::plan::Limits;
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
+use crate::inherited::Inherited;
 use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
 
@@ -75,14 +76,15 @@ pub(crate) struct FileNode {
 }
 
 impl FileNode {
-    /// Opens and locks the image.
+    /// Opens and locks the image; takes it from `inherited` if it is there.
     pub(crate) fn open(
         name: String,
         kind: Kind,
         common: &BlockdevOptions,
         options: &FileOptions,
+        inherited: &mut Inherited,
     ) -> Result<FileNode, OpenError> {
-        open::open(name, kind, common, options, None)
+        open::open(name, kind, common, options, None, inherited)
     }
 
     /// Opens the image that an earlier node has `locked`, whose lock this one takes over.
@@ -93,7 +95,12 @@ impl FileNode {
         options: &FileOptions,
         locked: Option<Arc<ImageLock>>,
     ) -> Result<FileNode, OpenError> {
-        open::open(name, kind, common, options, locked)
+        open::open(name, kind, common, options, locked, &mut Inherited::default())
+    }
+
+    /// Its descriptor.
+    pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
     }
 
     /// Its lock, if the image is locked.

@@ -17,6 +17,7 @@ use super::probe::{Alignment, queue_attribute};
 use super::{Capabilities, FileNode, Kind, Limits};
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
+use crate::inherited::{Inherited, path_of};
 use crate::node::{Geometry, Watchers};
 use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions};
 
@@ -29,9 +30,19 @@ pub(super) fn open(
     common: &BlockdevOptions,
     options: &FileOptions,
     locked: Option<Arc<ImageLock>>,
+    inherited: &mut Inherited,
 ) -> Result<FileNode, OpenError> {
     let path = &options.filename;
-    let (file, read_only) = open_file(path, kind, common)?;
+    let mut taken = |read_only| {
+        inherited.take(path, common.cache.direct, read_only).map(|file| (file, read_only))
+    };
+    let found = taken(common.read_only);
+    let found = found.or_else(|| if common.auto_read_only { taken(true) } else { None });
+    let is_inherited = found.is_some();
+    let (file, read_only) = match found {
+        Some(found) => found,
+        None => open_file(path, kind, common)?,
+    };
     if options.aio == Some(Aio::Native) && !common.cache.direct {
         // It would wait for the disk as it submits.
         return Err(OpenError::new(
@@ -70,7 +81,7 @@ pub(super) fn open(
         false => None,
         true => Some(Arc::new(OwnedFd::from(
             with_flags(!read_only, 0)
-                .open(path)
+                .open(if is_inherited { path_of(&file) } else { path.clone() })
                 .map_err(|e| could_not_open(path, errno_of(&e), !read_only))?,
         ))),
     };

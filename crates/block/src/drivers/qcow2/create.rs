@@ -13,6 +13,7 @@ use super::open::{Below, run_apart};
 use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::drivers::file::{FileNode, Kind};
 use crate::error::OpenError;
+use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking};
 
@@ -61,7 +62,8 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
         driver: Driver::File(file.clone()),
     };
     // Locked from here on, so nobody else's image is made empty.
-    let node = FileNode::open("#create".into(), Kind::File, &common, &file)?;
+    let node =
+        FileNode::open("#create".into(), Kind::File, &common, &file, &mut Inherited::default())?;
     let emptied = OpenOptions::new().write(true).truncate(true).open(path);
     emptied.map_err(|error| failed(path, &error))?;
     let node: Arc<dyn BlockNode> = Arc::new(node);

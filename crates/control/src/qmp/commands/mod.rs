@@ -23,7 +23,7 @@ use super::session::Capabilities;
 use crate::error::OptionError;
 use crate::job::JobCommand;
 use crate::shape::Shape;
-use crate::storage_daemon::Action;
+use crate::storage_daemon::{Action, Step};
 use crate::table::{self, Context, Reads};
 use crate::value::{Dialect, Object, Value};
 
@@ -82,7 +82,7 @@ pub(crate) enum Job {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// `object-add`, `blockdev-add`, `block-export-add`: as the option of the command line.
-    Add(Action),
+    Add(Box<Step>),
     /// `object-del`.
     ObjectDel {
         /// The object's name.
@@ -198,6 +198,8 @@ pub enum Command {
     },
     /// Those about jobs.
     Job(Box<JobCommand>),
+    /// `x-upgrade`.
+    Upgrade,
     /// `quit`.
     Quit,
 }
@@ -229,7 +231,12 @@ impl CommandRow {
                 Ok(job())
             }
             Arguments::Table(table) => table.read(given, &at, &[], self.name),
-            Arguments::Option { read, .. } => Ok(Job::Run(Command::Add(read(given, &at)?))),
+            Arguments::Option { option, read, .. } => {
+                // As the command line would have it.
+                let origin = format!("{option} {}", Json::from(Value::Object(given.clone())));
+                let step = Step { origin, action: read(given, &at)? };
+                Ok(Job::Run(Command::Add(Box::new(step))))
+            }
         }
     }
 

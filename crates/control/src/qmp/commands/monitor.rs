@@ -44,12 +44,25 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         ),
     },
     CommandRow {
+        name: "x-upgrade",
+        help: "have the program at this daemon's path, which may be another version by now, take over \
+               with all connections; the answer comes when it has, and the daemon that is asked ends",
+        example: "",
+        arguments: Arguments::None(|| Job::Run(Command::Upgrade)),
+        returns: Returns::Data("who serves now", Reply::Object(UPGRADED)),
+    },
+    CommandRow {
         name: "quit",
         help: "end the daemon, with requests in flight finished and flushed",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Quit)),
         returns: Returns::Nothing,
     },
+];
+
+static UPGRADED: &[Member] = &[
+    Member::new("pid", Reply::Int, "the process's id"),
+    Member::new("pause-us", Reply::Int, "for how long nobody has served, in microseconds"),
 ];
 
 /// The one command before all others.

@@ -3,7 +3,6 @@
 use super::{Arguments, Command, CommandRow, DeleteMode, Job, Returns};
 use crate::error::OptionError;
 use crate::nbd_server;
-use crate::storage_daemon::Action;
 use crate::table::{Choice, Field, Kind, Need, Table, put};
 
 pub(super) static COMMANDS: &[CommandRow] = &[
@@ -13,7 +12,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         example: r#"{"addr": {"type": "unix", "data": {"path": "nbd.sock"}}}"#,
         arguments: Arguments::Table(&Table {
             fields: nbd_server::LEGACY,
-            build: |server| Ok(Job::Run(Command::Add(Action::NbdServer(server)))),
+            build: |server| Ok(Job::Run(Command::Add(Box::new(server.into())))),
         }),
         returns: Returns::Nothing,
     },

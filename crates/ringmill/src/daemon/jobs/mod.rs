@@ -29,6 +29,11 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
     fn find(&mut self, id: &str) -> Option<&mut Job> {
         self.jobs.iter_mut().find(|job| job.options.id == id)
     }
@@ -266,6 +271,7 @@ impl Daemon {
         self.nodes.set_filter(&copying.source, None);
         if let Some(replaced) = replaces {
             self.graph = self.graph.with_replaced(replaced, &copying.target);
+            self.definitions.changed_by("a mirror");
             self.exports.node_replaced(replaced, &copying.target);
         }
         Ok(())

@@ -1,0 +1,227 @@
+//! The old process' side.
+
+use std::env;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+
+use block::options::Driver;
+use exports::vhost_user::handover::{SavedServer, SavedSession};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde_json::{Map, Value as Json, json};
+
+use super::super::signal::until;
+use super::super::{Daemon, DaemonError};
+use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION};
+use super::packets::Packets;
+
+/// How long the new process may take until all is there, nanoseconds;
+const READY_NS: u64 = 10_000_000_000;
+/// a front end until it has sent the rest of a message;
+const DESCRIBE_NS: u64 = 1_000_000_000;
+/// and, while nobody serves, all else together.
+const STILL_NS: u64 = 5_000_000_000;
+
+/// Another process serves now.
+#[derive(Debug)]
+pub(in crate::daemon) struct HandedOver {
+    /// Which.
+    pub(in crate::daemon) pid: u32,
+    /// For how long nobody has served, nanoseconds.
+    pub(in crate::daemon) pause_ns: u64,
+}
+
+impl Daemon {
+    /// Starts the program anew and has it take over. When this has gone well, nothing is to be done
+    /// any more but to leave, without taking anything down.
+    ///
+    /// # Errors
+    ///
+    /// Why it has not; all goes on as before.
+    pub(in crate::daemon) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
+        let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
+        let arguments = self.arguments_for_another().map_err(refused)?;
+        let Some(spawner) = &self.spawner else {
+            return Err(refused(
+                "there is no process that could start the new program, as with --user".into(),
+            ));
+        };
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
+            .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
+        let pid = spawner
+            .spawn(theirs)
+            .map_err(|error| refused(format!("the new program cannot be started: {error}")))?;
+        log::info!("upgrade: started the new program, pid {pid}");
+        let packets = Packets::new(&self.control, ours);
+        match self.hand_over(&packets, arguments).await {
+            Ok(pause_ns) => Ok(HandedOver { pid, pause_ns }),
+            Err(why) => Err(refused(format!("{why}; {}", self.go_on()))),
+        }
+    }
+
+    /// The new process is to take over no more: ends it, then goes on. Gives how it ended.
+    pub(in crate::daemon) fn go_on(&self) -> String {
+        let ended = self.spawner.as_ref().map_or_else(
+            || "there is none".to_owned(),
+            |spawner| match spawner.end() {
+                Ok(status) => match (status.code(), status.signal()) {
+                    (Some(code), _) => format!("it has ended with status {code}"),
+                    (None, Some(9)) => "it was killed".to_owned(),
+                    (None, _) => format!("it has ended by {status}"),
+                },
+                Err(error) => error.to_string(),
+            },
+        );
+        self.nodes.retake_locks();
+        self.exports.resume();
+        ended
+    }
+
+    /// The command line that makes what there is.
+    fn arguments_for_another(&self) -> Result<Vec<String>, String> {
+        if !self.jobs.is_empty() {
+            return Err("a job is running: wait for its end, or cancel it".into());
+        }
+        if let Some(export) = self.exports.all().find(|export| export.shutting_down) {
+            return Err(format!("export '{}' is shutting down", export.id));
+        }
+        if self.nbd_server.is_some() {
+            return Err("the NBD server cannot be handed over yet".into());
+        }
+        self.definitions.arguments()
+    }
+
+    /// Gives for how long nobody has served, nanoseconds.
+    async fn hand_over(&self, packets: &Packets, arguments: Vec<String>) -> Result<u64, String> {
+        let limit = |ns| self.control.sleep_until(self.control.now_ns() + ns);
+        let graph = until(self.describe(arguments), limit(DESCRIBE_NS)).await;
+        let (graph, fds) = graph.map_err(|()| "a front end is within a message".to_owned())??;
+        let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
+        prepared.map_err(|()| late("has not been ready", READY_NS))??;
+        let begun = self.control.now_ns();
+        let stopped = until(self.stop_queues(packets), limit(STILL_NS)).await;
+        stopped.map_err(|()| late("has not taken over", STILL_NS))??;
+        Ok(self.control.now_ns() - begun)
+    }
+
+    /// What there is, with everything that does not change while queues run.
+    async fn describe(&self, arguments: Vec<String>) -> Result<(Json, Vec<OwnedFd>), String> {
+        let mut fds = Collected::default();
+        let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|error| dup_failed(&error));
+        let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|error| dup_failed(&error))?;
+        let stdin = fds.add(stdin);
+        let mut images = Vec::new();
+        for (path, fd) in self.nodes.images() {
+            images.push(json!({"path": path, "fd": fds.add(duplicate(&fd)?)}));
+        }
+        let mut listeners = Map::new();
+        for (name, (fd, file)) in &self.listeners {
+            let listener = json!({"fd": fds.add(duplicate(fd)?), "file": file});
+            listeners.insert(name.clone(), listener);
+        }
+        let mut exports = Map::new();
+        // All at once: each may have to wait for its front end.
+        for (id, described) in self.exports.describe() {
+            let described = described.await.map_err(|why| format!("export '{id}': {why}"))?;
+            exports.insert(id, export(described, &mut fds));
+        }
+        let pidfile = match self.pidfile.get() {
+            Some(pidfile) => {
+                let (path, file) = pidfile.hand_over().map_err(|error| dup_failed(&error))?;
+                json!({"path": path, "fd": fds.add(file.into())})
+            }
+            None => Json::Null,
+        };
+        let graph = json!({
+            "version": VERSION,
+            "program": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
+            "pid": std::process::id(),
+            "arguments": arguments,
+            "directory": env::current_dir().ok(),
+            "stdin": stdin,
+            "watchdog": self.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
+            "pidfile": pidfile,
+            "images": images,
+            "listeners": listeners,
+            "exports": exports,
+        });
+        Ok((graph, fds.0))
+    }
+
+    /// Whether a node, or one below it, does not write everything at once, or writes it where it is
+    /// durable only for who has written it.
+    fn keeps_back(&self, name: &str) -> bool {
+        self.nodes.info(name).is_some_and(|node| {
+            matches!(node.options.driver, Driver::Qcow2(_) | Driver::Nbd(_))
+                || node.children.iter().any(|child| self.keeps_back(child.edge.node().name()))
+        })
+    }
+
+    /// Stops all queues, and has the other process start them.
+    async fn stop_queues(&self, packets: &Packets) -> Result<(), String> {
+        let mut fds = Collected::default();
+        let mut exports = Map::new();
+        for (id, stopped) in self.exports.stop_queues(|node| self.keeps_back(node)) {
+            let rings = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
+            exports.insert(id, fds.rings(rings));
+        }
+        let queues = json!({"exports": exports});
+        packets.send_document(QUEUES, &queues, &fds.0).await.map_err(|error| gone(&error))?;
+        expect(packets, HAVE).await?;
+        packets.send(GO, &[], &[]).await.map_err(|error| gone(&error))
+    }
+}
+
+/// Has the other process make what there is.
+async fn prepare(packets: &Packets, graph: &Json, fds: Vec<OwnedFd>) -> Result<(), String> {
+    let sent = packets.send_document(GRAPH, graph, &fds).await;
+    drop(fds);
+    // One that has refused, or died, may have been quicker; then its word counts.
+    match (sent, expect(packets, READY).await) {
+        (_, Err(why)) => Err(why),
+        (sent, Ok(())) => sent.map_err(|error| gone(&error)),
+    }
+}
+
+async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
+    let received = match packets.receive().await {
+        // It has gone without reading all; what it has said is still there.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => packets.receive().await,
+        received => received,
+    };
+    match received {
+        Ok((kind, ..)) if kind == wanted => Ok(()),
+        Ok((REFUSED, why, _)) => {
+            Err(format!("the new program says: {}", String::from_utf8_lossy(&why)))
+        }
+        Ok(_) => Err("the new program says what makes no sense".into()),
+        Err(error) => Err(gone(&error)),
+    }
+}
+
+fn export(described: SavedServer, fds: &mut Collected) -> Json {
+    let SavedServer { listener, file, session } = described;
+    let session = session.map(|SavedSession { socket, messages }| {
+        json!({"socket": fds.add(socket), "messages": fds.messages(messages)})
+    });
+    json!({"listener": fds.add(listener), "file": file, "session": session})
+}
+
+fn gone(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            "the new program has given up".into()
+        }
+        _ => format!("the new program cannot be talked to: {error}"),
+    }
+}
+
+fn late(what: impl fmt::Display, limit_ns: u64) -> String {
+    format!("the new program {what} within {} s", limit_ns / 1_000_000_000)
+}
+
+fn dup_failed(error: &io::Error) -> String {
+    format!("duplicating a descriptor failed: {error}")
+}

@@ -1,0 +1,217 @@
+//! A process beside the daemon that does nothing but start the program that takes over from it.
+//!
+//! The daemon cannot do that itself: it may be confined, and fork(2) is unsafe where there are threads.
+//! So the spawner is forked off before there are any, waits for the daemon's word, and ends with the
+//! daemon. It shares the pages that the daemon had by then.
+
+#![allow(unsafe_code)]
+
+use std::env;
+use std::ffi::{CString, OsString};
+use std::fs::{self, File};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use control::{SandboxOptions, TAKE_OVER};
+use exports::vhost_user::fd_passing::receive;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
+};
+use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+
+/// What the daemon asks for: start the program, with the hand-over, standard output and standard error
+/// as descriptors;
+const START: u8 = b'S';
+/// kill it, if it is still there, and say how it ended.
+const END: u8 = b'E';
+/// Longer than starting a program takes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The daemon's way to its spawner, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Spawner(OwnedFd);
+
+/// Starts it. Without one a daemon serves as well, but cannot be upgraded: that is said. A daemon that
+/// becomes another user has none, which would keep what the daemon gives up.
+pub(crate) fn start(sandbox: &SandboxOptions) -> Option<Spawner> {
+    if sandbox.user.is_some() {
+        return None;
+    }
+    Spawner::start()
+        .inspect_err(|error| log::warn!("live upgrade will not be possible: fork failed: {error}"))
+        .ok()
+}
+
+impl Spawner {
+    /// Forks it off. To be called while the process has one thread.
+    ///
+    /// # Errors
+    ///
+    /// As of socketpair(2) and fork(2).
+    fn start() -> io::Result<Self> {
+        // Now: the daemon leaves its directory.
+        let program = Program::of_this_process()?;
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        // SAFETY: the process has a single thread, so the child is as whole as its parent. It never
+        // returns from `serve`.
+        match unsafe { fork() }? {
+            ForkResult::Parent { .. } => Ok(Spawner(ours)),
+            ForkResult::Child => {
+                drop(ours);
+                let code = i32::from(serve(&theirs, &program).is_err());
+                // SAFETY: no destructor or exit handler of the daemon's is this process' to run.
+                unsafe { nix::libc::_exit(code) }
+            }
+        }
+    }
+
+    /// Starts the program that takes over, with its end of the hand-over as standard input. Gives its
+    /// process id.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or the spawner is gone.
+    pub(crate) fn spawn(&self, hand_over: OwnedFd) -> io::Result<u32> {
+        let (stdout, stderr) = (io::stdout(), io::stderr());
+        let fds = [hand_over.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
+        let answer = self.ask(START, &fds)?;
+        match answer {
+            [0, pid] => Ok(pid.cast_unsigned()),
+            [errno, _] => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Ends the program that was started last. How it ended, by itself or not.
+    ///
+    /// # Errors
+    ///
+    /// The spawner is gone.
+    pub(crate) fn end(&self) -> io::Result<ExitStatus> {
+        self.ask(END, &[]).map(|[status, _]| ExitStatus::from_raw(status))
+    }
+
+    fn ask(&self, what: u8, fds: &[i32]) -> io::Result<[i32; 2]> {
+        send(&self.0, &[what], fds)?;
+        let mut poll_fd = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::NONE);
+        while let Err(errno) = poll(&mut poll_fd, timeout) {
+            if errno != Errno::EINTR {
+                return Err(errno.into());
+            }
+        }
+        let mut answer = [0; 8];
+        let len = receive(self.0.as_fd(), &mut answer)?.len;
+        let gone =
+            || io::Error::new(io::ErrorKind::BrokenPipe, "the process that starts it is gone");
+        match answer.as_chunks() {
+            ([first, second], []) if len == answer.len() => {
+                Ok([i32::from_ne_bytes(*first), i32::from_ne_bytes(*second)])
+            }
+            _ => Err(gone()),
+        }
+    }
+}
+
+fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+    let iov = [IoSlice::new(bytes)];
+    sendmsg::<()>(socket.as_raw_fd(), &iov, control, MsgFlags::MSG_NOSIGNAL, None).map(drop)
+}
+
+/// The spawner's life.
+fn serve(socket: &OwnedFd, program: &Program) -> io::Result<()> {
+    prctl::set_name(&CString::new("spawner")?)?;
+    // The daemon's terminal, or whoever reads its output, sees the daemon's end, not this one's.
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
+    dup2_stderr(&null)?;
+    drop(null);
+    let mut child: Option<Child> = None;
+    loop {
+        let mut poll_fd = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut poll_fd, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            result => result?,
+        };
+        let mut word = [0];
+        let received = receive(socket.as_fd(), &mut word)?;
+        let answer = match (received.len, word) {
+            (0, _) => return Ok(()),
+            (_, [START]) => match program.start(received.fds) {
+                Ok(started) => {
+                    let pid = started.id().cast_signed();
+                    child = Some(started);
+                    [0, pid]
+                }
+                Err(error) => [error.raw_os_error().unwrap_or(Errno::EIO as i32), 0],
+            },
+            (_, [END]) => match child.take() {
+                Some(mut child) => {
+                    // One that has ended by itself cannot be killed.
+                    let _ = child.kill();
+                    [child.wait()?.into_raw(), 0]
+                }
+                None => [0, 0],
+            },
+            _ => [Errno::EINVAL as i32, 0],
+        };
+        send(socket, answer.map(i32::to_ne_bytes).as_flattened(), &[])?;
+    }
+}
+
+/// What is started.
+struct Program {
+    path: PathBuf,
+    name: OsString,
+    /// Those of this process: nobody reads them, but they say in a list of processes what it is.
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// The program at the path by which this process was started: by then it may be another version.
+    fn of_this_process() -> io::Result<Self> {
+        let mut arguments = env::args_os();
+        let name = arguments.next().unwrap_or_default();
+        let mut arguments: Vec<OsString> = arguments.collect();
+        // Of a process that has taken over itself, those that the first had.
+        if arguments.first().is_some_and(|first| first == TAKE_OVER) {
+            arguments.remove(0);
+        }
+        let found = find(Path::new(&name)).map_or_else(|| fs::read_link("/proc/self/exe"), Ok);
+        Ok(Program { path: found?, name, arguments })
+    }
+
+    fn start(&self, fds: Vec<OwnedFd>) -> io::Result<Child> {
+        let [hand_over, stdout, stderr] = <[OwnedFd; 3]>::try_from(fds)
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Command::new(&self.path)
+            .arg0(self.name.clone())
+            .arg(TAKE_OVER)
+            .args(&self.arguments)
+            .stdin(hand_over)
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+    }
+}
+
+/// Where the shell has found the program of that name; `None`: nowhere.
+fn find(name: &Path) -> Option<PathBuf> {
+    if name.as_os_str().as_encoded_bytes().contains(&b'/') {
+        return std::path::absolute(name).ok().filter(|path| path.exists());
+    }
+    let path = env::var_os("PATH")?;
+    let mut found = env::split_paths(&path).map(|folder| folder.join(name));
+    let found = found.find(|path| path.is_file())?;
+    std::path::absolute(found).ok()
+}

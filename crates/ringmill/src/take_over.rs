@@ -1,0 +1,62 @@
+//! `ringmill take-over`: the program that a daemon starts to be upgraded.
+
+use std::cell::OnceCell;
+use std::env;
+use std::iter;
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use control::{Command, SandboxOptions, Step};
+
+use crate::daemon::{self, DaemonError, Start, Surroundings};
+use crate::{sandbox, serve, spawner};
+
+/// Takes over from the daemon at the other end of standard input, and serves.
+pub(crate) fn run() -> Result<ExitCode, DaemonError> {
+    let taken = daemon::receive()?;
+    let prepare = || {
+        let mut surroundings = Surroundings::taken_over(taken.watchdog)?;
+        let sandbox = sandbox_options()?;
+        let spawner = spawner::start(&sandbox);
+        let (steps, command_line) = steps(&taken.arguments)?;
+        let pidfile = taken.pidfile.as_ref().map(|(path, _)| path.as_path());
+        surroundings.sandbox = sandbox::begin(&sandbox, &steps, pidfile)?;
+        Ok((surroundings, spawner, steps, command_line))
+    };
+    let prepared = prepare().inspect_err(|error| taken.refuse(error));
+    let (surroundings, spawner, steps, command_line) = prepared?;
+    // Outlives the daemon.
+    let pidfile = Rc::<OnceCell<_>>::default();
+    let taken = Some(taken);
+    let start = Start { steps, command_line, spawner, pidfile: pidfile.clone(), taken };
+    daemon::run(start, surroundings, |daemon| {
+        // It serves by now, and the process that it has taken over from could be confined.
+        if let Err(error) = daemon.confine() {
+            log::error!("{error}");
+        }
+        Ok(None)
+    })?;
+    drop(pidfile);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the command line says that the first daemon was started by, whose words follow the command.
+fn sandbox_options() -> Result<SandboxOptions, DaemonError> {
+    let mut words = env::args_os();
+    let name = words.next().unwrap_or_default();
+    match control::parse_args(iter::once(name).chain(words.skip(1))).map_err(DaemonError::new)? {
+        Command::StorageDaemon(options) => Ok(options.sandbox),
+        Command::Serve(options) => Ok(options.sandbox),
+        _ => Err(DaemonError::new("the command line is that of no daemon")),
+    }
+}
+
+/// What is to be made, and the command line that stands for it, if it has no options of its own.
+fn steps(arguments: &[String]) -> Result<(Vec<Step>, Option<Vec<String>>), DaemonError> {
+    let words = iter::once("ringmill").chain(arguments.iter().map(String::as_str));
+    match control::parse_args(words.map(Into::into)).map_err(DaemonError::new)? {
+        Command::StorageDaemon(options) => Ok((options.steps, None)),
+        Command::Serve(options) => Ok((serve::steps(&options)?, Some(arguments.to_vec()))),
+        _ => Err(DaemonError::new("what is handed over is no daemon")),
+    }
+}

@@ -1,0 +1,254 @@
+//! The daemon gives place to another process under a client that writes and checks what it reads; and
+//! carries on where no other process takes over.
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Load, MIB, add_file, check, daemon};
+use integration::{
+    BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, daemon as program,
+    eventually, request, tool,
+};
+use serde_json::{Value, json};
+
+/// `ringmill upgrade`.
+fn upgrade(of: &Path) -> Output {
+    Command::new(program()).arg("upgrade").arg(of).output().expect("ringmill can be run")
+}
+
+fn connect(server: &Server, queues: usize) -> BlkClient {
+    BlkClient::connect(&server.socket("disk"), queues, 128).expect("the export serves")
+}
+
+/// All that clients are told of what there is.
+fn told(server: &Server) -> Vec<Value> {
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut exports = qmp.execute("query-block-exports", json!({}));
+    // Their order is that in which they were made, and those on qcow2 images are made last.
+    let by_id = |export: &Value| export["id"].as_str().map(str::to_owned);
+    exports.as_array_mut().expect("a list").sort_by_key(by_id);
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    vec![exports, nodes, qmp.execute("qom-list", json!({"path": "/objects"}))]
+}
+
+#[test]
+fn what_qmp_has_added_and_taken_away_is_as_it_was() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let more = Image::empty(&scratch, "more.img", MIB);
+    let mut server = daemon(&scratch, &image, "cache.direct=on,aio=io_uring");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "late", "poll-max-ns": 0}));
+    add_file(&mut qmp, "gone", more.path());
+    qmp.execute("blockdev-del", json!({"node-name": "gone"}));
+    let file = json!({"driver": "file", "filename": more.path()});
+    qmp.execute("blockdev-add", json!({"driver": "raw", "node-name": "more", "file": file}));
+    let socket = server.socket("more");
+    qmp.execute(
+        "block-export-add",
+        json!({
+            "type": "vhost-user-blk", "id": "more", "node-name": "more", "writable": true,
+            "iothread": "late", "addr": {"type": "unix", "path": socket},
+        }),
+    );
+    drop(qmp);
+    let before = told(&server);
+    let load = Load::start(connect(&server, 2), 1);
+    let other = BlkClient::connect(&socket, 1, 64).expect("the export serves");
+    load.go_on();
+    let (files, threads) = (server.open_files(), server.threads());
+    let mut after_one = 0;
+    for round in 0..5 {
+        let pid = server.pid();
+        let done = upgrade(&server.socket("qmp"));
+        assert!(done.status.success(), "{done:?}");
+        server.has_handed_over(pid);
+        load.go_on();
+        assert_eq!(told(&server), before);
+        // Clients of the monitor come and go.
+        let open = || eventually("few files", || (server.open_files() <= files).then_some(()));
+        open();
+        assert_eq!(server.threads(), threads);
+        if round == 0 {
+            after_one = server.open_files();
+        }
+    }
+    assert!(server.open_files() <= after_one);
+    drop(other);
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+}
+
+fn convert(from: &str, image: &Path, to: &str, other: &Path) {
+    let mut command = Command::new(tool("qemu-img"));
+    command.args(["convert", "-f", from, "-O", to]).arg(image).arg(other);
+    assert!(command.status().expect("qemu-img can be run").success());
+}
+
+#[test]
+fn a_qcow2_image_is_whole_after_upgrades_under_load() {
+    let scratch = Scratch::new();
+    let path = scratch.path("disk.qcow2");
+    let filled = Image::filled(&scratch, "disk.img", MIB);
+    convert("raw", filled.path(), "qcow2", &path);
+    let blockdev =
+        format!("qcow2,node-name=disk,file.driver=file,file.filename={}", path.display());
+    let mut server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg(blockdev)
+        .export("disk", "num-queues=2")
+        .start();
+    let before = told(&server);
+    let load = Load::start(connect(&server, 2), 2);
+    for _ in 0..5 {
+        load.go_on();
+        server.upgrade();
+    }
+    load.go_on();
+    assert_eq!(told(&server), before);
+    let log = load.finish();
+    server.stop();
+    let raw = scratch.path("disk.raw");
+    let sound = Image::existing(&path).qemu_img(&["check", "-f", "qcow2"]);
+    assert!(sound.status.success(), "{sound:?}");
+    convert("qcow2", &path, "raw", &raw);
+    check(&Image::existing(&raw), &log, log.len());
+}
+
+/// A daemon at whose path there is a program that does not take over.
+fn carries_on_beside(script: &str, why: &str) {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let mut server = ServerCommand::new(&scratch)
+        .called_qemu_storage_daemon()
+        .monitor("qmp")
+        .iothread("io0")
+        .iothread("io1")
+        .file("disk", &image, "cache.direct=on")
+        .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
+        .start();
+    let load = Load::start(connect(&server, 2), 3);
+    load.go_on();
+    let (files, threads) = (server.open_files(), server.threads());
+    let installed = scratch.path("qemu-storage-daemon");
+    fs::remove_file(&installed).expect("it is a link");
+    fs::write(&installed, script).expect("another program");
+    fs::set_permissions(&installed, Permissions::from_mode(0o755)).expect("it is ours");
+    let done = upgrade(&server.socket("qmp"));
+    let text = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(!done.status.success() && text.contains(why), "{done:?}");
+    load.go_on();
+    eventually("the files of before", || (server.open_files() <= files).then_some(()));
+    assert_eq!(server.threads(), threads);
+    // The image is locked as it was.
+    let locked = image.qemu_img(&["info"]);
+    assert!(String::from_utf8_lossy(&locked.stderr).contains("lock"), "{locked:?}");
+    // With the right program it works the next time, and what the load's connection is at is right.
+    fs::remove_file(&installed).expect("it is ours");
+    std::os::unix::fs::symlink(program(), &installed).expect("a link");
+    server.upgrade();
+    load.go_on();
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+}
+
+#[test]
+fn the_daemon_carries_on_beside_a_program_that_fails() {
+    carries_on_beside("#!/bin/sh\nexit 3\n", "has ended with status 3");
+}
+
+#[test]
+fn the_daemon_carries_on_beside_what_is_no_program() {
+    carries_on_beside("\u{7f}ELF, or so it seems", "cannot be started");
+}
+
+#[test]
+fn the_daemon_carries_on_beside_a_program_that_hangs() {
+    carries_on_beside("#!/bin/sh\nexec sleep 1000\n", "has not been ready within");
+}
+
+#[test]
+fn the_daemon_carries_on_beside_a_program_that_takes_another_document() {
+    // What such a program sends, of which the real one's own test is in `take_over.rs`.
+    let script = "#!/usr/bin/python3
+import socket
+to = socket.socket(fileno=0)
+to.recv(100)
+to.send(b'Ewhat is handed over is of version 1; this program takes version 2')
+";
+    carries_on_beside(script, "this program takes version 2");
+}
+
+#[test]
+fn the_daemon_carries_on_beside_a_program_that_dies_when_all_queues_stand_still() {
+    let script = "#!/usr/bin/python3
+import socket
+to = socket.socket(fileno=0)
+while (kind := to.recv(100)[:1]) != b'Q':
+    if kind == b'G':
+        to.send(b'R')
+";
+    carries_on_beside(script, "has given up");
+}
+
+/// For how long a client at depth 64 gets no answer. `RINGMILL_UPGRADES` says how often; 5 times when it
+/// is not set. What is measured is printed, and asserted by people.
+#[test]
+fn a_client_at_depth_64_waits_a_little() {
+    const DEPTH: usize = 64;
+    let times = std::env::var("RINGMILL_UPGRADES").map_or(5, |n| n.parse().expect("a number"));
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let mut server = daemon(&scratch, &image, "cache.direct=on,aio=io_uring");
+    let mut client = BlkClient::connect(&server.socket("disk"), 2, 256).expect("it serves");
+    let (stop, stopped) = mpsc::channel::<()>();
+    let (gap, gaps) = mpsc::channel();
+    let load = thread::spawn(move || {
+        let request = |slot: usize| {
+            let at = (slot * 4096) as u64;
+            let segments = vec![Segment { at, len: 4096, device_writes: true }];
+            Request { kind: request::IN, sector: at / 512, segments }
+        };
+        for slot in 0..DEPTH {
+            client.submit(0, &request(slot));
+        }
+        let mut last = Instant::now();
+        let mut longest = Duration::ZERO;
+        while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            let done = client.wait(0).expect("completions");
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+            for (slot, done) in done.into_iter().enumerate() {
+                assert_eq!(done.status, 0);
+                client.submit(0, &request(slot));
+            }
+            if longest > Duration::from_millis(1) {
+                let _ = gap.send(longest);
+                longest = Duration::ZERO;
+            }
+        }
+    });
+    let mut pauses = Vec::new();
+    for _ in 0..times {
+        // What was before is not the upgrade's.
+        gaps.try_iter().for_each(drop);
+        server.upgrade();
+        thread::sleep(Duration::from_millis(200));
+        pauses.push(gaps.try_iter().max().unwrap_or_default());
+    }
+    drop(stop);
+    load.join().expect("no request failed");
+    server.stop();
+    pauses.sort();
+    println!("pauses at depth 64: {pauses:?}");
+}
