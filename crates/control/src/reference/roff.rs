@@ -21,6 +21,8 @@ pub(super) fn write(page: &Page, document: &Document) -> String {
     let mut out = Lines::default();
     let Page { name, section, about, synopsis, see_also } = page;
     out.request(&format!(".TH {} {section} \"\" \"ringmill {version}\"", name.to_uppercase()));
+    // What is typed has no spaces that could be made wider.
+    out.request(".ad l");
     out.request(".SH NAME");
     out.text(&format!("{} \\- {}", escaped(name), escaped(about)));
     if !synopsis.is_empty() {
@@ -58,7 +60,9 @@ pub(super) fn write(page: &Page, document: &Document) -> String {
             Part::Rows(rows, written) => {
                 for row in rows {
                     out.request(".TP");
-                    out.text(&format!("\\fB{}\\fR", escaped(&usage(row, *written))));
+                    // A long list of choices may be broken after each of them.
+                    let usage = escaped(&usage(row, *written)).replace('|', "|\\:");
+                    out.text(&format!("\\fB{usage}\\fR"));
                     let mut text = help(row);
                     match row.need {
                         Need::Required => text.push_str(" (required)"),
