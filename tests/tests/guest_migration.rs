@@ -9,10 +9,7 @@ const JOB: &str = "
     checked_load 2
     echo ready
     read -r go_on
-    wait_for_requests 200
-    echo arrived
-    read -r go_on
-    wait_for_requests 200
+    while wait_for_requests 200 && echo arrived && read -r again && [ $again != no ]; do :; done
     end_checked_load
     verify --verify_only=1
     md5sum </dev/vda
@@ -40,7 +37,7 @@ fn serve(
         .start()
 }
 
-fn migrates(driver: &str, image: &Image) -> Vec<String> {
+fn migrates(driver: &str, image: &Image, back: bool) -> Vec<String> {
     // Each finds its own socket gone in the end, and no other.
     let scratch = [Scratch::new(), Scratch::new()];
     let servers = [(0, "here"), (1, "there")]
@@ -59,22 +56,26 @@ fn migrates(driver: &str, image: &Image) -> Vec<String> {
     });
     boot.send("there");
     boot.expect("arrived");
-    // And back, through the same daemons.
-    boot.migrate(&guest(here, "here"), || {
-        set_active(there, "there", false);
-        set_active(here, "here", true);
-    });
-    boot.send("back");
+    if back {
+        // Through the same daemons.
+        boot.send("again");
+        boot.expect("arrived");
+        boot.migrate(&guest(here, "here"), || {
+            set_active(there, "there", false);
+            set_active(here, "here", true);
+        });
+    }
+    boot.send("no");
     let lines = boot.finish();
     servers.into_iter().for_each(Server::stop);
     lines
 }
 
 #[test]
-fn a_guest_on_a_raw_image_migrates_there_and_back() {
+fn a_guest_on_a_raw_image_migrates() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 32);
-    let lines = migrates("raw", &image);
+    let lines = migrates("raw", &image, false);
     assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())), "{lines:?}");
 }
 
@@ -89,7 +90,7 @@ fn a_guest_on_a_qcow2_image_migrates_there_and_back() {
         assert!(status.expect("qemu-img runs").success(), "{arguments:?}");
     };
     qemu_img(&["create", "-q", "-f", "qcow2", &path, "32M"]);
-    let lines = migrates("qcow2", &image);
+    let lines = migrates("qcow2", &image, true);
     qemu_img(&["check", "-q", &path]);
     let raw = scratch.path("raw");
     qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &path, raw.to_str().expect("UTF-8")]);
