@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use block::NodeRegistry;
 use block::options::{
@@ -50,6 +51,8 @@ const SET_VRING_CALL: u32 = 13;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_INFLIGHT_FD: u32 = 32;
+/// How long may be waited for what happens at once on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Messages and other steps of an input.
 const STEPS: usize = 200;
 
@@ -144,9 +147,11 @@ impl World {
         }
     }
 
-    /// Turns until that is so; it takes no time but turns.
+    /// Turns until that is so.
     fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
-        for _ in 0..20_000 {
+        // The kernel's threads, too, have to get their turn on a busy machine.
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
             if so() {
                 return;
             }
