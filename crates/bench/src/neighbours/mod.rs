@@ -76,8 +76,12 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let rounds = options.rounds(3);
     let mut rows = Vec::new();
     for &attack in Attack::ALL {
-        let places: &[&str] =
-            if attack.is_on_io_thread() { &["same", "other"] } else { &["other"] };
+        let places: &[&str] = match attack {
+            // Of NBD there is one export, beside the victim.
+            Attack::NbdDeaf => &["same"],
+            _ if attack.is_on_io_thread() => &["same", "other"],
+            _ => &["other"],
+        };
         for place in places {
             let thread = match attack.is_on_io_thread() {
                 true => format!("{place} I/O thread"),
@@ -134,7 +138,7 @@ fn command(program: OsString, sockets: &SocketDirectory) -> Vec<OsString> {
         format!("--export={}", export("victim", "io0")),
         format!("--export={}", export("same", "io0")),
         format!("--export={}", export("other", "io1")),
-        format!("--export={}", of_nbd("io1")),
+        format!("--export={}", of_nbd("io0")),
     ];
     std::iter::once(program).chain(arguments.into_iter().map(Into::into)).collect()
 }
