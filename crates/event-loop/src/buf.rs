@@ -389,11 +389,14 @@ impl Drop for AlignedBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    fn two_segments() -> (Rc<[u8; 64]>, IoBufs) {
-        let memory = Rc::new([0u8; 64]);
-        let base = memory.as_ptr().cast_mut();
+    fn two_segments() -> (Rc<[Cell<u8>; 64]>, IoBufs) {
+        // Written to while there are references to it.
+        let memory = Rc::new([const { Cell::new(0) }; 64]);
+        let base = memory.as_ptr().cast_mut().cast();
         let mut bufs = IoBufs::with_capacity(2);
         bufs.set_owner(memory.clone());
         // SAFETY: inside the array, which the owner keeps; the test looks at it through `bufs`.
@@ -408,7 +411,7 @@ mod tests {
     fn adjacent_segments_are_one() {
         let (memory, mut bufs) = two_segments();
         // SAFETY: as above.
-        unsafe { bufs.push(memory.as_ptr().cast_mut().wrapping_add(40), 4) };
+        unsafe { bufs.push(memory.as_ptr().cast_mut().cast::<u8>().wrapping_add(40), 4) };
         assert_eq!((bufs.iovecs().len(), bufs.len()), (2, 20));
     }
 
