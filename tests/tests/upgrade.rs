@@ -150,7 +150,7 @@ fn carries_on_beside(script: &str, why: &str) {
     eventually("the files of before", || (server.open_files() <= files).then_some(()));
     assert_eq!(server.threads(), threads);
     // The image is locked as it was.
-    let locked = image.qemu_img(&["info"]);
+    let locked = image.qemu_img(&["bench", "-f", "raw", "-c", "1", "-w"]);
     assert!(String::from_utf8_lossy(&locked.stderr).contains("lock"), "{locked:?}");
     // With the right program it works the next time, and what the load's connection is at is right.
     fs::remove_file(&installed).expect("it is ours");
