@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -82,9 +83,13 @@ pub fn signal_if_not_full(fd: &OwnedFd) {
     }
 }
 
+/// A ring that can do nothing but signal: no other operation, nothing registered any more.
 fn ring_of(fd: &OwnedFd) -> io::Result<IoUring> {
-    let ring = IoUring::builder().dontfork().build(1)?;
-    ring.submitter().register_eventfd(fd.as_raw_fd())?;
+    let ring = IoUring::builder().setup_r_disabled().dontfork().build(1)?;
+    let submitter = ring.submitter();
+    submitter.register_eventfd(fd.as_raw_fd())?;
+    submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::Nop::CODE)])?;
+    submitter.register_enable_rings()?;
     Ok(ring)
 }
 
