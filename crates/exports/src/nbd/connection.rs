@@ -15,7 +15,7 @@ use block::node::Channel;
 use block::request::{Completion, Op, Request};
 use devices::virtio::InFlight;
 use devices::{Batch, Kind, QueueStats};
-use event_loop::{BottomHalf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
+use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
 use tls::Progress;
@@ -27,9 +27,30 @@ use super::slots::counted;
 use super::state::{End, Next, State};
 use super::wire::reply::Reply;
 
-/// Bytes that the requests of one iteration may move, but for the last: what the kernel copies from the
+/// Bytes that requests begun in one iteration may move, but for the last: what the kernel copies from the
 /// page cache it copies within the loop's system call, and others wait for that.
 const SHARE: usize = 256 << 10;
+
+/// What an iteration has begun.
+#[derive(Debug, Default, Clone, Copy)]
+struct Share {
+    /// Loop time, which stands still within an iteration.
+    now_ns: u64,
+    requests: u32,
+    bytes: usize,
+}
+
+impl Share {
+    /// As of now.
+    fn at(self, now_ns: u64) -> Share {
+        if self.now_ns == now_ns { self } else { Share { now_ns, ..Share::default() } }
+    }
+
+    /// Two requests begin in any case, so that what is in flight grows with each answer.
+    fn is_used_up(self) -> bool {
+        self.bytes >= SHARE && self.requests >= 2
+    }
+}
 
 /// Tokens of the two operations on the socket.
 const RECEIVE: u32 = 0;
@@ -68,8 +89,9 @@ pub(super) struct Connection {
     sending: Cell<bool>,
     /// Requests wait in the input for others to end.
     stalled: Cell<bool>,
-    /// Has requests taken in the next iteration, where this one has had its share.
-    later: BottomHalf,
+    /// Requests that the channel has, and what those begun in the iteration of this loop time move.
+    under_way: Cell<u32>,
+    share: Cell<Share>,
     /// Why no more requests are taken.
     end: Cell<Option<End>>,
     /// Nothing more can be sent.
@@ -106,14 +128,8 @@ impl Connection {
             receiving: Cell::new(false),
             sending: Cell::new(false),
             stalled: Cell::new(false),
-            later: event_loop.bottom_half({
-                let me = me.clone();
-                move || {
-                    if let Some(me) = me.upgrade() {
-                        me.take_requests();
-                    }
-                }
-            }),
+            under_way: Cell::new(0),
+            share: Cell::default(),
             end: Cell::new(None),
             deaf: Cell::new(false),
             ended: Cell::new(Some(ended)),
@@ -199,18 +215,20 @@ impl Connection {
         let me: Rc<dyn Completion> = me;
         self.stalled.set(false);
         let now_ns = self.event_loop.now_ns();
-        let mut moved = 0;
+        let mut share = self.share.get().at(now_ns);
         while self.end.get().is_none() {
-            if moved >= SHARE {
-                // Nothing else takes requests meanwhile: no receive is under way, and nothing waits
-                // for an answer.
-                return self.later.schedule();
+            if share.is_used_up() && self.under_way.get() > 0 {
+                // The next answer has it go on.
+                return self.stalled.set(true);
             }
             let next = self.state.borrow_mut().next(now_ns);
             match next {
                 Next::Submit { op, offset, len, bufs, tag } => {
                     self.service.stats.taken.add(1);
-                    moved += bufs.len();
+                    share.requests += 1;
+                    share.bytes += bufs.len();
+                    self.share.set(share);
+                    self.under_way.update(|count| count + 1);
                     self.service.channel.submit(Request::new(op, offset, len, bufs, &me, tag));
                 }
                 Next::Refused => {
@@ -434,13 +452,8 @@ impl Completion for Connection {
         if let Some((command, reply, started_ns)) = answered {
             self.count(&command, reply, started_ns);
         }
+        self.under_way.update(|count| count.saturating_sub(1));
         self.reply_later();
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.event_loop.delete_bottom_half(&self.later);
     }
 }
 
