@@ -236,8 +236,6 @@ impl<'a> ServerCommand<'a> {
         let stderr = stdout.try_clone().expect("another fd");
         command.args(&self.arguments).stdout(stdout).stderr(stderr);
         command.stdin(self.stdin.map_or_else(Stdio::null, Stdio::from));
-        // A daemon that takes over is a child's child's child, and must be found, and killed, at the end.
-        prctl::set_child_subreaper(true).expect("this process can adopt");
         let child = command.spawn().expect("the daemon can be run");
         let process = Process::Started(child);
         Server { process, dir: self.scratch.dir().to_owned(), log }
@@ -293,17 +291,19 @@ impl Server {
     ///
     /// Unless it then exits with 0, and leaves another's number in its pid file.
     pub fn upgrade(&mut self) {
-        let before = self.pid();
-        self.signal(Signal::SIGUSR2);
-        self.has_handed_over(before);
+        self.upgrade_by(|server| server.signal(Signal::SIGUSR2));
     }
 
-    /// It has been asked by other means to give place; its process was `before`.
+    /// The same, asked for by `ask`.
     ///
     /// # Panics
     ///
     /// As of [`Server::upgrade`].
-    pub fn has_handed_over(&mut self, before: u32) {
+    pub fn upgrade_by(&mut self, ask: impl FnOnce(&Server)) {
+        // Who takes over is a child's child's child, and must be found, and killed, at the end.
+        prctl::set_child_subreaper(true).expect("this process can adopt");
+        let before = self.pid();
+        ask(self);
         let status = self.wait();
         assert!(status.success(), "the daemon that was upgraded ended with {status}");
         let file = self.log.with_extension("pid");

@@ -66,10 +66,10 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
     let (files, threads) = (server.open_files(), server.threads());
     let mut after_one = 0;
     for round in 0..5 {
-        let pid = server.pid();
-        let done = upgrade(&server.socket("qmp"));
-        assert!(done.status.success(), "{done:?}");
-        server.has_handed_over(pid);
+        server.upgrade_by(|server| {
+            let done = upgrade(&server.socket("qmp"));
+            assert!(done.status.success(), "{done:?}");
+        });
         load.go_on();
         assert_eq!(told(&server), before);
         // Clients of the monitor come and go.
