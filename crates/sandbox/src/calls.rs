@@ -124,10 +124,8 @@ pub(crate) static ALLOWED: &[Row] = &[
         Any,
         "places for files and buffers; rings are restricted",
     ),
-    // A ring that is made by who may not open or connect is not restricted, and no filter sees what it
-    // does: Landlock does.
     row(
-        LOOPS,
+        MAIN,
         calls![SYS_io_uring_setup],
         Any,
         "rings that signal eventfds; those of threads to come, which make them at birth",
@@ -435,6 +433,7 @@ mod tests {
             libc::SYS_bind,
             libc::SYS_socket,
             libc::SYS_connect,
+            libc::SYS_io_uring_setup,
         ] {
             assert!(!numbers(IO).contains(&number), "{number}");
             assert!(numbers(CONTROL).contains(&number), "{number}");
