@@ -97,7 +97,7 @@ impl Rules {
         let place = *active.iter().find(fits)?;
         let Rule { options, left } = rules.get_mut(place)?;
         if options.probability_ppm < MILLION
-            && random.below(MILLION.into()) >= options.probability_ppm.into()
+            && random.below(MILLION.into()) >= u64::from(options.probability_ppm)
         {
             return None;
         }
