@@ -14,6 +14,7 @@ mod inherited;
 pub mod job;
 pub mod node;
 pub mod options;
+pub mod policy;
 mod registry;
 pub mod request;
 mod resize;

@@ -66,6 +66,11 @@ pub trait Channel {
     /// is answered with `EIO` all the same.
     fn submit(&self, request: Request);
 
+    /// The channel for a queue of an export that opened this one. `None`: this one.
+    fn for_queue(&self) -> Option<Rc<dyn Channel>> {
+        None
+    }
+
     /// How many requests of this channel are not answered yet, wherever they are: 0 says that nothing
     /// that came before touches the image any more. Asked only while the graph changes, so a node
     /// keeps no count for it that it does not have anyway.

@@ -71,6 +71,11 @@ impl Request {
         Request { op, offset, len, bufs, reply: Reply { to: Some(to.clone()), tag } }
     }
 
+    /// A request that owes `reply`: one that was redirected, to be done again.
+    pub(crate) fn answered_to(reply: Reply, op: Op, offset: u64, len: u64, bufs: IoBufs) -> Self {
+        Request { op, offset, len, bufs, reply }
+    }
+
     /// Answers the request. The memory goes back with the answer.
     #[inline]
     pub fn complete(self, result: Result<(), Errno>) {

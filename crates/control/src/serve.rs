@@ -151,6 +151,7 @@ impl ServeOptions {
                 num_queues: self.queues,
                 logical_block_size: self.block_size,
                 pin_memory: self.pin_memory,
+                ..VhostUserOptions::default()
             }),
         };
         let objects = iothreads.into_iter().map(|id| {

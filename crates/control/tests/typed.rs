@@ -125,6 +125,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                     num_queues: 4,
                     logical_block_size: 4096,
                     pin_memory: true,
+                    ..VhostUserOptions::default()
                 }),
             }),
         ),
@@ -165,6 +166,7 @@ fn logical_units_are_one_node_or_a_list() {
             num_queues: 254,
             logical_block_size: 4096,
             pin_memory: true,
+            ..VhostUserOptions::default()
         },
         more_luns: vec!["a".to_owned()],
     };
@@ -374,6 +376,7 @@ fn serve_is_steps_too() {
                 num_queues: 4,
                 logical_block_size: 4096,
                 pin_memory: true,
+                ..VhostUserOptions::default()
             }),
         }),
     ];

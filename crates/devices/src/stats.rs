@@ -271,6 +271,12 @@ impl Batch {
         stats.kind(kind).invalid.add(1);
     }
 
+    /// A request was given up, unanswered: it counts where it is done.
+    #[cold]
+    pub fn left(&self, stats: &QueueStats) {
+        stats.taken.set(stats.taken.get().saturating_sub(1));
+    }
+
     /// Adds the batch to the counters.
     #[inline]
     pub fn publish(&self, stats: &QueueStats, signalled: bool) {

@@ -262,6 +262,18 @@ impl Queue {
         self.used.add(&self.state.borrow().rings, self.inflight.as_ref(), head, written);
     }
 
+    /// Leaves the chain popped as `head` as it is: in the record of what is in flight, from which the
+    /// next that serves the queue does it again. For a queue that pops no more. `false`: there is no
+    /// record, so it has to be given back.
+    pub fn leave(&self, head: u16) -> bool {
+        debug_assert!(head < self.config.size && self.in_flight.get() > 0);
+        if self.inflight.is_none() {
+            return false;
+        }
+        self.in_flight.set(self.in_flight.get().saturating_sub(1));
+        true
+    }
+
     /// Shows the driver all chains given back so far; `true` when it wants a signal for those since
     /// the last time. Once per batch.
     #[inline]

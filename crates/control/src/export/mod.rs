@@ -1,6 +1,7 @@
 //! `--export`: nodes offered over a protocol.
 
 mod nbd;
+mod on_error;
 mod vhost_user;
 
 pub use nbd::NbdOptions;

@@ -1,5 +1,6 @@
 //! Exports over NBD.
 
+use super::on_error::{RERROR_NBD, WERROR_NBD};
 use super::{Draft, NODE_NAME};
 use crate::error::OptionError;
 use crate::shape::Shape;
@@ -28,6 +29,8 @@ const MAX_STRING: usize = 4096;
 /// Options of `nbd`.
 pub(super) static NBD: &[Field<Draft>] = &[
     NODE_NAME,
+    RERROR_NBD,
+    WERROR_NBD,
     Field {
         name: "name",
         kind: Kind::Text {

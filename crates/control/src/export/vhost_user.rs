@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use block::job::OnError;
+
+use super::on_error::{RERROR, WERROR};
 use super::{Draft, ExportKind, NODE_NAME};
 use crate::error::OptionError;
 use crate::fd::FdName;
@@ -21,12 +24,23 @@ pub struct VhostUserOptions {
     pub logical_block_size: u32,
     /// `pin-memory`: keep the guest's memory registered with io_uring.
     pub pin_memory: bool,
+    /// `rerror`: what becomes of reads that fail.
+    pub rerror: OnError,
+    /// `werror`: what becomes of other requests that fail.
+    pub werror: OnError,
 }
 
 impl Default for VhostUserOptions {
     fn default() -> Self {
         let addr = Addr::Unix { path: PathBuf::new() };
-        VhostUserOptions { addr, num_queues: 1, logical_block_size: 512, pin_memory: false }
+        VhostUserOptions {
+            addr,
+            num_queues: 1,
+            logical_block_size: 512,
+            pin_memory: false,
+            rerror: OnError::Report,
+            werror: OnError::Report,
+        }
     }
 }
 
@@ -51,7 +65,7 @@ pub enum Addr {
 
 /// Options of `vhost-user-blk`.
 pub(super) static BLK: &[Field<Draft>] =
-    &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY];
+    &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY, RERROR, WERROR];
 
 /// Options of `vhost-user-scsi`.
 pub(super) static SCSI: &[Field<Draft>] = &[
@@ -75,6 +89,8 @@ pub(super) static SCSI: &[Field<Draft>] = &[
     LOGICAL_BLOCK_SIZE,
     NUM_QUEUES,
     PIN_MEMORY,
+    RERROR,
+    WERROR,
 ];
 
 /// The most logical units of a target.

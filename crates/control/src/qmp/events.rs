@@ -19,6 +19,7 @@ pub struct EventRow {
 /// All events.
 pub(crate) static EVENTS: &[&EventRow] = &[
     &BLOCK_EXPORT_DELETED,
+    &BLOCK_IO_ERROR,
     &JOB_STATUS_CHANGE,
     &BLOCK_JOB_READY,
     &BLOCK_JOB_PENDING,
@@ -33,6 +34,28 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
     help: "an export has ended, and what it used may go",
     data: &[Member::new("id", Reply::Text, "the export's name")],
     example: r#"{"id": "e0"}"#,
+};
+
+/// A request of an export with a policy has failed.
+pub static BLOCK_IO_ERROR: EventRow = EventRow {
+    name: "BLOCK_IO_ERROR",
+    help: "a request has failed of an export whose rerror or werror is not report; of errors that do \
+           not stop it, one a second is told",
+    data: &[
+        Member::new("qom-path", Reply::Text, "empty: an export is no object"),
+        Member::new("device", Reply::Text, "the export's name"),
+        Member::optional("node-name", Reply::Text, "the block node that it offers"),
+        Member::new("operation", Reply::Word(&["read", "write"]), "of the request"),
+        Member::new(
+            "action",
+            Reply::Word(&["ignore", "report", "stop"]),
+            "what was done; after stop, requests are held until x-block-export-resume",
+        ),
+        Member::optional("nospace", Reply::Bool, "there is no space left"),
+        Member::new("reason", Reply::Text, "why it failed, for people"),
+    ],
+    example: r#"{"qom-path": "", "device": "e0", "node-name": "disk0", "operation": "write",
+        "action": "stop", "nospace": true, "reason": "No space left on device"}"#,
 };
 
 /// What a job is at.

@@ -210,6 +210,18 @@ impl<S: Service> Runner<S> {
         self.finish_later();
     }
 
+    /// Leaves the chain `head` to whoever serves the queue next, who finds it in the record of what is
+    /// in flight. `false`: there is no such record.
+    #[cold]
+    pub(crate) fn leave(&self, head: u16) -> bool {
+        let is_left = self.queue.leave(head);
+        if is_left {
+            // A stop may wait for it.
+            self.finish_later();
+        }
+        is_left
+    }
+
     /// Whether there is something that the driver does not see yet.
     pub(crate) fn is_unpublished(&self) -> bool {
         self.unpublished.get()

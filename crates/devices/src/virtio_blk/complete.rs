@@ -1,5 +1,6 @@
 //! The way back of a request: its status.
 
+use block::policy::GIVEN_UP;
 use block::request::Completion;
 use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
@@ -15,7 +16,7 @@ impl Completion for Runner<Requests> {
         let status = match result {
             Ok(()) => Status::Ok,
             Err(Errno::EOPNOTSUPP) => Status::Unsupp,
-            Err(_) => Status::IoErr,
+            Err(errno) => self.failed(tag, errno),
         };
         let done = {
             let mut slots = self.service.slots.borrow_mut();
@@ -36,6 +37,9 @@ impl Completion for Runner<Requests> {
                     let bytes = u64::from(slot.sectors) * SECTOR;
                     batch.done(stats, slot.kind, bytes, slot.started_ns, now_ns);
                 }
+                _ if slot.given_up && self.leave(slot.head) => {
+                    return batch.left(stats);
+                }
                 _ => batch.failed(stats, slot.kind, slot.started_ns, now_ns),
             }
             self.give_back(&slot);
@@ -44,6 +48,15 @@ impl Completion for Runner<Requests> {
 }
 
 impl Runner<Requests> {
+    /// A part of a request has failed, or was given up.
+    #[cold]
+    fn failed(&self, tag: u32, errno: Errno) -> Status {
+        if errno == GIVEN_UP {
+            self.service.slots.borrow_mut().give_up(tag);
+        }
+        Status::IoErr
+    }
+
     /// Gives a request back to the driver; it sees it at the end of the section.
     #[inline(always)]
     fn give_back(&self, slot: &Slot) {

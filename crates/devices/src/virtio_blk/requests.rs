@@ -75,6 +75,7 @@ impl Service for Requests {
             memory,
             pending: 1,
             status: Status::Ok,
+            given_up: false,
             kind: Kind::Other,
             offset: 0,
             sectors: 0,

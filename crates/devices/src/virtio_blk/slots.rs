@@ -22,6 +22,8 @@ pub(crate) struct Slot {
     pub(crate) pending: u8,
     /// The worst answer so far.
     pub(crate) status: Status,
+    /// A part of it was given up: it is to be done again by whoever comes next.
+    pub(crate) given_up: bool,
     /// For the statistics, and for who asks what takes so long.
     pub(crate) kind: Kind,
     pub(crate) offset: u64,
@@ -74,6 +76,14 @@ impl SlotTable {
         let done = place.take();
         self.free.push(tag);
         done
+    }
+
+    /// A part of the request under `tag` is given up.
+    #[cold]
+    pub(crate) fn give_up(&mut self, tag: u32) {
+        if let Some(Some(slot)) = self.slots.get_mut(tag as usize) {
+            slot.given_up = true;
+        }
     }
 
     /// The requests in flight.

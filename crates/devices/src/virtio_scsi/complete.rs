@@ -30,6 +30,10 @@ impl Runner<Requests> {
     /// Gives a command back to the driver; it sees it at the end of the section.
     fn respond(&self, slot: Slot) {
         let this = &self.service;
+        if slot.given_up && slot.ended.is_none() && self.leave(slot.head) {
+            this.slots.borrow_mut().keep_response(slot.response);
+            return this.batch.left(&this.stats);
+        }
         let sense = if slot.ended.is_some() { None } else { slot.sense };
         let ok = slot.ended.is_none() && sense.is_none();
         let used = if ok { slot.used } else { 0 };

@@ -78,7 +78,11 @@ impl DeviceOnLoop {
             }
             _ => {
                 let size = queue.size();
-                let service = Requests::new(device, self.channels.clone(), size, stats);
+                let of_queue = |channel: &Rc<dyn Channel>| {
+                    channel.for_queue().unwrap_or_else(|| channel.clone())
+                };
+                let channels = self.channels.iter().map(of_queue).collect();
+                let service = Requests::new(device, channels, size, stats);
                 let requests = Runner::start(&self.event_loop, queue, kick, call, service);
                 let mut list = self.requests.borrow_mut();
                 list.retain(|queue| queue.strong_count() > 0);

@@ -141,6 +141,7 @@ impl Service for Requests {
             pending: 1,
             sense: None,
             repeat: None,
+            given_up: false,
             ended: None,
             kind: Kind::Other,
             offset: 0,

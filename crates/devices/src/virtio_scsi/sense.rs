@@ -106,3 +106,25 @@ impl Sense {
         bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_an_image_are_what_a_driver_knows_them_by() {
+        let write = Op::Write { fua: false };
+        for (op, errno, key, code) in [
+            (write, Errno::ENOSPC, 0x07, [0x27, 0x07]),
+            (Op::Discard, Errno::EDQUOT, 0x07, [0x27, 0x07]),
+            (Op::Flush, Errno::ENOSPC, 0x07, [0x27, 0x07]),
+            (write, Errno::EROFS, 0x07, [0x27, 0x00]),
+            (Op::Read, Errno::EIO, 0x03, [0x11, 0x00]),
+            (write, Errno::EIO, 0x03, [0x0c, 0x00]),
+            (Op::Flush, Errno::EIO, 0x03, [0x0c, 0x00]),
+        ] {
+            let bytes = Sense::of_errno(op, errno).to_bytes();
+            assert_eq!((bytes[2], &bytes[12..14]), (key, &code[..]), "{op:?} {errno}");
+        }
+    }
+}

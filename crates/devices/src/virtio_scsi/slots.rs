@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use block::policy::GIVEN_UP;
 use block::request::Op;
 use event_loop::IoBufs;
 use guest_memory::MemoryView;
@@ -38,6 +39,8 @@ pub(crate) struct Slot {
     pub(crate) sense: Option<Sense>,
     /// What is left of a WRITE SAME.
     pub(crate) repeat: Option<Repeat>,
+    /// A part of it was given up: it is to be done again by whoever comes next.
+    pub(crate) given_up: bool,
     /// A task management function has ended it.
     pub(crate) ended: Option<Response>,
     /// For the statistics, and for who asks what takes so long.
@@ -102,6 +105,7 @@ impl SlotTable {
             slot.memory.mark_bufs(&bufs, slot.bytes);
         }
         if let Err(errno) = result {
+            slot.given_up |= errno == GIVEN_UP;
             slot.sense.get_or_insert(Sense::of_errno(slot.op, errno));
         }
         if slot.repeat.is_some() && slot.sense.is_none() && slot.ended.is_none() {

@@ -127,7 +127,7 @@ impl DeviceOnLoop for BlkOnLoop {
         start_queue(
             &self.event_loop,
             self.blk.device.clone(),
-            self.channel.clone(),
+            self.channel.for_queue().unwrap_or_else(|| self.channel.clone()),
             queue,
             kick,
             call,

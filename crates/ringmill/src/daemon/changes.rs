@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::options::BlockdevOptions;
+use block::policy::ErrorPolicy;
 use block::throttle::ThrottleGroup;
 use block::{Connections, OpenError};
 use control::qmp::DeleteMode;
@@ -19,6 +20,7 @@ use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
+use super::errors::{policy_of, under};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
@@ -64,8 +66,9 @@ impl Daemon {
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
                 self.be_active_for(options).await?;
-                let export = self.start_export(options).await?;
-                self.exports.add(options, export);
+                let policy = policy_of(options, &self.control, &self.clients);
+                let export = self.start_export(options, policy.as_ref()).await?;
+                self.exports.add(options, export, policy);
             }
             Action::Chardev(options) => {
                 let name = format!("chardev {}", options.id);
@@ -223,11 +226,15 @@ impl Daemon {
         self.exports.forget(id);
     }
 
-    async fn start_export(&mut self, options: &ExportOptions) -> Result<Running, DaemonError> {
+    async fn start_export(
+        &mut self,
+        options: &ExportOptions,
+        policy: Option<&Arc<ErrorPolicy>>,
+    ) -> Result<Running, DaemonError> {
         match &options.kind {
             ExportKind::VhostUserBlk(vhost_user)
             | ExportKind::VhostUserScsi { options: vhost_user, .. } => {
-                self.start_vhost_user(options, vhost_user).await.map(Running::VhostUser)
+                self.start_vhost_user(options, vhost_user, policy).await.map(Running::VhostUser)
             }
             ExportKind::Nbd(nbd) => self.start_nbd(options, nbd).await.map(Running::Nbd),
         }
@@ -248,6 +255,7 @@ impl Daemon {
         &mut self,
         options: &ExportOptions,
         vhost_user: &VhostUserOptions,
+        policy: Option<&Arc<ErrorPolicy>>,
     ) -> Result<VhostUserExport, DaemonError> {
         let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
         let (listen, taken_over) = match taken {
@@ -269,10 +277,11 @@ impl Daemon {
         };
         let control = self.control.clone();
         let started = if let ExportKind::VhostUserScsi { .. } = options.kind {
-            let nodes = options.nodes().map(|name| self.nodes.get(name));
-            VhostUserExport::scsi(control, config, nodes.collect::<Result<_, _>>()?).await
+            let nodes = options.nodes().map(|name| Ok(under(policy, self.nodes.get(name)?)));
+            let nodes = nodes.collect::<Result<_, DaemonError>>()?;
+            VhostUserExport::scsi(control, config, nodes).await
         } else {
-            let node = self.nodes.get(&options.node_name)?;
+            let node = under(policy, self.nodes.get(&options.node_name)?);
             VhostUserExport::blk(control, config, node, options.id.clone()).await
         };
         let export = started.map_err(DaemonError::with_advice)?;

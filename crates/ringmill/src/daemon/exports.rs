@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::policy::{ErrorPolicy, IoStatus};
 use control::ExportOptions;
 use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
@@ -42,6 +43,8 @@ struct Export {
     stopping: Option<JoinHandle<bool>>,
     /// Goes with it: for who waits for its end.
     awaited: Option<oneshot::Sender<()>>,
+    /// What becomes of requests that fail; `None`: the other side is told.
+    policy: Option<Arc<ErrorPolicy>>,
     /// Its requests that take long; `None`: nobody wants to know.
     stalls: Option<Rc<Stalls>>,
 }
@@ -61,6 +64,8 @@ pub(super) struct ExportInfo<'a> {
     pub(super) node_name: &'a str,
     pub(super) kind: &'static str,
     pub(super) shutting_down: bool,
+    /// `None`: errors stop nothing.
+    pub(super) io_status: Option<IoStatus>,
 }
 
 impl Exports {
@@ -78,7 +83,12 @@ impl Exports {
         }
     }
 
-    pub(super) fn add(&mut self, options: &ExportOptions, export: Running) {
+    pub(super) fn add(
+        &mut self,
+        options: &ExportOptions,
+        export: Running,
+        policy: Option<Arc<ErrorPolicy>>,
+    ) {
         let limit_ns = options.stall_timeout_ms * 1_000_000;
         let stalls = (limit_ns > 0).then(|| Rc::new(Stalls::new(limit_ns, options.type_name())));
         if let Some(stalls) = &stalls {
@@ -91,6 +101,7 @@ impl Exports {
             serving: Some(export),
             stopping: None,
             awaited: None,
+            policy,
             stalls,
         });
     }
@@ -119,6 +130,14 @@ impl Exports {
         for export in &self.exports {
             let (Some(serving), Some(stalls)) = (&export.serving, &export.stalls) else { continue };
             let now_ns = self.event_loop.now_ns();
+            // What is held does not take long by itself, nor what has just gone on.
+            let is_held = |policy: &Arc<ErrorPolicy>| {
+                let resumed_ns = policy.resumed_ns();
+                policy.is_stopped() || resumed_ns > 0 && now_ns < resumed_ns + stalls.limit_ns()
+            };
+            if export.policy.as_ref().is_some_and(is_held) {
+                continue;
+            }
             let id = export.id.clone();
             if let Some(silence) = stalls.silence(now_ns) {
                 log::warn!("export {id}: {silence}");
@@ -145,6 +164,7 @@ impl Exports {
             node_name: export.nodes.first().map_or("", String::as_str),
             kind: export.kind,
             shutting_down: export.serving.is_none(),
+            io_status: export.policy.as_ref().map(|policy| policy.status()),
         })
     }
 
@@ -245,6 +265,15 @@ impl Exports {
             Some(Running::VhostUser(serving)) => Some((export.id.as_str(), serving.hand_over())),
             _ => None,
         })
+    }
+
+    /// Lets an export go on that an error has stopped. `None`: there is no such export.
+    pub(super) fn resume_after_error(&self, id: &str, now_ns: u64) -> Option<()> {
+        let export = self.exports.iter().find(|export| export.id == id)?;
+        if let Some(policy) = &export.policy {
+            policy.resume(now_ns);
+        }
+        Some(())
     }
 
     /// What each has done, as long as it is not being stopped.

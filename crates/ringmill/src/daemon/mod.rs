@@ -7,6 +7,7 @@ mod activity;
 mod changes;
 mod chardev;
 mod error;
+mod errors;
 mod exports;
 mod jobs;
 mod metrics;

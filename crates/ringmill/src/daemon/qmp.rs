@@ -1,5 +1,6 @@
 //! QMP's commands, as operations of the daemon.
 
+use block::policy::IoStatus;
 use control::qmp::{Command, QmpError};
 use control::{Action, Property, Step, ThrottleGroupOptions, Value};
 use nix::errno::Errno;
@@ -111,6 +112,10 @@ impl Daemon {
             }
             Command::QueryNamedBlockNodes { flat } => return Ok(nodes::all(&self.nodes, flat)),
             Command::QueryBlockExports => return Ok(self.exports.all().map(export_info).collect()),
+            Command::XBlockExportResume { id } => {
+                let resumed = self.exports.resume_after_error(&id, self.control.now_ns());
+                resumed.ok_or_else(|| QmpError::generic(format!("Export '{id}' is not found")))?;
+            }
             Command::QueryBlockstats { nodes: false } => {
                 return Ok(statistics::qmp::of_exports(&self.statistics()));
             }
@@ -250,12 +255,21 @@ impl Place<'_> {
 }
 
 fn export_info(export: ExportInfo<'_>) -> Json {
-    json!({
+    let mut info = json!({
         "node-name": export.node_name,
         "shutting-down": export.shutting_down,
         "type": export.kind,
         "id": export.id,
-    })
+    });
+    if let Some(status) = export.io_status {
+        info["io-status"] = match status {
+            IoStatus::Ok => "ok",
+            IoStatus::NoSpace => "nospace",
+            IoStatus::Failed => "failed",
+        }
+        .into();
+    }
+    info
 }
 
 fn iothread_info(thread: &Thread) -> Json {

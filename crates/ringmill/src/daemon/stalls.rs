@@ -44,6 +44,11 @@ impl Stalls {
         }
     }
 
+    /// `stall-timeout-ms`, in nanoseconds.
+    pub(super) fn limit_ns(&self) -> u64 {
+        self.limit_ns
+    }
+
     /// How long to wait for the next look, nanoseconds.
     pub(super) fn pause_ns(&self) -> u64 {
         (self.limit_ns / 4).clamp(MIN_PAUSE_NS, MAX_PAUSE_NS)

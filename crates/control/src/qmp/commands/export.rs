@@ -29,6 +29,16 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         returns: Returns::Nothing,
     },
     CommandRow {
+        name: "x-block-export-resume",
+        help: "let an export that an error has stopped go on: what it holds is done again, in order",
+        example: r#"{"id": "e0"}"#,
+        arguments: Arguments::Table(&Table {
+            fields: RESUME,
+            build: |Resume { id }| Ok(Job::Run(Command::XBlockExportResume { id })),
+        }),
+        returns: Returns::Nothing,
+    },
+    CommandRow {
         name: "query-block-exports",
         help: "list the exports",
         example: "",
@@ -69,9 +79,29 @@ static DEL: &[Field<Del>] = &[
     },
 ];
 
+#[derive(Default)]
+struct Resume {
+    id: String,
+}
+
+static RESUME: &[Field<Resume>] = &[Field {
+    name: "id",
+    kind: Kind::Text { meta: "<id>", set: |resume, id| put(&mut resume.id, id) },
+    need: Need::Required,
+    help: "the export's name",
+}];
+
+/// What becomes of an export's requests.
+const IO_STATUS: Reply = Reply::Word(&["ok", "nospace", "failed"]);
+
 static EXPORT_INFO: &[Member] = &[
     Member::new("id", Reply::Text, "the export's name"),
     Member::new("type", Reply::As(|| export::options().tag().shape), "its type"),
     Member::new("node-name", Reply::Text, "the block node that it offers"),
     Member::new("shutting-down", Reply::Bool, "it is ending"),
+    Member::optional(
+        "io-status",
+        IO_STATUS,
+        "of one whose rerror or werror is not report: whether it is stopped, and by which error",
+    ),
 ];

@@ -116,6 +116,11 @@ pub enum Command {
         /// Whether to disturb its client.
         mode: DeleteMode,
     },
+    /// `x-block-export-resume`.
+    XBlockExportResume {
+        /// The export's name.
+        id: String,
+    },
     /// `nbd-server-stop`.
     NbdServerStop,
     /// `nbd-server-add`.

@@ -1,0 +1,229 @@
+//! A queue's way to a node with a policy: knows each request that is under way, so that it can be done
+//! again.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use event_loop::{BottomHalf, EventLoop, IoBufs};
+use nix::errno::Errno;
+
+use super::{GIVEN_UP, IoError, PolicyNode};
+use crate::job::OnError;
+use crate::node::Channel;
+use crate::request::{Completion, Op, Reply, Request};
+
+/// Requests that there is room for from the start; what is not used is not touched.
+const FIRST: usize = 256;
+
+/// A channel.
+pub(super) struct PolicyChannel {
+    me: Weak<PolicyChannel>,
+    event_loop: EventLoop,
+    node: Arc<PolicyNode>,
+    child: Rc<dyn Channel>,
+    under_way: RefCell<UnderWay>,
+    held: RefCell<Vec<Held>>,
+    /// The number of the next request, in the order in which they came.
+    next: Cell<u64>,
+    /// Those who wait for the end of all requests.
+    draining: Cell<u32>,
+    /// Tells that requests go on, and its number with the policy.
+    bell: OnceCell<(BottomHalf, u64)>,
+}
+
+/// Requests at the node, by token.
+struct UnderWay {
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+}
+
+/// A request at the node, without its memory.
+struct Slot {
+    number: u64,
+    op: Op,
+    offset: u64,
+    len: u64,
+    reply: Reply,
+}
+
+/// A request that waits until the export goes on.
+struct Held {
+    number: u64,
+    request: Request,
+}
+
+impl UnderWay {
+    fn insert(&mut self, slot: Slot) -> u32 {
+        match self.free.pop() {
+            Some(token) => {
+                self.slots[token as usize] = Some(slot);
+                token
+            }
+            None => {
+                self.slots.push(Some(slot));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    fn next_token(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.slots.len() as u32)
+    }
+
+    fn remove(&mut self, token: u32) -> Option<Slot> {
+        let slot = self.slots.get_mut(token as usize)?.take()?;
+        self.free.push(token);
+        Some(slot)
+    }
+}
+
+impl PolicyChannel {
+    pub(super) fn new(
+        node: Arc<PolicyNode>,
+        event_loop: &EventLoop,
+        child: Rc<dyn Channel>,
+    ) -> Rc<Self> {
+        let (slots, free) = (Vec::with_capacity(FIRST), Vec::with_capacity(FIRST));
+        let channel = Rc::new_cyclic(|me: &Weak<PolicyChannel>| PolicyChannel {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            node,
+            child,
+            under_way: RefCell::new(UnderWay { slots, free }),
+            held: RefCell::default(),
+            next: Cell::new(0),
+            draining: Cell::new(0),
+            bell: OnceCell::new(),
+        });
+        let me = channel.me.clone();
+        let bell = event_loop.bottom_half(move || {
+            if let Some(me) = me.upgrade() {
+                me.go_on();
+            }
+        });
+        let number = channel.node.policy.join(bell.clone());
+        // There is none yet.
+        let _ = channel.bell.set((bell, number));
+        channel
+    }
+
+    /// Passes a request on, unless the export is stopped.
+    fn begin(&self, number: u64, mut request: Request) {
+        if self.node.policy.is_stopped() {
+            return self.hold(number, request);
+        }
+        let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
+        let to: Rc<dyn Completion> = me;
+        let mut under_way = self.under_way.borrow_mut();
+        let reply = request.redirect(&to, under_way.next_token());
+        let Request { op, offset, len, .. } = request;
+        under_way.insert(Slot { number, op, offset, len, reply });
+        drop(under_way);
+        self.child.submit(request);
+    }
+
+    #[cold]
+    fn hold(&self, number: u64, request: Request) {
+        if self.draining.get() > 0 {
+            return request.complete(Err(GIVEN_UP));
+        }
+        self.held.borrow_mut().push(Held { number, request });
+    }
+
+    /// Does what is held again, in its order.
+    fn go_on(&self) {
+        let mut held = self.held.take();
+        held.sort_unstable_by_key(|held| held.number);
+        self.event_loop.section(|| {
+            held.into_iter().for_each(|Held { number, request }| self.begin(number, request));
+        });
+    }
+
+    /// Answers what is held, undone.
+    fn give_up(&self) {
+        let held = self.held.take();
+        held.into_iter().for_each(|held| held.request.complete(Err(GIVEN_UP)));
+    }
+
+    #[cold]
+    fn failed(&self, slot: Slot, errno: Errno, mut bufs: IoBufs) {
+        let Slot { number, op, offset, len, mut reply } = slot;
+        // A node that cannot do such a thing has not failed; nor has one whose loop ends.
+        if matches!(errno, Errno::EOPNOTSUPP | Errno::ECANCELED) {
+            return reply.send(Err(errno), bufs);
+        }
+        let (policy, is_read) = (&self.node.policy, matches!(op, Op::Read | Op::BlockStatus));
+        let has_memory = matches!(op, Op::Read | Op::Write { .. });
+        let action = match policy.action(is_read, errno) {
+            // It cannot be done again without its memory.
+            OnError::Stop if has_memory && bufs.len() as u64 != len => OnError::Report,
+            action => action,
+        };
+        let error = IoError { node_name: self.node.node.name().to_owned(), is_read, action, errno };
+        match action {
+            OnError::Stop => {
+                policy.stop(error);
+                self.hold(number, Request::answered_to(reply, op, offset, len, bufs));
+            }
+            OnError::Ignore => {
+                policy.tell(error, self.event_loop.now_ns());
+                if op == Op::Read {
+                    // Rather than what the guest's memory had before, or a part of what was asked for.
+                    let len = bufs.len();
+                    bufs.zero(0, len);
+                }
+                reply.send(Ok(()), bufs);
+            }
+            OnError::Report | OnError::Enospc => {
+                policy.tell(error, self.event_loop.now_ns());
+                reply.send(Err(errno), bufs);
+            }
+        }
+    }
+}
+
+impl Channel for PolicyChannel {
+    fn submit(&self, request: Request) {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        self.begin(number, request);
+    }
+
+    fn in_flight(&self) -> usize {
+        let under_way = self.under_way.borrow();
+        under_way.slots.len() - under_way.free.len() + self.held.borrow().len()
+    }
+
+    fn drain_begin(&self) {
+        self.draining.set(self.draining.get() + 1);
+        self.give_up();
+        self.child.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.draining.set(self.draining.get().saturating_sub(1));
+        self.child.drain_end();
+    }
+}
+
+impl Completion for PolicyChannel {
+    fn complete(&self, token: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let slot = self.under_way.borrow_mut().remove(token);
+        let Some(mut slot) = slot else { return };
+        match result {
+            Ok(()) => slot.reply.send(Ok(()), bufs),
+            Err(errno) => self.failed(slot, errno, bufs),
+        }
+    }
+}
+
+impl Drop for PolicyChannel {
+    fn drop(&mut self) {
+        if let Some((bell, number)) = self.bell.get() {
+            self.node.policy.leave(*number);
+            self.event_loop.delete_bottom_half(bell);
+        }
+        self.give_up();
+    }
+}

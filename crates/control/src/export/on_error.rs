@@ -1,0 +1,88 @@
+//! `rerror` and `werror`: what becomes of a request that fails.
+
+use block::job::OnError;
+
+use super::Draft;
+use crate::error::OptionError;
+use crate::table::{Choice, Field, Kind, Need, put};
+
+/// A field of one of the two policies. `$auto` is what QEMU's devices do.
+macro_rules! on_error {
+    ($name:literal, $field:ident, $auto:ident, $help:literal) => {
+        Field {
+            name: $name,
+            kind: Kind::Choice(&[
+                Choice {
+                    name: "report",
+                    help: "the guest is told",
+                    set: |export| put(&mut export.vhost_user.$field, OnError::Report),
+                },
+                Choice {
+                    name: "ignore",
+                    help: "the guest is told that it was done; what was to be read is zeroes",
+                    set: |export| put(&mut export.vhost_user.$field, OnError::Ignore),
+                },
+                Choice {
+                    name: "enospc",
+                    help: "as stop when there is no space left, else as report",
+                    set: |export| put(&mut export.vhost_user.$field, OnError::Enospc),
+                },
+                Choice {
+                    name: "stop",
+                    help: "requests are held until x-block-export-resume, and then done again",
+                    set: |export| put(&mut export.vhost_user.$field, OnError::Stop),
+                },
+                Choice {
+                    name: "auto",
+                    help: "as QEMU's devices do it: report errors of reads, hold writes without space",
+                    set: |export| put(&mut export.vhost_user.$field, OnError::$auto),
+                },
+            ]),
+            need: Need::Default("report"),
+            help: $help,
+        }
+    };
+}
+
+/// `rerror`.
+pub(super) const RERROR: Field<Draft> =
+    on_error!("rerror", rerror, Report, "what becomes of a read that fails");
+
+/// `werror`.
+pub(super) const WERROR: Field<Draft> = on_error!(
+    "werror",
+    werror,
+    Enospc,
+    "what becomes of another request that fails: a write, discard or flush"
+);
+
+/// The same for clients with time-outs of their own, who know what to do about an error.
+macro_rules! only_report {
+    ($name:literal, $help:literal) => {
+        Field {
+            name: $name,
+            kind: Kind::Choice(&[
+                Choice { name: "report", help: "the client is told", set: |_| Ok(()) },
+                Choice { name: "ignore", help: "not over NBD", set: |_| refused($name) },
+                Choice { name: "enospc", help: "not over NBD", set: |_| refused($name) },
+                Choice { name: "stop", help: "not over NBD", set: |_| refused($name) },
+                Choice { name: "auto", help: "as report", set: |_| Ok(()) },
+            ]),
+            need: Need::Default("report"),
+            help: $help,
+        }
+    };
+}
+
+/// `rerror` of NBD.
+pub(super) const RERROR_NBD: Field<Draft> =
+    only_report!("rerror", "what becomes of a read that fails; only report");
+
+/// `werror` of NBD.
+pub(super) const WERROR_NBD: Field<Draft> =
+    only_report!("werror", "what becomes of another request that fails; only report");
+
+fn refused(name: &str) -> Result<(), OptionError> {
+    let message = format!("Export type 'nbd' supports only '{name}=report'");
+    Err(OptionError::new(message).hint("NBD clients have time-outs of their own."))
+}

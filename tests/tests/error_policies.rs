@@ -1,0 +1,148 @@
+//! `rerror` and `werror` of an export, as a front end and a monitor's client see them.
+
+use integration::{
+    BlkClient, Completion, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
+    eventually, request,
+};
+use serde_json::{Value, json};
+
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+
+/// A daemon that exports an image under blkdebug, with `rules`, with policies.
+fn daemon(scratch: &Scratch, image: &Image, rules: &str, policies: &str) -> Server {
+    let path = image.path().display();
+    let node =
+        format!("driver=blkdebug,node-name=disk,image.driver=file,image.filename={path},{rules}");
+    let command = ServerCommand::new(scratch).monitor("qmp").iothread("io0").iothread("io1");
+    command
+        .arg("--blockdev")
+        .arg(node)
+        .export("disk", &format!("num-queues=2,iothread.0=io0,iothread.1=io1,{policies}"))
+        .start()
+}
+
+fn io_status(qmp: &mut Qmp) -> Value {
+    qmp.execute("query-block-exports", json!({}))[0]["io-status"].take()
+}
+
+fn resume(qmp: &mut Qmp) {
+    qmp.execute("x-block-export-resume", json!({"id": "disk"}));
+}
+
+/// Writes a sector, and does not wait for it.
+fn begin_write(blk: &mut BlkClient, queue: usize, sector: u64) -> u16 {
+    let at = 4096 * sector;
+    blk.put(at, &[sector as u8; 512]);
+    let segments = vec![Segment { at, len: 512, device_writes: false }];
+    blk.submit(queue, &Request { kind: request::OUT, sector, segments })
+}
+
+#[test]
+fn requests_are_held_until_somebody_has_made_space() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    // Both wait long enough for somebody to look, if they were in flight.
+    let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28,\
+                 inject-error.0.count=1,inject-error.1.event=none,inject-error.1.iotype=read,\
+                 inject-error.1.errno=0,inject-error.1.delay-ns=300000000";
+    let server = daemon(&scratch, &image, rules, "werror=enospc,stall-timeout-ms=100");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("it serves");
+    assert_eq!(io_status(&mut qmp), "ok");
+    let first = begin_write(&mut blk, 0, 1);
+    let event = qmp.wait_for("BLOCK_IO_ERROR");
+    let expected = json!({
+        "qom-path": "", "device": "disk", "node-name": "disk", "operation": "write",
+        "action": "stop", "nospace": true, "reason": "No space left on device",
+    });
+    assert_eq!(event, expected);
+    assert_eq!(io_status(&mut qmp), "nospace");
+    // What comes now waits too, on the other queue's thread as well.
+    let second = begin_write(&mut blk, 0, 2);
+    let elsewhere = begin_write(&mut blk, 1, 3);
+    let stats = |qmp: &mut Qmp| {
+        let stats = qmp.execute("x-query-export-stats", json!({}));
+        let queues = stats[0]["queues"].as_array().expect("a list").clone();
+        queues.iter().map(|queue| queue["in-flight"].as_u64().expect("a number")).sum::<u64>()
+    };
+    eventually("all to be taken", || (stats(&mut qmp) == 3).then_some(()));
+    let before = Image::filled(&scratch, "same.img", 1);
+    assert_eq!(image.read(0, 1 << 20), before.read(0, 1 << 20));
+    let refused = qmp.refused("x-block-export-resume", json!({"id": "other"}));
+    assert_eq!(refused, "Export 'other' is not found");
+    resume(&mut qmp);
+    let mut done: Vec<Completion> = Vec::new();
+    while done.len() < 2 {
+        done.extend(blk.wait(0).expect("a reply"));
+    }
+    let expected = [first, second].map(|id| Completion { id, status: OK });
+    assert_eq!(done, expected);
+    assert_eq!(blk.wait(1).expect("a reply"), [Completion { id: elsewhere, status: OK }]);
+    assert_eq!(io_status(&mut qmp), "ok");
+    for sector in 1..4 {
+        assert_eq!(image.read(512 * sector, 512), [sector as u8; 512]);
+    }
+    // What was held has not been told of as taking long; what does take long, is.
+    blk.read(0, 512);
+    eventually("a line in the log", || server.log().contains(": read of 512 bytes").then_some(()));
+    assert!(!server.log().contains(": write of 512 bytes"), "{}", server.log());
+    drop(blk);
+    server.stop();
+}
+
+#[test]
+fn what_is_held_for_a_front_end_that_goes_is_given_up_and_the_next_is_served() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let rules = "inject-error.0.event=none,inject-error.0.iotype=write";
+    let server = daemon(&scratch, &image, rules, "werror=stop");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
+    begin_write(&mut blk, 0, 1);
+    assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["nospace"], false);
+    assert_eq!(io_status(&mut qmp), "failed");
+    drop(blk);
+    let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves again");
+    // Until somebody says so, nothing goes on for that one either.
+    let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
+    let id = blk.submit(0, &Request { kind: request::IN, sector: 0, segments });
+    resume(&mut qmp);
+    assert_eq!(blk.wait(0).expect("a reply"), [Completion { id, status: OK }]);
+    // A daemon that is told to end does not wait for what is held.
+    begin_write(&mut blk, 0, 1);
+    assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["action"], "stop");
+    server.stop();
+}
+
+#[test]
+fn errors_are_reported_by_default_and_may_be_ignored() {
+    for (policies, errno, status, action) in [
+        ("rerror=report,werror=report", 28, IOERR, None),
+        ("werror=report", 5, IOERR, None),
+        ("rerror=auto,werror=auto", 5, IOERR, Some("report")),
+        ("rerror=ignore,werror=ignore", 28, OK, Some("ignore")),
+        ("rerror=enospc,werror=enospc", 5, IOERR, Some("report")),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk.img", 1);
+        let rules = format!("inject-error.0.event=none,inject-error.0.errno={errno}");
+        let server = daemon(&scratch, &image, &rules, policies);
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
+        let reply = blk.call(request::IN, 0, &[], 512);
+        assert_eq!(reply.status, status, "{policies}");
+        if status == OK {
+            assert_eq!(reply.data, [0; 512]);
+        }
+        assert_eq!(blk.call(request::OUT, 0, &[1; 512], 0).status, status, "{policies}");
+        assert_eq!(blk.call(request::FLUSH, 0, &[], 0).status, status, "{policies}");
+        if let Some(action) = action {
+            assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["action"], action);
+            assert_eq!(io_status(&mut qmp), "ok");
+        } else {
+            let info = qmp.execute("query-block-exports", json!({}));
+            assert_eq!(info[0].get("io-status"), None);
+        }
+    }
+}
