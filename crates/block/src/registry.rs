@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, ThreadBirth};
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, ThreadBirth};
 
 use crate::connections::Connections;
 use crate::drivers::blkdebug::BlkdebugNode;
@@ -52,7 +52,7 @@ pub struct NodeRegistry {
     connections: Connections,
     /// Makes connections anew for `nbd` nodes, once there is one: I/O threads may be where nobody may
     /// connect.
-    connector: Option<IoThread>,
+    connector: Option<Arc<IoThread>>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
     /// Images handed over that no node has taken yet,
@@ -452,9 +452,9 @@ impl NodeRegistry {
         })
     }
 
-    /// The loop of the thread that connects to NBD servers. The thread is started by whoever opens the
-    /// first such node.
-    fn connector(&mut self) -> Result<LoopHandle, OpenError> {
+    /// The thread that connects to NBD servers, started by whoever opens the first such node. It lives as
+    /// long as they do.
+    fn connector(&mut self) -> Result<Arc<IoThread>, OpenError> {
         let thread = match self.connector.take() {
             Some(thread) => thread,
             None => {
@@ -462,11 +462,12 @@ impl NodeRegistry {
                     LoopConfig { name: "nbd-connect".into(), entries: 32, ..Default::default() };
                 let config = IoThreadConfig { event_loop, ..Default::default() };
                 let birth = self.connector_birth.clone();
-                IoThread::spawn_with(config, move |_| birth.call())
-                    .map_err(|error| OpenError::new(format!("I/O thread nbd-connect: {error}")))?
+                let thread = IoThread::spawn_with(config, move |_| birth.call())
+                    .map_err(|error| OpenError::new(format!("I/O thread nbd-connect: {error}")))?;
+                Arc::new(thread)
             }
         };
-        Ok(self.connector.insert(thread).handle().clone())
+        Ok(self.connector.insert(thread).clone())
     }
 
     fn open_file(

@@ -408,7 +408,7 @@ impl Inner {
                     event_loop.sleep_until(event_loop.now_ns() + pause.next_ns()).await;
                 }
                 pause.get_or_insert_default();
-                let tried = connect_on(&shared.connector, &shared.options).await;
+                let tried = connect_on(shared.connector.handle(), &shared.options).await;
                 let Some(me) = me.upgrade().filter(|me| !me.closed.get()) else { return };
                 let why = match tried {
                     Err(error) => error.to_string(),

@@ -126,7 +126,7 @@ pub(crate) async fn connect_on(
         let on_loop = event_loop.clone();
         event_loop.spawn(async move { done.send(connect_to(&on_loop, &options).await) });
     };
-    // Neither happens before the nodes go, and nobody needs a connection then.
+    // Neither happens before the node goes, which keeps the thread.
     connector.spawn(connecting).map_err(|_| ConnectError::Left)?;
     connected.await.unwrap_or(Err(ConnectError::Left))
 }

@@ -19,7 +19,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use event_loop::{EventLoop, LoopHandle, mailbox, sync::lock};
+use event_loop::{EventLoop, IoThread, LoopHandle, mailbox, sync::lock};
 use nbd_wire::flag;
 use nix::errno::Errno;
 
@@ -57,7 +57,7 @@ struct Keeper {
 struct Shared {
     name: String,
     options: NbdOptions,
-    connector: LoopHandle,
+    connector: Arc<IoThread>,
     agreed: Agreed,
     geometry: Geometry,
     discard: Discard,
@@ -74,14 +74,14 @@ pub(crate) async fn connect(
 }
 
 impl NbdNode {
-    /// Makes a node of a connection. Others are made on the loop `connector`, which no loop that the node
-    /// is used on waits for.
+    /// Makes a node of a connection. Others are made by the thread `connector`, for which no
+    /// loop that the node is used on waits.
     pub(crate) fn new(
         name: String,
         common: &BlockdevOptions,
         options: &NbdOptions,
         connected: Connected,
-        connector: LoopHandle,
+        connector: Arc<IoThread>,
     ) -> Result<Self, OpenError> {
         let mut agreed = connected.agreed;
         let theirs = agreed.has(flag::READ_ONLY);
