@@ -132,6 +132,11 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
              --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
             "nothing yet: all that is to come by QMP; Prometheus is told of it",
         ),
+        (
+            "ringmill storage-daemon --user ringmill:kvm --sandbox on,paths=/var/lib/images \
+             --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
+            "the same by another user, who opens images in one folder and nothing else",
+        ),
     ],
     read: storage_daemon,
 };
