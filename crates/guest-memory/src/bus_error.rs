@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock};
 
 use event_loop::sync::lock;
@@ -31,7 +31,9 @@ static CHANGES: Mutex<()> = Mutex::new(());
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 struct Place {
-    /// The mapping's first byte; 0: the place is free.
+    /// How often it was taken and freed: odd while it is taken.
+    changes: AtomicUsize,
+    /// The mapping's first byte.
     start: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
@@ -39,7 +41,52 @@ struct Place {
 
 impl Place {
     const fn new() -> Self {
-        Place { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) }
+        Place {
+            changes: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        self.changes.load(Ordering::Relaxed).is_multiple_of(2)
+    }
+
+    /// Takes it, which is free. One thread at a time may.
+    fn take(&self, start: usize, len: usize) {
+        // Whoever reads one of the values below, and then `changes`, sees that it was freed: this
+        // fence is the other end of the one in `range`.
+        fence(Ordering::Release);
+        self.lost.store(false, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        // Whoever sees that it is taken sees the values.
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Frees it, which is taken. One thread at a time may.
+    fn free(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// The mapping's first byte and length, of one and the same mapping; `None`: the place is free, or
+    /// not what it was any more.
+    fn range(&self) -> Option<(usize, usize)> {
+        self.range_while(|| {})
+    }
+
+    /// The same, while that happens between its loads.
+    fn range_while(&self, happens: impl FnOnce()) -> Option<(usize, usize)> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        happens();
+        let len = self.len.load(Ordering::Relaxed);
+        // A value of a later mapping goes with a later `changes`, as the fence in `take` has it. The
+        // values alone would not tell: a later mapping may begin where the earlier did.
+        fence(Ordering::Acquire);
+        let unchanged = self.changes.load(Ordering::Relaxed) == changes;
+        (unchanged && !changes.is_multiple_of(2)).then_some((start, len))
     }
 }
 
@@ -59,16 +106,12 @@ impl Watched {
     pub(crate) fn new(start: NonNull<c_void>, len: usize) -> Self {
         let _changing = lock(&CHANGES);
         install();
-        let free = TABLE.iter().position(|place| place.start.load(Ordering::Relaxed) == 0);
+        let free = TABLE.iter().position(Place::is_free);
         let Some(index) = free else {
             log::warn!("more than {PLACES} memory regions: a front end that shrinks one is fatal");
             return Watched(None);
         };
-        let place = &TABLE[index];
-        place.lost.store(false, Ordering::Relaxed);
-        place.len.store(len, Ordering::Relaxed);
-        // The handler sees the length once it sees the start.
-        place.start.store(start.as_ptr() as usize, Ordering::Release);
+        TABLE[index].take(start.as_ptr() as usize, len);
         HIGHEST.fetch_max(index + 1, Ordering::Release);
         Watched(Some(index))
     }
@@ -88,7 +131,7 @@ impl Drop for Watched {
     fn drop(&mut self) {
         if let Some(index) = self.0 {
             let _changing = lock(&CHANGES);
-            TABLE[index].start.store(0, Ordering::Release);
+            TABLE[index].free();
         }
     }
 }
@@ -126,9 +169,9 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
     let addr = if fault { unsafe { (*info).si_addr() as usize } } else { 0 };
     let places = TABLE.iter().take(HIGHEST.load(Ordering::Acquire));
     for place in places.filter(|_| fault) {
-        let start = place.start.load(Ordering::Acquire);
-        let len = place.len.load(Ordering::Relaxed);
-        if start != 0 && addr.wrapping_sub(start) < len && replace(start, len) {
+        // The place of the mapping that this fault is in stays as it is: it is being used.
+        let Some((start, len)) = place.range() else { continue };
+        if addr.wrapping_sub(start) < len && replace(start, len) {
             place.lost.store(true, Ordering::Release);
             event_loop::lost::lost();
             return;
@@ -181,5 +224,28 @@ fn by_default(fault: bool) {
         if !fault {
             libc::raise(libc::SIGBUS);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The start of one mapping is not taken with the length of another, not even where both begin at
+    /// the same address.
+    #[test]
+    fn a_range_is_that_of_one_mapping() {
+        let place = Place::new();
+        assert_eq!(place.range(), None);
+        assert_eq!(place.range_while(|| place.take(4096, 1)), None);
+        assert_eq!(place.range(), Some((4096, 1)));
+        let again = || {
+            place.free();
+            place.take(4096, 2);
+        };
+        assert_eq!(place.range_while(again), None);
+        assert_eq!(place.range(), Some((4096, 2)));
+        assert_eq!(place.range_while(|| place.free()), None);
+        assert_eq!(place.range(), None);
     }
 }
