@@ -57,7 +57,7 @@ pub use readiness::Readiness;
 pub use registered::{LoopMemory, Place, Places};
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
 pub use scheduling::Scheduling;
-pub use signal::{Signal, signal_if_not_full};
+pub use signal::Signal;
 pub use stats::{Counter, LoopStats};
 pub use task::{JoinHandle, take_turns};
 pub use thread_pool::{ThreadBirth, ThreadPoolConfig};

@@ -75,8 +75,9 @@ impl Signal {
     }
 }
 
-/// Adds one to the counter of an eventfd that is signalled now and then, unless it is full.
-pub fn signal_if_not_full(fd: &OwnedFd) {
+/// Adds one to the counter of an eventfd unless it is full. Whoever fills it between the two calls has
+/// the second one wait.
+fn signal_if_not_full(fd: &OwnedFd) {
     let mut ready = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
     if poll(&mut ready, PollTimeout::ZERO) == Ok(1) {
         let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());

@@ -2,9 +2,7 @@
 
 mod runner;
 
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use event_loop::Signal;
 use guest_memory::MemoryView;
@@ -25,7 +23,7 @@ pub trait Virtqueue: std::fmt::Debug {
     fn set_call(&self, call: Option<Signal>);
 
     /// Sets where a broken queue is reported (SET_VRING_ERR).
-    fn set_err(&self, err: Option<Arc<OwnedFd>>);
+    fn set_err(&self, err: Option<Signal>);
 
     /// Goes on in new memory (SET_MEM_TABLE while running). Requests in flight finish in the old.
     ///

@@ -8,10 +8,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{
-    DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger, signal_if_not_full,
-    trace,
-};
+use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger, trace};
 use guest_memory::{AccessError, MemoryView};
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
@@ -73,7 +70,7 @@ pub(crate) struct Runner<S> {
     /// The way out for signals; without one the driver polls.
     call: RefCell<Option<Signal>>,
     /// Where a broken queue is reported.
-    err: RefCell<Option<Arc<OwnedFd>>>,
+    err: RefCell<Option<Signal>>,
     kick: Cell<Option<HandlerId>>,
     enabled: Cell<bool>,
     /// The loop polls: the driver need not kick.
@@ -267,7 +264,7 @@ impl<S: Service> Runner<S> {
         log::warn!("{} stops, its driver broke the rules: {reason}", S::NAME);
         self.queue.mark_broken();
         if let Some(err) = &*self.err.borrow() {
-            signal_if_not_full(err);
+            err.send();
         }
     }
 }
@@ -287,7 +284,7 @@ impl<S: Service> Virtqueue for Runner<S> {
         *self.call.borrow_mut() = call;
     }
 
-    fn set_err(&self, err: Option<Arc<OwnedFd>>) {
+    fn set_err(&self, err: Option<Signal>) {
         *self.err.borrow_mut() = err;
     }
 

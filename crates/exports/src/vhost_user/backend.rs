@@ -18,7 +18,7 @@ use super::migration_log::MigrationLog;
 use super::pinning::Pinning;
 use super::session::{MAX_MEM_SLOTS, RingSetup};
 use super::wire::{InflightDescription, RegionId, Request};
-use super::worker::WorkerHandle;
+use super::worker::{RingSignals, WorkerHandle};
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
 pub(crate) struct Backend {
@@ -219,10 +219,11 @@ impl Backend {
     async fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), RequestError> {
         self.log.covers_used(setup.used_log, setup.config.size)?;
         let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
-        let (copy, call) = (setup.clone(), signal_to(&setup.call));
+        let signals = RingSignals { call: signal_to(&setup.call), err: signal_to(&setup.err) };
+        let copy = setup.clone();
         self.worker(index)
             .ask(move |worker, answer| {
-                answer.send(worker.start(index, copy, call, memory, inflight));
+                answer.send(worker.start(index, copy, signals, memory, inflight));
             })
             .await?
             .map_err(|error| RequestError::Ring { index, error })?;
@@ -299,6 +300,7 @@ impl Backend {
         if let Some(setup) = self.running.get_mut(&index) {
             setup.err = err.clone();
         }
+        let err = signal_to(&err);
         let answer = self.worker(index).ask(move |worker, answer| {
             worker.set_err(index, err);
             answer.send(());
@@ -324,6 +326,6 @@ impl Backend {
 }
 
 /// The way to signal an eventfd, which may take a ring: I/O threads may make none.
-fn signal_to(call: &Option<EventFd>) -> Option<Signal> {
-    call.as_ref().map(|call| Signal::new(call.fd().clone()))
+pub(super) fn signal_to(eventfd: &Option<EventFd>) -> Option<Signal> {
+    eventfd.as_ref().map(|eventfd| Signal::new(eventfd.fd().clone()))
 }

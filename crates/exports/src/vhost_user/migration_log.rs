@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use guest_memory::{DirtyLog, GuestMemory};
 
-use super::backend::Backend;
+use super::backend::{Backend, signal_to};
 use super::error::RequestError;
 use super::eventfd::EventFd;
 use super::wire::LogDescription;
@@ -89,7 +89,7 @@ impl Backend {
         }
         self.log = log;
         let ask = |worker: &WorkerHandle| {
-            let (to, notify) = (self.log.in_use().cloned(), self.log.notify.clone());
+            let (to, notify) = (self.log.in_use().cloned(), signal_to(&self.log.notify));
             worker.ask(move |worker, answer| {
                 worker.set_log(to, notify);
                 answer.send(());

@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use devices::virtio::{InFlight, Virtqueue};
-use event_loop::{EventLoop, LoopGone, LoopHandle, Signal, mailbox, oneshot, signal_if_not_full};
+use event_loop::{EventLoop, LoopGone, LoopHandle, Signal, mailbox, oneshot};
 use guest_memory::{DirtyLog, GuestMemory, Logging, MemoryView};
 use nix::errno::Errno;
 use queue::{Queue, QueueError};
@@ -48,6 +48,14 @@ pub(crate) struct Worker {
     logging: Logging,
     /// Requests stay in the queues.
     paused: Rc<Cell<bool>>,
+}
+
+/// The ways to signal the front end about a ring: made beside the I/O thread, which may make no rings.
+pub(crate) struct RingSignals {
+    /// There are used buffers.
+    pub(crate) call: Option<Signal>,
+    /// The ring broke.
+    pub(crate) err: Option<Signal>,
 }
 
 /// A ring that runs here.
@@ -134,12 +142,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Starts a ring, which is to signal by `call`. What `inflight` says is in flight is done again.
+    /// Starts a ring, which is to signal by `signals`. What `inflight` says is in flight is done again.
     pub(crate) fn start(
         &self,
         index: u16,
         setup: RingSetup,
-        call: Option<Signal>,
+        signals: RingSignals,
         memory: Arc<GuestMemory>,
         inflight: Option<InflightArea>,
     ) -> Result<(), QueueError> {
@@ -148,8 +156,8 @@ impl Worker {
         let inflight = inflight.map(|inflight| inflight.of_ring(index)).transpose()?;
         let queue = Queue::with_inflight(self.view(memory), setup.config, inflight)?;
         let has_kick = setup.kick.is_some();
-        let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), call);
-        queue.set_err(fd_of(&setup.err));
+        let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), signals.call);
+        queue.set_err(signals.err);
         queue.set_used_log(setup.used_log);
         let ring = Rc::new(Ring { queue, enabled: Cell::new(false), paused: self.paused.clone() });
         if !has_kick {
@@ -199,8 +207,8 @@ impl Worker {
     }
 
     /// Has the rings' writes that end from now on logged, or not any more.
-    pub(crate) fn set_log(&self, log: Option<Arc<DirtyLog>>, notify: Option<EventFd>) {
-        let told = |fd: EventFd| Rc::new(move || signal_if_not_full(fd.fd())) as Rc<dyn Fn()>;
+    pub(crate) fn set_log(&self, log: Option<Arc<DirtyLog>>, notify: Option<Signal>) {
+        let told = |notify: Signal| Rc::new(move || notify.send()) as Rc<dyn Fn()>;
         self.logging.set_notify(notify.map(told));
         self.logging.set(log);
     }
@@ -236,10 +244,10 @@ impl Worker {
         }
     }
 
-    /// Sets the err eventfd of a ring that runs.
-    pub(crate) fn set_err(&self, index: u16, err: Option<EventFd>) {
+    /// Sets the way to the err eventfd of a ring that runs.
+    pub(crate) fn set_err(&self, index: u16, err: Option<Signal>) {
         if let Some(ring) = self.ring(index) {
-            ring.queue.set_err(fd_of(&err));
+            ring.queue.set_err(err);
         }
     }
 
