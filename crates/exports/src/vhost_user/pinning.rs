@@ -19,6 +19,8 @@ const CHUNK: u64 = 64 << 20;
 /// What an export's threads share about the pinning of its guest's memory.
 pub(crate) struct Pinning {
     export: String,
+    /// No limit holds. Asked for once, since an I/O thread may not open what tells.
+    has_ipc_lock: bool,
     /// It has failed, and that was said.
     failed: AtomicBool,
     populating: Mutex<Populating>,
@@ -38,9 +40,10 @@ struct Populating {
 }
 
 impl Pinning {
+    /// Of an export. To be called on the control thread.
     pub(crate) fn new(export: String) -> Arc<Self> {
         let (failed, populating) = Default::default();
-        Arc::new(Pinning { export, failed, populating })
+        Arc::new(Pinning { export, has_ipc_lock: has_ipc_lock(), failed, populating })
     }
 
     /// Another front end: what it may pin is another question.
@@ -59,7 +62,7 @@ impl Pinning {
         listeners: usize,
     ) -> Option<Vec<oneshot::Receiver<()>>> {
         let size = memory.regions().iter().map(|region| region.size()).sum();
-        if memlock_limit().is_some_and(|limit| size > limit) {
+        if self.memlock_limit().is_some_and(|limit| size > limit) {
             self.warn(format_args!("pinning all {} of it", MiB(size)), &Errno::ENOMEM.into());
             return None;
         }
@@ -103,7 +106,7 @@ impl Pinning {
     /// Says that it has failed, once: what, and why.
     pub(crate) fn warn(&self, what: impl fmt::Display, error: &io::Error) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            let (id, advice) = (&self.export, advice(error));
+            let (id, advice) = (&self.export, advice(error, self.memlock_limit()));
             log::warn!(
                 "export {id}: guest memory is not pinned, requests go on without: {what} failed: \
                  {error}: {advice}"
@@ -118,6 +121,12 @@ impl Pinning {
             "io_uring_register of {size} at guest address {addr:#x} on I/O thread {io_thread}"
         );
         self.warn(what, error);
+    }
+
+    /// Bytes that this user may pin, in all; `None`: no limit.
+    fn memlock_limit(&self) -> Option<u64> {
+        let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+        (soft != RLIM_INFINITY && !self.has_ipc_lock).then_some(soft)
     }
 
     /// `id` of the export.
@@ -136,13 +145,7 @@ fn populate_region(region: &Weak<MappedRegion>) {
     }
 }
 
-/// Bytes that this user may pin, in all; `None`: no limit.
-fn memlock_limit() -> Option<u64> {
-    let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
-    (soft != RLIM_INFINITY && !has_ipc_lock()).then_some(soft)
-}
-
-/// Whether this process has `CAP_IPC_LOCK` in the initial user namespace, as the kernel wants it:
+/// Whether the calling thread has `CAP_IPC_LOCK` in the initial user namespace, as the kernel wants it:
 /// capabilities(7), user_namespaces(7).
 fn has_ipc_lock() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
@@ -163,13 +166,12 @@ impl fmt::Display for MiB {
     }
 }
 
-/// What to do about a failure.
-fn advice(error: &io::Error) -> String {
+/// What to do about a failure, where `limit` holds.
+fn advice(error: &io::Error, limit: Option<u64>) -> String {
     match error.raw_os_error().map(Errno::from_raw) {
         None => "needs io_uring, see ringmill probe".into(),
         Some(Errno::ENOMEM) => {
-            let limit =
-                memlock_limit().map_or("not in force".into(), |limit| MiB(limit).to_string());
+            let limit = limit.map_or("not in force".into(), |limit| MiB(limit).to_string());
             format!(
                 "RLIMIT_MEMLOCK is {limit}; the memory of all guests of this user counts, times the \
                  I/O threads of their exports: raise it (systemd: LimitMEMLOCK=), or leave \
@@ -191,11 +193,11 @@ mod tests {
 
     #[test]
     fn each_failure_has_its_advice() {
-        let of = |errno: Errno| advice(&errno.into());
+        let of = |errno: Errno| advice(&errno.into(), None);
         assert!(of(Errno::ENOMEM).contains("LimitMEMLOCK="));
         assert!(of(Errno::EFAULT).contains("memfd"));
         assert!(of(Errno::EINVAL).contains("5.19"));
-        assert!(advice(&io::ErrorKind::Unsupported.into()).contains("probe"));
+        assert!(advice(&io::ErrorKind::Unsupported.into(), None).contains("probe"));
     }
 
     /// However often a front end changes its memory, one thread goes after it, and to the last.
