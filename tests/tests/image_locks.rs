@@ -3,7 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use integration::{BlkClient, Image, Scratch, ServerCommand, pattern, tool};
+use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, pattern, tool};
+use serde_json::json;
 
 /// Fails unless `program`, given the image between its arguments, is refused a lock.
 fn assert_locked_out(image: &Image, program: &str, before: &[&str], after: &[&str]) {
@@ -36,6 +37,27 @@ fn an_image_is_written_by_one() {
     let mut resize = Command::new(tool("qemu-img"));
     let resize = resize.args(["resize", "-f", "raw"]).arg(image.path()).arg("2M").output();
     assert!(resize.expect("qemu-img runs").status.success());
+}
+
+/// In its sandbox a daemon may not look for the process that has the image: it is no killed one that leaves
+/// its locks.
+#[test]
+fn a_command_is_refused_an_image_of_another_daemon() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let first = ServerCommand::new(&scratch).file("disk", &image, "").start();
+    let second = ServerCommand::new(&scratch).named("second").monitor("qmp").start();
+    let mut qmp = Qmp::connect(&second.socket("qmp"));
+    let node = json!({"driver": "file", "node-name": "again", "filename": image.path()});
+    let why = qmp.refused("blockdev-add", node);
+    assert!(why.contains("lock"), "{why}");
+    // Without Landlock it may.
+    if second.log().contains("Landlock ABI") {
+        assert!(why.contains("not all of /proc may be read"), "{why}");
+    }
+    drop(qmp);
+    second.stop();
+    first.stop();
 }
 
 #[test]

@@ -13,13 +13,22 @@ pub struct OpenError {
     message: String,
     errno: Option<Errno>,
     hint: Option<String>,
-    left_locked: bool,
+    locked_by: Option<LockedBy>,
+}
+
+/// Who holds the lock on an image that no process is found to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LockedBy {
+    /// No process: all were looked into.
+    Nobody,
+    /// There are processes that may not be looked into.
+    Unknown,
 }
 
 impl OpenError {
     /// An error that no system call reported.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        OpenError { message: message.into(), errno: None, hint: None, left_locked: false }
+        OpenError { message: message.into(), errno: None, hint: None, locked_by: None }
     }
 
     /// A system call failed: `message` says which and on what, the errno why.
@@ -34,15 +43,20 @@ impl OpenError {
     }
 
     /// The same error: the image is locked, and no process is found that would hold the lock.
-    pub(crate) fn left_locked(self) -> Self {
-        OpenError { left_locked: true, ..self }
+    pub(crate) fn locked_by(self, by: LockedBy) -> Self {
+        OpenError { locked_by: Some(by), ..self }
     }
 
-    /// Whether the image is locked and no process is found that holds the lock. It may be the last
-    /// requests of one that was killed, which the kernel finishes before it lets go of the file: so
-    /// opening it again soon may do.
+    /// Whether the image is locked and no process holds the lock. It may be the last requests of one
+    /// that was killed, which the kernel finishes before it lets go of the file: so opening it again
+    /// soon may do.
     pub fn is_left_locked(&self) -> bool {
-        self.left_locked
+        self.locked_by == Some(LockedBy::Nobody)
+    }
+
+    /// The same, or a process holds it that this one may not look into.
+    pub fn may_be_left_locked(&self) -> bool {
+        self.locked_by.is_some()
     }
 
     /// The system's reason, where it was a system call that failed.

@@ -50,7 +50,7 @@ impl Daemon {
         let patience = self.lock_patience();
         loop {
             match self.nodes.activate(name).await {
-                Err(error) if error.is_left_locked() => self.wait_for_lock(error, patience).await?,
+                Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,
                 activated => return Ok(activated?),
             }
         }

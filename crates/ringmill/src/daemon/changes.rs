@@ -98,10 +98,17 @@ impl Daemon {
         loop {
             let connections = Connections::new(&self.control, options).await?;
             match self.nodes.open_connected(options, connections) {
-                Err(error) if error.is_left_locked() => self.wait_for_lock(error, patience).await?,
+                Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,
                 opened => return Ok(opened.map(drop)?),
             }
         }
+    }
+
+    /// Whether an image may soon be free that could not be opened. One that a process may have open
+    /// that cannot be looked into is waited for only before the daemon serves: afterwards that is the rule
+    /// in the sandbox, and a client of a monitor waits for the answer.
+    pub(super) fn waits_for(&self, error: &OpenError) -> bool {
+        error.is_left_locked() || !self.serves && error.may_be_left_locked()
     }
 
     /// Until when an image that nobody is found to have locked is waited for.

@@ -90,6 +90,8 @@ pub(crate) struct Daemon {
     pidfile: Rc<OnceCell<Pidfile>>,
     /// What another process has handed over, until all is made of it.
     taken: Option<TakenOver>,
+    /// Everything that the command line asks for is made.
+    serves: bool,
 }
 
 /// What a daemon starts with.
@@ -316,11 +318,13 @@ impl Daemon {
             spawner: None,
             pidfile: Rc::default(),
             taken: None,
+            serves: false,
         }
     }
 
     /// Everything that the command line asks for serves.
-    fn is_ready(&self, status: Option<Status>) {
+    fn is_ready(&mut self, status: Option<Status>) {
+        self.serves = true;
         if let Some(unused) = self.given.unused() {
             log::warn!("{unused}");
         }

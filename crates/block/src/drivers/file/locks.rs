@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-use crate::error::OpenError;
+use crate::error::{LockedBy, OpenError};
 use crate::options::Locking;
 
 /// First byte for permissions in use.
@@ -280,13 +281,12 @@ fn unsupported(errno: Errno) -> bool {
 fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission) -> OpenError {
     let mut hint = format!("Is another process using the image [{}]?", path.display());
     let holder = holder(fd, byte);
-    let found = holder.is_some();
-    let who = match holder {
-        Some(Holder { pid, .. }) if pid == std::process::id() => {
+    let who = match &holder {
+        Ok(Holder { pid, .. }) if *pid == std::process::id() => {
             "Another node of this process".to_owned()
         }
-        Some(Holder { pid, name }) => format!("{name} (pid {pid})"),
-        None => "Its user".to_owned(),
+        Ok(Holder { pid, name }) => format!("{name} (pid {pid})"),
+        Err(_) => "Its user".to_owned(),
     };
     hint.push_str(&match (byte >= NOT_SHARED, p) {
         (true, Permission::ConsistentRead) => format!("\n{who} does not let others read it now."),
@@ -299,8 +299,17 @@ fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission
             format!("\n{who} holds \"{p}\" on it, which this node cannot share. Stop it first.")
         }
     });
-    let error = OpenError::new(message).with_hint(hint);
-    if found { error } else { error.left_locked() }
+    match holder {
+        Ok(_) => OpenError::new(message).with_hint(hint),
+        Err(by) => {
+            let why = match by {
+                LockedBy::Nobody => "",
+                // Clients of a monitor get no hints.
+                LockedBy::Unknown => " (not all of /proc may be read, to tell whose it is)",
+            };
+            OpenError::new(message + why).with_hint(hint).locked_by(by)
+        }
+    }
 }
 
 struct Holder {
@@ -310,30 +319,38 @@ struct Holder {
 
 /// Looks for the process whose descriptor holds the lock. Open file description locks have no pid
 /// of their own (`l_pid` is -1), but `/proc/PID/fdinfo/FD` lists the locks of each descriptor, of
-/// those processes that we may look into.
-fn holder(fd: &OwnedFd, byte: i64) -> Option<Holder> {
-    let stat = nix::sys::stat::fstat(fd.as_fd()).ok()?;
+/// those processes that we may look into: a user's are its own, and a confined thread's those that are
+/// confined as it is (Landlock), as a rule its own process.
+fn holder(fd: &OwnedFd, byte: i64) -> Result<Holder, LockedBy> {
+    let stat = nix::sys::stat::fstat(fd.as_fd()).map_err(|_| LockedBy::Unknown)?;
     let (major, minor) = (nix::sys::stat::major(stat.st_dev), nix::sys::stat::minor(stat.st_dev));
     let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
     let own = std::os::fd::AsRawFd::as_raw_fd(fd).to_string();
-    for process in fs::read_dir("/proc").ok()?.flatten() {
+    let mut otherwise = LockedBy::Nobody;
+    let mut refused = |error: io::Error| {
+        // Else it has ended.
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            otherwise = LockedBy::Unknown;
+        }
+    };
+    for process in fs::read_dir("/proc").map_err(|_| LockedBy::Unknown)?.flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
         else {
             continue;
         };
-        let Ok(fds) = fs::read_dir(process.path().join("fdinfo")) else { continue };
-        for info in fds.flatten() {
+        let fds = fs::read_dir(process.path().join("fdinfo")).map_err(&mut refused);
+        for info in fds.into_iter().flatten().flatten() {
             if pid == std::process::id() && info.file_name().to_str() == Some(own.as_str()) {
                 continue;
             }
-            let Ok(text) = fs::read_to_string(info.path()) else { continue };
+            let Ok(text) = fs::read_to_string(info.path()).map_err(&mut refused) else { continue };
             if text.lines().any(|line| is_lock_on(line, &inode, byte)) {
                 let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                return Some(Holder { pid, name: name.trim_end().to_owned() });
+                return Ok(Holder { pid, name: name.trim_end().to_owned() });
             }
         }
     }
-    None
+    Err(otherwise)
 }
 
 /// Whether a line of fdinfo, such as `lock: 1: OFDLCK  ADVISORY  READ -1 fe:00:1234 100 101`, is an
