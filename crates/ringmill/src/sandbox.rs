@@ -64,17 +64,30 @@ fn reach(paths: Option<&[PathBuf]>, steps: &[Step], removed: Option<&Path>) -> R
     }
     if has_monitor {
         named.images.iter().for_each(|image| add(image, Purpose::Use));
+        // What the queue of a block device is like.
+        add(Path::new("/sys"), Purpose::Read);
     }
     paths.unwrap_or_default().iter().for_each(|path| add(path, Purpose::Use));
-    if named.looks_names_up {
-        NAMES.iter().for_each(|path| add(Path::new(path), Purpose::Read));
+    // Commands may name hosts, too.
+    if named.looks_names_up || has_monitor {
+        NAME_SERVICES.iter().for_each(|path| add(Path::new(path), Purpose::Read));
+        // Links may lead anywhere.
+        let files = NAMES.iter().filter_map(|path| std::fs::canonicalize(path).ok());
+        files.for_each(|file| add(&file, Purpose::Read));
+    }
+    if !has_monitor && named.looks_names_up {
+        // Those files may be replaced. Commands are not to have others there opened.
+        add(Path::new("/etc"), Purpose::Read);
     }
     let connect = (!has_monitor).then_some(named.ports);
     Reach { files: Some(files), connect }
 }
 
-/// Where the C library looks names of hosts up.
-const NAMES: [&str; 3] = ["/etc", "/run/systemd/resolve", "/run/resolvconf"];
+/// What the C library looks names of hosts up in.
+const NAMES: [&str; 5] =
+    ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf"];
+/// Where services keep the first of these.
+const NAME_SERVICES: [&str; 2] = ["/run/systemd/resolve", "/run/resolvconf"];
 /// The port of name servers, for answers that are too long for a datagram.
 const DNS: u16 = 53;
 
@@ -146,7 +159,8 @@ impl Named {
 fn keep(becomes_another: bool, steps: &[Step]) -> Capabilities {
     let any = |is: fn(&Action) -> bool| steps.iter().any(|step| is(&step.action));
     let mut keep = Capabilities::NONE;
-    if any(pins_memory) {
+    // A monitor's client may ask for an export that pins.
+    if any(|action| pins_memory(action) || matches!(action, Action::Monitor(_))) {
         keep = keep.and(Capabilities::IPC_LOCK);
     }
     if !becomes_another {

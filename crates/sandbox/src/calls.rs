@@ -223,6 +223,7 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(ALL, calls![SYS_getrandom], Any, "keys of hash tables, TLS"),
     row(ALL, calls![SYS_gettid, SYS_getpid, SYS_sched_yield, SYS_restart_syscall], Any, "harmless"),
     row(LOOPS, calls![SYS_prlimit64], OneOf(0, &[0]), "how many descriptors there may be"),
+    row(ALL, calls![SYS_getgroups], Any, "whether a thread is who it is to be"),
     row(ALL, calls![SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid], Any, "the libraries ask"),
     // Signals and the end.
     row(ALL, calls![SYS_rt_sigreturn, SYS_rt_sigaction], Any, "SIGBUS and SIGSYS; abort(3)"),

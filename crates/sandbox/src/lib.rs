@@ -224,7 +224,8 @@ impl fmt::Display for InForce {
             Some(version) => {
                 write!(f, ", Landlock ABI {version} (control: ")?;
                 self.config.reach.describe(f, version)?;
-                f.write_str("; I/O: nothing)")?;
+                f.write_str("; I/O: no files")?;
+                f.write_str(if reach::covers_tcp(version) { ", no TCP)" } else { ")" })?;
             }
             None if self.config.mode == Mode::Log => missing.push("Landlock (mode=log)".into()),
             None => missing.push("Landlock (not there, or not enabled at boot: lsm=)".into()),

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_long, c_ulong};
 use std::io;
 
@@ -25,6 +26,9 @@ impl std::fmt::Display for Failed {
 }
 
 impl std::error::Error for Failed {}
+
+/// As many groups as Linux lets anybody have (`NGROUPS_MAX`).
+const GROUPS: usize = 1 << 16;
 
 fn check(call: &'static str, result: c_long) -> Result<(), Failed> {
     if result < 0 { Err(Failed { call, error: io::Error::last_os_error() }) } else { Ok(()) }
@@ -138,8 +142,9 @@ pub(crate) fn drop_all_but(
         drop_bounding();
     }
     // Who was started by a thread that has become another is it too.
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    if let Some(identity) = identity.filter(|to| to.uid != unsafe { libc::geteuid() }) {
+    if let Some(identity) = identity
+        && !is(identity)?
+    {
         // Else they go with the change of the user.
         prctl("prctl(PR_SET_KEEPCAPS)", libc::PR_SET_KEEPCAPS, 1)?;
         become_(identity)?;
@@ -161,6 +166,19 @@ fn drop_bounding() {
             capability += 1;
         }
     }
+}
+
+/// Whether the calling thread is that already, its groups in whatever order.
+fn is(identity: &Identity) -> Result<bool, Failed> {
+    let mut groups = vec![0; GROUPS];
+    // SAFETY: these take nothing and cannot fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: getgroups(2) writes at most as many numbers as it is told, which live across the call.
+    let count = unsafe { libc::getgroups(GROUPS as c_int, groups.as_mut_ptr()) };
+    check("getgroups", count.into())?;
+    let set = |groups: &[u32], gid| groups.iter().copied().chain([gid]).collect::<BTreeSet<_>>();
+    let same_groups = set(&groups[..count as usize], gid) == set(&identity.groups, identity.gid);
+    Ok(uid == identity.uid && gid == identity.gid && same_groups)
 }
 
 fn become_(identity: &Identity) -> Result<(), Failed> {

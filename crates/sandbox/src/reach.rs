@@ -64,13 +64,18 @@ impl Reach {
             Some(paths) => write!(f, "{} paths", paths.len())?,
         }
         match self.connect.as_deref() {
-            Some(ports) if version >= ABI::V4 as i32 => match ports {
+            Some(ports) if covers_tcp(version) => match ports {
                 [] => f.write_str(", TCP none"),
                 ports => write!(f, ", TCP to {ports:?}"),
             },
             _ => f.write_str(", TCP any"),
         }
     }
+}
+
+/// Whether a version of Landlock has rules for TCP.
+pub(crate) fn covers_tcp(version: i32) -> bool {
+    version >= ABI::V4 as i32
 }
 
 fn failed(error: RulesetError) -> Failed {
