@@ -3,9 +3,12 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use event_loop::{Signal, oneshot};
 use guest_memory::{GuestMemory, MappedRegion, Region};
@@ -36,6 +39,8 @@ pub(crate) struct Backend {
     lost: BTreeMap<u16, u16>,
     /// Rings that are stopped while somebody else may take over, and where they go on.
     paused: BTreeMap<u16, RingSetup>,
+    /// Those of them that still have requests in flight; each answers with its base.
+    pausing: Vec<(u16, oneshot::Receiver<u16>)>,
 }
 
 impl Backend {
@@ -49,6 +54,7 @@ impl Backend {
             running: BTreeMap::new(),
             lost: BTreeMap::new(),
             paused: BTreeMap::new(),
+            pausing: Vec::new(),
         }
     }
 
@@ -162,32 +168,73 @@ impl Backend {
     }
 
     /// Stops all rings, for somebody else to go on with them. Returns what starts them there, once
-    /// nothing is in flight.
+    /// nothing is in flight. Whatever comes of it, also when it is dropped, they can
+    /// [resume](Self::resume).
     pub(crate) async fn pause(&mut self) -> Result<Vec<Saved>, RequestError> {
-        let mut rings = std::mem::take(&mut self.running);
+        for (index, setup) in std::mem::take(&mut self.running) {
+            self.pausing.push((index, self.ask_to_stop(index)));
+            self.paused.insert(index, setup);
+        }
+        while let Some(stopped) = self.next_paused().await {
+            stopped?;
+        }
         let mut saved = Vec::new();
-        for (index, base) in self.stop(rings.keys().copied()).await? {
-            let Some(mut setup) = rings.remove(&index) else { continue };
-            setup.config.next_avail = base;
+        for (&index, setup) in &self.paused {
+            let base = setup.config.next_avail;
             saved.push(Saved::ring(Request::SetVringBase, index, base.into()));
             let kick = Saved::ring_fd(Request::SetVringKick, index, setup.kick.as_ref());
-            self.paused.insert(index, setup);
             saved.push(kick.map_err(RequestError::HandOver)?);
         }
         Ok(saved)
     }
 
-    /// Nobody has taken over: the rings go on.
+    /// Waits until one more of the rings that are to pause has stopped, whichever is the first.
+    async fn next_paused(&mut self) -> Option<Result<(), RequestError>> {
+        let (index, stopped) = poll_fn(|cx| {
+            for i in 0..self.pausing.len() {
+                let Some((index, answer)) = self.pausing.get_mut(i) else { break };
+                if let Poll::Ready(stopped) = Pin::new(answer).poll(cx) {
+                    let index = *index;
+                    self.pausing.swap_remove(i);
+                    return Poll::Ready(Some((index, stopped)));
+                }
+            }
+            if self.pausing.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await?;
+        Some(match (stopped, self.paused.get_mut(&index)) {
+            (Ok(base), Some(setup)) => {
+                setup.config.next_avail = base;
+                Ok(())
+            }
+            // Its thread is gone.
+            (stopped, _) => {
+                self.paused.remove(&index);
+                stopped.map(drop).map_err(RequestError::from)
+            }
+        })
+    }
+
+    /// Nobody has taken over: the rings go on, each as soon as it has stopped.
     pub(crate) async fn resume(&mut self) -> Result<(), RequestError> {
         let mut result = Ok(());
-        for (index, setup) in std::mem::take(&mut self.paused) {
-            let base = setup.config.next_avail;
-            if let Err(error) = self.start(index, setup).await {
-                self.lost.insert(index, base);
-                result = Err(error);
+        loop {
+            let waits = |index| self.pausing.iter().any(|(pausing, _)| *pausing == index);
+            let stopped: Vec<u16> =
+                self.paused.keys().copied().filter(|&index| !waits(index)).collect();
+            for index in stopped {
+                let Some(setup) = self.paused.remove(&index) else { continue };
+                let base = setup.config.next_avail;
+                if let Err(error) = self.start(index, setup).await {
+                    self.lost.insert(index, base);
+                    result = Err(error);
+                }
+            }
+            match self.next_paused().await {
+                Some(stopped) => result = result.and(stopped),
+                None => return result,
             }
         }
-        result
     }
 
     /// Stops all rings and lets go of all memory.

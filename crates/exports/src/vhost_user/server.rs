@@ -446,11 +446,24 @@ impl Service {
                     let held = held.as_ref().map(|held| (&*held.0, &*held.1, &*held.2));
                     answer.send(self.describe(listener, held).map_err(|error| error.to_string()));
                 }
-                Order::Stop(answer) => answer.send(self.stop_rings(&mut held).await),
+                // It takes as long as the requests in flight, and may not be wanted any more.
+                Order::Stop(answer) => {
+                    match self.unless_ordered(self.stop_rings(&mut held, false)).await {
+                        Ok(stopped) => answer.send(stopped),
+                        Err(next) => {
+                            order = next;
+                            continue;
+                        }
+                    }
+                }
                 Order::StopAndFlush(answer) => {
-                    let stopped = self.stop_rings(&mut held).await;
-                    let flushed = self.flush().await.map_err(|error| error.to_string());
-                    answer.send(stopped.and_then(|rings| flushed.map(|()| rings)));
+                    match self.unless_ordered(self.stop_rings(&mut held, true)).await {
+                        Ok(stopped) => answer.send(stopped),
+                        Err(next) => {
+                            order = next;
+                            continue;
+                        }
+                    }
                 }
                 Order::Resume => {
                     if let Some((_, _, backend)) = &mut held
@@ -469,11 +482,18 @@ impl Service {
         }
     }
 
-    async fn stop_rings(&self, held: &mut Option<Held<'_>>) -> Result<SavedRings, String> {
+    async fn stop_rings(
+        &self,
+        held: &mut Option<Held<'_>>,
+        flush: bool,
+    ) -> Result<SavedRings, String> {
         let messages = match held {
             Some((_, _, backend)) => backend.pause().await.map_err(|error| error.to_string())?,
             None => Vec::new(),
         };
+        if flush {
+            self.flush().await.map_err(|error| error.to_string())?;
+        }
         Ok(SavedRings { messages, device: self.device.save() })
     }
 
