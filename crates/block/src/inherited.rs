@@ -4,17 +4,31 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 /// Images that were handed over and that no node has taken yet.
 #[derive(Debug, Default)]
-pub(crate) struct Inherited(Vec<(PathBuf, OwnedFd)>);
+pub(crate) struct Inherited {
+    images: Vec<(PathBuf, OwnedFd)>,
+    owned: Arc<AtomicBool>,
+}
 
 impl Inherited {
     pub(crate) fn add(&mut self, path: PathBuf, fd: OwnedFd) {
-        self.0.push((path, fd));
+        self.images.push((path, fd));
+    }
+
+    /// Whether those that were handed over belong to this process alone, which may then unlock them.
+    pub(crate) fn owned(&self) -> &Arc<AtomicBool> {
+        &self.owned
+    }
+
+    /// From now on they do.
+    pub(crate) fn own(&self) {
+        self.owned.store(true, Ordering::Relaxed);
     }
 
     /// The image at `path`, if it is there, open as it is wanted.
@@ -26,23 +40,44 @@ impl Inherited {
                     && (flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) == read_only
             })
         };
-        let index = self.0.iter().position(|(at, fd)| at == path && fits(fd))?;
-        Some(self.0.swap_remove(index).1.into())
+        let index = self.images.iter().position(|(at, fd)| at == path && fits(fd))?;
+        Some(self.images.swap_remove(index).1.into())
     }
 }
 
 /// The images that are open, for who takes over.
 #[derive(Debug, Default)]
-pub(crate) struct Images(Vec<(PathBuf, Weak<OwnedFd>)>);
+pub(crate) struct Images(Vec<Image>);
+
+#[derive(Debug)]
+struct Image {
+    path: PathBuf,
+    fd: Weak<OwnedFd>,
+    flush_failed: Weak<AtomicBool>,
+}
 
 impl Images {
-    pub(crate) fn remember(&mut self, path: &Path, fd: &Arc<OwnedFd>) {
-        self.0.retain(|(_, fd)| fd.strong_count() > 0);
-        self.0.push((path.to_owned(), Arc::downgrade(fd)));
+    pub(crate) fn remember(
+        &mut self,
+        path: &Path,
+        fd: &Arc<OwnedFd>,
+        flush_failed: &Arc<AtomicBool>,
+    ) {
+        self.0.retain(|image| image.fd.strong_count() > 0);
+        let (fd, flush_failed) = (Arc::downgrade(fd), Arc::downgrade(flush_failed));
+        self.0.push(Image { path: path.to_owned(), fd, flush_failed });
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = (&Path, Arc<OwnedFd>)> {
-        self.0.iter().filter_map(|(path, fd)| Some((path.as_path(), fd.upgrade()?)))
+        self.0.iter().filter_map(|image| Some((image.path.as_path(), image.fd.upgrade()?)))
+    }
+
+    /// One whose node has had a flush fail.
+    pub(crate) fn with_failed_flush(&self) -> Option<&Path> {
+        let failed = |image: &&Image| {
+            image.flush_failed.upgrade().is_some_and(|failed| failed.load(Ordering::Relaxed))
+        };
+        self.0.iter().find(failed).map(|image| image.path.as_path())
     }
 }
 

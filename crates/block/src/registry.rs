@@ -150,6 +150,17 @@ impl NodeRegistry {
         self.images.all()
     }
 
+    /// From now on images that another process has handed over are this one's alone. Before, their locks are
+    /// not given up, whatever becomes of a node.
+    pub fn own_images(&self) {
+        self.inherited.own();
+    }
+
+    /// The path of an image with a flush that has failed, of which another process would know nothing.
+    pub fn image_with_failed_flush(&self) -> Option<&Path> {
+        self.images.with_failed_flush()
+    }
+
     /// The images were handed over in vain: locks them again, as another process may have given the
     /// locks up.
     pub fn retake_locks(&self) {

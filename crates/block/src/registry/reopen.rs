@@ -117,7 +117,7 @@ impl NodeRegistry {
 
     /// So that whoever opens the image anew takes its lock over, and another process the image.
     pub(super) fn remember_image(&mut self, name: &str, options: &FileOptions, node: &FileNode) {
-        self.images.remember(&options.filename, node.fd());
+        self.images.remember(&options.filename, node.fd(), node.flush_failed());
         self.locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = node.lock() {
             self.locks.insert(name.to_owned(), Arc::downgrade(lock));

@@ -12,6 +12,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_loop::sync::lock;
@@ -100,7 +101,7 @@ impl CreationLock {
             OpenError::os(format!("Could not lock '{}'", path.display()), Errno::last())
         })?;
         let fd = Arc::new(OwnedFd::from(fd));
-        ImageLock::take(&fd, path, Locking::Auto, Claims::of_maker()).map(CreationLock)
+        ImageLock::take(&fd, path, Locking::Auto, Claims::of_maker(), None).map(CreationLock)
     }
 }
 
@@ -110,25 +111,29 @@ pub(crate) struct ImageLock {
     fd: Arc<OwnedFd>,
     path: PathBuf,
     claims: Mutex<Claims>,
+    /// Whether it is this process' to give up; `None`: it has always been.
+    owned: Option<Arc<AtomicBool>>,
 }
 
 impl ImageLock {
     /// Locks the image open at `fd`, or says who is in the way.
     ///
     /// `None` when there is nothing to hold: locking is off, or `auto` on a file system that has no
-    /// open file description locks.
+    /// open file description locks. `owned`: see [`Inherited::owned`](crate::inherited::Inherited::owned).
     pub(crate) fn take(
         fd: &Arc<OwnedFd>,
         path: &Path,
         locking: Locking,
         claims: Claims,
+        owned: Option<Arc<AtomicBool>>,
     ) -> Result<Option<ImageLock>, OpenError> {
         if locking == Locking::Off {
             return Ok(None);
         }
         // From here on an early return gives back what was locked so far.
         let (path_buf, fd_of_lock) = (path.to_owned(), fd.clone());
-        let image_lock = ImageLock { fd: fd_of_lock, path: path_buf, claims: Mutex::new(claims) };
+        let image_lock =
+            ImageLock { fd: fd_of_lock, path: path_buf, claims: Mutex::new(claims), owned };
         for byte in claims.bytes() {
             match set(fd, byte, libc::F_RDLCK) {
                 Ok(()) => {}
@@ -234,6 +239,10 @@ fn look_for_others(fd: &OwnedFd, path: &Path, claims: Claims) -> Result<(), Open
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
+        // The process that hands over has the same open file, and goes on with it unless this one does.
+        if self.owned.as_ref().is_some_and(|owned| !owned.load(Ordering::Relaxed)) {
+            return;
+        }
         for byte in self.claims().bytes() {
             // The close of the last descriptor would do it as well; somebody may hold one longer.
             let _ = set(&self.fd, byte, libc::F_UNLCK);

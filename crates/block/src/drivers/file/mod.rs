@@ -67,7 +67,7 @@ pub(crate) struct FileNode {
     capabilities: Capabilities,
     /// A flush of the page cache has failed. The kernel reports that once and then believes the
     /// lost pages clean, so no later flush can be answered with success.
-    flush_failed: AtomicBool,
+    flush_failed: Arc<AtomicBool>,
     /// See [`BlockNode::let_grow`].
     grows: AtomicBool,
     watchers: Watchers,
@@ -101,6 +101,11 @@ impl FileNode {
     /// Its descriptor.
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
+    }
+
+    /// Whether a flush has failed, so that no later one can be believed.
+    pub(crate) fn flush_failed(&self) -> &Arc<AtomicBool> {
+        &self.flush_failed
     }
 
     /// Its lock, if the image is locked.

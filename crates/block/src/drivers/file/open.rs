@@ -103,7 +103,10 @@ pub(super) fn open(
             lock.change(claims)?;
             Some(lock)
         }
-        None => ImageLock::take(&fd, path, options.locking, claims)?.map(Arc::new),
+        None => {
+            let owned = is_inherited.then(|| inherited.owned().clone());
+            ImageLock::take(&fd, path, options.locking, claims, owned)?.map(Arc::new)
+        }
     };
     Ok(FileNode {
         // A node's name has no zero bytes.
@@ -122,7 +125,7 @@ pub(super) fn open(
         detect_zeroes: common.detect_zeroes,
         page_cache: !common.cache.direct,
         capabilities: Capabilities::default(),
-        flush_failed: AtomicBool::new(false),
+        flush_failed: Arc::default(),
         grows: AtomicBool::new(false),
         watchers: Watchers::default(),
         lock,
