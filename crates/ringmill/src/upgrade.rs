@@ -1,6 +1,6 @@
 //! `ringmill upgrade`: asks a daemon to give place to a newer one, and says how it went.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::thread;
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use control::{CtlSocket, UpgradeDaemon, UpgradeOptions};
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Map;
@@ -27,7 +29,9 @@ pub(crate) fn run(options: &UpgradeOptions) -> Result<String, DaemonError> {
     match &options.daemon {
         UpgradeDaemon::Pid(pid) => by_signal(*pid, None),
         UpgradeDaemon::At(CtlSocket::Unix(path)) if !is_socket(path) => {
-            by_signal(pid_in(path)?, Some(path))
+            let pid = pid_in(path)?;
+            check_is_locked(path, pid)?;
+            by_signal(pid, Some(path))
         }
         UpgradeDaemon::At(socket) => by_monitor(socket),
     }
@@ -45,6 +49,53 @@ fn pid_in(pidfile: &Path) -> Result<i32, DaemonError> {
     pid.ok_or_else(|| of(&"neither a pid file nor a monitor's socket"))
 }
 
+/// A daemon holds its pid file locked. In one that was left behind there is the id of a process that is
+/// gone, or is somebody else by now.
+fn check_is_locked(pidfile: &Path, pid: i32) -> Result<(), DaemonError> {
+    let of = |why: &str| DaemonError::new(format!("{}: {why}", pidfile.display()));
+    let file = File::open(pidfile).map_err(|error| of(&error.to_string()))?;
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock))
+        .map_err(|errno| of(&format!("F_OFD_GETLK failed: {}", errno.desc())))?;
+    match i32::from(lock.l_type) == libc::F_UNLCK {
+        true => Err(of(&format!(
+            "nobody has it locked, so it was left behind, and process {pid} is not its daemon"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// SIGUSR2 ends a process that knows nothing of it.
+fn check_takes_signal(pid: i32) -> Result<(), DaemonError> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))
+        .map_err(|error| DaemonError::new(format!("process {pid}: {error}")))?;
+    match takes_signal(&status) {
+        true => Ok(()),
+        false => Err(DaemonError::new(format!(
+            "process {pid} does not wait for SIGUSR2, which would end it: it is no daemon that can be \
+             upgraded"
+        ))),
+    }
+}
+
+/// Whether, by its `/proc/PID/status`, a process has SIGUSR2 blocked, as a daemon has that takes it from a
+/// signalfd, or handles it.
+fn takes_signal(status: &str) -> bool {
+    let bit = 1_u64 << (Signal::SIGUSR2 as u32 - 1);
+    let has = |name: &str| {
+        let set = status.lines().find_map(|line| line.strip_prefix(name));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+            .is_some_and(|set| set & bit > 0)
+    };
+    has("SigBlk:") || has("SigCgt:")
+}
+
 fn by_monitor(socket: &CtlSocket) -> Result<String, DaemonError> {
     let mut client = Client::connect(socket).map_err(DaemonError::new)?;
     let upgraded = client.execute("x-upgrade", Map::new()).map_err(DaemonError::new)?;
@@ -58,6 +109,7 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
     let failed = |errno: Errno| {
         DaemonError::new(format!("process {pid} cannot be signalled: {}", errno.desc()))
     };
+    check_takes_signal(pid)?;
     kill(process, Signal::SIGUSR2).map_err(failed)?;
     let deadline = Instant::now() + PATIENCE;
     while kill(process, None).is_ok() && !has_ended(pid) {
@@ -69,7 +121,10 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
         thread::sleep(LOOK_AGAIN);
     }
     let Some(pidfile) = pidfile else {
-        return Ok(format!("Process {pid} has handed over and ended."));
+        return Err(DaemonError::new(format!(
+            "process {pid} has ended; whether another one serves in its place is in its log, and told to \
+             who names its pid file or its monitor"
+        )));
     };
     // Who serves now does so before anything else.
     let deadline = Instant::now() + WRITES;
@@ -89,4 +144,38 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
 fn has_ended(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn who_does_not_wait_for_the_signal_does_not_get_it() {
+        assert!(takes_signal("Name:\tx\nSigBlk:\t0000000000004803\nSigCgt:\t0000000000000000\n"));
+        assert!(takes_signal("SigBlk:\t0000000000000000\nSigCgt:\t0000000000000800\n"));
+        assert!(!takes_signal("SigBlk:\t0000000000004003\nSigIgn:\t0000000000000800\n"));
+        let mut stranger = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(stranger.id()).unwrap();
+        let refused = by_signal(pid, None).unwrap_err().to_string();
+        assert!(refused.contains("does not wait for SIGUSR2"), "{refused}");
+        // Whoever was ended by it would not be ended by this one.
+        stranger.kill().unwrap();
+        let status = stranger.wait().unwrap();
+        assert!(status.to_string().contains("SIGKILL"), "{status}");
+    }
+
+    #[test]
+    fn a_pid_file_that_was_left_behind_names_nobody() {
+        let path = std::env::temp_dir().join(format!("upgrade-{}.pid", std::process::id()));
+        let pidfile = crate::pidfile::Pidfile::create(&path).unwrap();
+        assert!(check_is_locked(&path, 1).is_ok());
+        drop(pidfile);
+        fs::write(&path, "1\n").unwrap();
+        let refused = check_is_locked(&path, 1).unwrap_err().to_string();
+        fs::remove_file(&path).unwrap();
+        assert!(refused.contains("left behind"), "{refused}");
+    }
 }
