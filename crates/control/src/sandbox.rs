@@ -15,6 +15,8 @@ pub struct SandboxOptions {
     /// `paths`: folders and files that can be used beside what the command line names. `None`: with a
     /// monitor all that there are, without one none.
     pub paths: Option<Vec<PathBuf>>,
+    /// `upgrade=off`: no process is kept that could start another program to take over.
+    pub no_upgrade: bool,
     /// `--user`: whom the process is to be.
     pub user: Option<UserOptions>,
 }
@@ -80,6 +82,13 @@ static FIELDS: &[Field<SandboxOptions>] = &[
         need: Need::Optional("with a monitor any, without one none"),
         help: "folders and files that commands of monitors can use, beside what the command line names",
     },
+    Field {
+        name: "upgrade",
+        kind: Kind::Bool(|sandbox, on| put(&mut sandbox.no_upgrade, !on)),
+        need: Need::Default("on"),
+        help: "keep a process outside of the sandbox, which starts the program that takes over in a live \
+               upgrade",
+    },
 ];
 
 /// What reads `--sandbox` and `--user`.
@@ -89,7 +98,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
     const SANDBOX: Field<Self> = Field {
         name: "sandbox",
         kind: Kind::Structure {
-            meta: "[mode=]on|off|log[,paths=<path>[:<path>...]]",
+            meta: "[mode=]on|off|log[,paths=<path>[:<path>...]][,upgrade=on|off]",
             syntax: Syntax::KeyvalOrJson,
             implied: Some("mode"),
             shape: || Shape::Object(members()),

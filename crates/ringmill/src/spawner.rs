@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::env;
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -14,17 +15,23 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::time::Duration;
 
 use control::{SandboxOptions, TAKE_OVER};
+use event_loop::{EventLoop, Readiness};
 use exports::vhost_user::fd_passing::receive;
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
+use nix::sys::signal::SigmaskHow;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
 };
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+
+use crate::daemon::{handled_signals, until};
 
 /// What the daemon asks for: start the program, with the hand-over, standard output and standard error
 /// as descriptors;
@@ -36,12 +43,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The daemon's way to its spawner, which ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Spawner(OwnedFd);
+pub(crate) struct Spawner {
+    socket: Arc<OwnedFd>,
+    /// It owes an answer. One that comes too late would be taken for the next.
+    owes: Cell<bool>,
+}
 
 /// Starts it. Without one a daemon serves as well, but cannot be upgraded: that is said. A daemon that
-/// becomes another user has none, which would keep what the daemon gives up.
+/// becomes another user has none, which would keep what the daemon gives up; nor one that is told to have
+/// none.
 pub(crate) fn start(sandbox: &SandboxOptions) -> Option<Spawner> {
-    if sandbox.user.is_some() {
+    if sandbox.user.is_some() || sandbox.no_upgrade {
         return None;
     }
     Spawner::start()
@@ -60,15 +72,23 @@ impl Spawner {
         let program = Program::of_this_process()?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        // What is sent to all processes of a group is not for the spawner, which ends with the daemon.
+        let before = handled_signals().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         // SAFETY: the process has a single thread, so the child is as whole as its parent. It never
         // returns from `serve`.
-        match unsafe { fork() }? {
-            ForkResult::Parent { .. } => Ok(Spawner(ours)),
+        let forked = unsafe { fork() };
+        if !matches!(forked, Ok(ForkResult::Child)) {
+            before.thread_set_mask()?;
+        }
+        match forked? {
+            ForkResult::Parent { .. } => {
+                Ok(Spawner { socket: Arc::new(ours), owes: Cell::new(false) })
+            }
             ForkResult::Child => {
-                drop(ours);
+                close_all_but(&theirs);
                 let code = i32::from(serve(&theirs, &program).is_err());
                 // SAFETY: no destructor or exit handler of the daemon's is this process' to run.
-                unsafe { nix::libc::_exit(code) }
+                unsafe { libc::_exit(code) }
             }
         }
     }
@@ -82,41 +102,95 @@ impl Spawner {
     pub(crate) fn spawn(&self, hand_over: OwnedFd) -> io::Result<u32> {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let fds = [hand_over.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
-        let answer = self.ask(START, &fds)?;
-        match answer {
+        self.ask(START, &fds)?;
+        let mut poll_fd = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::NONE);
+        let ready = loop {
+            match poll(&mut poll_fd, timeout) {
+                Err(Errno::EINTR) => {}
+                ready => break ready?,
+            }
+        };
+        if ready == 0 {
+            return Err(late());
+        }
+        match self.answer()? {
             [0, pid] => Ok(pid.cast_unsigned()),
             [errno, _] => Err(io::Error::from_raw_os_error(errno)),
         }
     }
 
-    /// Ends the program that was started last. How it ended, by itself or not.
+    /// Has the program ended that was started last.
     ///
     /// # Errors
     ///
-    /// The spawner is gone.
-    pub(crate) fn end(&self) -> io::Result<ExitStatus> {
-        self.ask(END, &[]).map(|[status, _]| ExitStatus::from_raw(status))
+    /// The spawner is gone, or owes an answer.
+    pub(crate) fn end(&self) -> io::Result<()> {
+        self.ask(END, &[])
     }
 
-    fn ask(&self, what: u8, fds: &[i32]) -> io::Result<[i32; 2]> {
-        send(&self.0, &[what], fds)?;
-        let mut poll_fd = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::NONE);
-        while let Err(errno) = poll(&mut poll_fd, timeout) {
-            if errno != Errno::EINTR {
-                return Err(errno.into());
+    /// How it has ended, by itself or not.
+    ///
+    /// # Errors
+    ///
+    /// The spawner is gone, or takes too long.
+    pub(crate) async fn ended(&self, event_loop: &EventLoop) -> io::Result<ExitStatus> {
+        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+        let ready = Readiness::new(event_loop, self.socket.clone(), events);
+        let answered = async {
+            loop {
+                let mut poll_fd = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+                match poll(&mut poll_fd, PollTimeout::ZERO) {
+                    Ok(0) | Err(Errno::EINTR) => ready.wait().await,
+                    _ => return self.answer(),
+                }
             }
+        };
+        let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
+        let limit = event_loop.sleep_until(event_loop.now_ns() + patience);
+        let [status, _] = until(answered, limit).await.map_err(|()| late())??;
+        Ok(ExitStatus::from_raw(status))
+    }
+
+    fn ask(&self, what: u8, fds: &[i32]) -> io::Result<()> {
+        if self.owes.replace(true) {
+            let message =
+                "the process that starts it has not answered before: upgrade by a restart";
+            return Err(io::Error::other(message));
         }
+        Ok(send(&self.socket, &[what], fds)?)
+    }
+
+    /// Receives what it owes, which is there.
+    fn answer(&self) -> io::Result<[i32; 2]> {
         let mut answer = [0; 8];
-        let len = receive(self.0.as_fd(), &mut answer)?.len;
+        let len = receive(self.socket.as_fd(), &mut answer)?.len;
         let gone =
             || io::Error::new(io::ErrorKind::BrokenPipe, "the process that starts it is gone");
         match answer.as_chunks() {
             ([first, second], []) if len == answer.len() => {
+                self.owes.set(false);
                 Ok([i32::from_ne_bytes(*first), i32::from_ne_bytes(*second)])
             }
             _ => Err(gone()),
         }
+    }
+}
+
+fn late() -> io::Error {
+    let seconds = PATIENCE.as_secs();
+    let message = format!("the process that starts it has not answered within {seconds} s");
+    io::Error::new(io::ErrorKind::TimedOut, message)
+}
+
+/// Closes all descriptors but the standard ones and this: none of the daemon's is the spawner's to keep.
+/// Before Linux 5.9 they stay, until the spawner ends.
+fn close_all_but(socket: &OwnedFd) {
+    let socket = socket.as_raw_fd().cast_unsigned();
+    for (first, last) in [(3, socket.saturating_sub(1)), (socket.saturating_add(1), u32::MAX)] {
+        // SAFETY: takes numbers only. Whoever owns one of these descriptors here belongs to the
+        // daemon's part of the program, which does not run in this process, and is never dropped.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }
 

@@ -13,26 +13,33 @@ use crate::{sandbox, serve, spawner};
 
 /// Takes over from the daemon at the other end of standard input, and serves.
 pub(crate) fn run() -> Result<ExitCode, DaemonError> {
+    let begun = daemon::block_signals();
+    daemon::raise_limit();
+    // Before there is anything that its copy would keep.
+    let sandbox = sandbox_options();
+    let spawner = sandbox.as_ref().ok().and_then(spawner::start);
     let taken = daemon::receive()?;
     let prepare = || {
+        begun.map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
+        let sandbox = sandbox?;
         let mut surroundings = Surroundings::taken_over(taken.watchdog)?;
-        let sandbox = sandbox_options()?;
-        let spawner = spawner::start(&sandbox);
         let (steps, command_line) = steps(&taken.arguments)?;
         let pidfile = taken.pidfile.as_ref().map(|(path, _)| path.as_path());
         surroundings.sandbox = sandbox::begin(&sandbox, &steps, pidfile)?;
-        Ok((surroundings, spawner, steps, command_line))
+        Ok((surroundings, steps, command_line))
     };
     let prepared = prepare().inspect_err(|error| taken.refuse(error));
-    let (surroundings, spawner, steps, command_line) = prepared?;
+    let (surroundings, steps, command_line) = prepared?;
     // Outlives the daemon.
     let pidfile = Rc::<OnceCell<_>>::default();
     let taken = Some(taken);
     let start = Start { steps, command_line, spawner, pidfile: pidfile.clone(), taken };
     daemon::run(start, surroundings, |daemon| {
-        // It serves by now, and the process that it has taken over from could be confined.
+        // It serves by now: to end would be worse for those who are served.
         if let Err(error) = daemon.confine() {
-            log::error!("{error}");
+            let error = error.to_string();
+            let why = error.strip_prefix("sandbox: ").unwrap_or(&error);
+            log::error!("sandbox: NOT in force: {why}");
         }
         Ok(None)
     })?;

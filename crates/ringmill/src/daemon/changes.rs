@@ -357,7 +357,8 @@ impl Daemon {
         self.listeners.insert(name, listener.hand_over().map_err(DaemonError::new)?);
         let mailbox = self.mailbox.clone();
         let ask = Rc::new(move |answer| mailbox.push(Message::Statistics(answer)));
-        let server = metrics::Server { event_loop: self.control.clone(), ask };
+        let (event_loop, turn) = (self.control.clone(), self.turn.clone());
+        let server = metrics::Server { event_loop, ask, turn };
         self.control.spawn(server.run(listener));
         Ok(())
     }
@@ -372,6 +373,7 @@ impl Daemon {
             event_loop: self.control.clone(),
             pretty: options.pretty,
             clients: self.clients.clone(),
+            turn: self.turn.clone(),
             requests: move |request| mailbox.push(Message::Request(request)),
         };
         self.control.spawn(monitor.run(chardev));

@@ -246,6 +246,21 @@ impl Exports {
         self.exports.iter().filter_map(stop).collect()
     }
 
+    /// When the oldest request in flight was taken, and of which export it is.
+    pub(super) fn oldest(&self) -> impl Future<Output = Option<(u64, String)>> + use<> {
+        let asked =
+            |export: &Export| Some((export.id.clone(), export.serving.as_ref()?.in_flight()));
+        let asked: Vec<_> = self.exports.iter().filter_map(asked).collect();
+        async move {
+            let mut oldest: Option<(u64, String)> = None;
+            for (id, in_flight) in asked {
+                let started = in_flight.await.iter().map(|(_, request)| request.started_ns).min();
+                oldest = oldest.into_iter().chain(started.map(|ns| (ns, id))).min();
+            }
+            oldest
+        }
+    }
+
     /// Has all of them go on where they were.
     pub(super) fn resume(&self) {
         self.ways().for_each(|(_, way)| way.resume());

@@ -24,6 +24,7 @@ mod stalls;
 mod statistics;
 mod status;
 mod threads;
+mod turn;
 mod upgrade;
 mod watchdog;
 
@@ -52,11 +53,15 @@ use exports::Exports;
 use jobs::Jobs;
 use monitor::{Clients, LINGER_NS, Request};
 use objects::Objects;
-use signal::{Mailbox, until};
+pub(crate) use open_files::raise_limit;
+use signal::Mailbox;
+pub(crate) use signal::until;
 use signals::StopSignals;
+pub(crate) use signals::{block as block_signals, handled as handled_signals};
 use statistics::{ProcessStatistics, Statistics};
 pub(crate) use status::Status;
 use threads::IoThreads;
+use turn::Turn;
 use upgrade::{Definitions, HandedOver};
 pub(crate) use upgrade::{TakenOver, receive};
 
@@ -88,6 +93,8 @@ pub(crate) struct Daemon {
     listeners: BTreeMap<String, (OwnedFd, Option<PathBuf>)>,
     spawner: Option<Spawner>,
     pidfile: Rc<OnceCell<Pidfile>>,
+    /// When clients of monitors and metrics are served here.
+    turn: Rc<Turn>,
     /// What another process has handed over, until all is made of it.
     taken: Option<TakenOver>,
     /// Everything that the command line asks for is made.
@@ -204,7 +211,7 @@ pub(crate) fn run(
 ) -> Result<(), DaemonError> {
     let blocked = signals::block()
         .map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
-    open_files::raise_limit();
+    raise_limit();
     let pool_birth = threads::pool_birth(surroundings.sandbox.as_ref());
     let config = LoopConfig { name: "control".into(), pool_birth, ..LoopConfig::default() };
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
@@ -317,6 +324,7 @@ impl Daemon {
             listeners: BTreeMap::new(),
             spawner: None,
             pidfile: Rc::default(),
+            turn: Rc::default(),
             taken: None,
             serves: false,
         }
@@ -431,16 +439,18 @@ impl Daemon {
             (Some(manager), Ok(Err(_))) => manager.ready(&self.summary()),
             _ => {}
         }
-        upgraded.map_err(|signal| {
-            self.go_on();
-            End::Signal(signal)
-        })
+        if let Err(signal) = upgraded {
+            self.go_on().await;
+            return Err(End::Signal(signal));
+        }
+        upgraded.map_err(End::Signal)
     }
 
     /// Another process serves now: tells who has asked for it, and ends this one.
     async fn leave(self, to: &HandedOver) -> ! {
         let pause_us = to.pause_ns / 1000;
         log::info!("upgrade: pid {} serves now, after a pause of {pause_us} us", to.pid);
+        self.turn.end();
         let deadline = self.control.now_ns() + LINGER_NS;
         let _ = until(self.clients.settle(), self.control.sleep_until(deadline)).await;
         // Nothing is to be taken down: it belongs to the other one.
@@ -465,6 +475,9 @@ impl Daemon {
         }
         for (path, fd) in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
             self.nodes.inherit_image(path, fd);
+        }
+        if taken.is_none() {
+            self.turn.begin();
         }
         self.taken = taken;
         steps

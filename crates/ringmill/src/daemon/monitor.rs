@@ -16,6 +16,7 @@ use nix::errno::Errno;
 
 use super::chardev::{Chardev, Stream};
 use super::signal::{Signal, until};
+use super::turn::Turn;
 
 /// Bytes that a client may leave unread before its commands are not read any more.
 const MAX_UNREAD: usize = 64 << 10;
@@ -46,6 +47,7 @@ pub(super) struct Monitor<F> {
     pub(super) event_loop: EventLoop,
     pub(super) pretty: bool,
     pub(super) clients: Clients,
+    pub(super) turn: Rc<Turn>,
     /// Takes its clients' commands.
     pub(super) requests: F,
 }
@@ -89,6 +91,7 @@ impl Clients {
 impl<F: Fn(Request)> Monitor<F> {
     /// Serves the clients of `chardev`, one after the other.
     pub(super) async fn run(self, chardev: Chardev) {
+        self.turn.begun().await;
         match chardev {
             Chardev::Connected(stream) => self.serve(&stream).await,
             Chardev::Listening { listener, first } => {
@@ -97,7 +100,7 @@ impl<F: Fn(Request)> Monitor<F> {
                 }
                 let who = format!("chardev {}", self.id);
                 loop {
-                    match listener.accept(&who).await {
+                    match self.turn.unless_over(listener.accept(&who)).await {
                         Ok(socket) => {
                             self.serve(&Stream::of_socket(&self.event_loop, socket)).await;
                         }

@@ -9,7 +9,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Raises the soft limit to the hard one. It is that low for the sake of select(2), which nothing
 /// here calls.
-pub(super) fn raise_limit() {
+pub(crate) fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match soft < hard {
         true => setrlimit(Resource::RLIMIT_NOFILE, hard, hard),
         false => Ok(()),

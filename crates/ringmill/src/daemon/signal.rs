@@ -80,7 +80,7 @@ impl<T> Mailbox<T> {
 }
 
 /// Waits for `work`, but no longer than for `end`; an error when that came first.
-pub(super) async fn until<T, U>(
+pub(crate) async fn until<T, U>(
     work: impl Future<Output = T>,
     end: impl Future<Output = U>,
 ) -> Result<T, U> {

@@ -17,13 +17,23 @@ pub(crate) struct StopSignals {
 /// Blocks the stop signals in the calling thread and all it will start. To be called before there
 /// are other threads.
 pub(crate) fn block() -> Result<SigSet, Errno> {
+    handled().thread_block()?;
+    Ok(stop())
+}
+
+/// All that the daemon takes from descriptors.
+pub(crate) fn handled() -> SigSet {
+    let mut set = stop();
+    set.add(Signal::SIGUSR2);
+    set
+}
+
+fn stop() -> SigSet {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
     set.add(Signal::SIGTERM);
     set.add(Signal::SIGHUP);
-    set.thread_block()?;
-    upgrade().thread_block()?;
-    Ok(set)
+    set
 }
 
 fn upgrade() -> SigSet {

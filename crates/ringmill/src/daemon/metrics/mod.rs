@@ -20,6 +20,7 @@ use self::http::Asked;
 use super::chardev::Stream;
 use super::signal::{Signal, until};
 use super::statistics::Statistics;
+use super::turn::Turn;
 
 /// Clients at the same time. One more, and the one that has been there longest has to go.
 const MAX_CLIENTS: usize = 16;
@@ -34,6 +35,7 @@ pub(super) type Ask = dyn Fn(oneshot::Sender<Statistics>);
 pub(super) struct Server {
     pub(super) event_loop: EventLoop,
     pub(super) ask: Rc<Ask>,
+    pub(super) turn: Rc<Turn>,
 }
 
 /// A client that is there.
@@ -47,8 +49,9 @@ impl Server {
     /// Serves those that connect.
     pub(super) async fn run(self, listener: Listener) {
         let clients: Rc<RefCell<VecDeque<Rc<Client>>>> = Rc::default();
+        self.turn.begun().await;
         loop {
-            let socket = match listener.accept("metrics").await {
+            let socket = match self.turn.unless_over(listener.accept("metrics")).await {
                 Ok(socket) => socket,
                 Err(error) => {
                     log::error!("metrics: takes no more clients: accept failed: {error}");

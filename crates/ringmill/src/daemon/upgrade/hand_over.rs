@@ -20,6 +20,8 @@ use super::packets::Packets;
 const READY_NS: u64 = 10_000_000_000;
 /// a front end until it has sent the rest of a message;
 const DESCRIBE_NS: u64 = 1_000_000_000;
+/// the oldest request in flight when queues are stopped;
+const OLDEST_NS: u64 = 2_000_000_000;
 /// and, while nobody serves, all else together.
 const STILL_NS: u64 = 5_000_000_000;
 
@@ -44,7 +46,9 @@ impl Daemon {
         let arguments = self.arguments_for_another().map_err(refused)?;
         let Some(spawner) = &self.spawner else {
             return Err(refused(
-                "there is no process that could start the new program, as with --user".into(),
+                "there is no process that could start the new program: with --user or --sandbox \
+                 upgrade=off none is kept, and else a warning in the log says why"
+                    .into(),
             ));
         };
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -57,26 +61,29 @@ impl Daemon {
         let packets = Packets::new(&self.control, ours);
         match self.hand_over(&packets, arguments).await {
             Ok(pause_ns) => Ok(HandedOver { pid, pause_ns }),
-            Err(why) => Err(refused(format!("{why}; {}", self.go_on()))),
+            Err(why) => Err(refused(format!("{why}; {}", self.go_on().await))),
         }
     }
 
     /// The new process is to take over no more: ends it, then goes on. Gives how it ended.
-    pub(in crate::daemon) fn go_on(&self) -> String {
-        let ended = self.spawner.as_ref().map_or_else(
-            || "there is none".to_owned(),
-            |spawner| match spawner.end() {
-                Ok(status) => match (status.code(), status.signal()) {
-                    (Some(code), _) => format!("it has ended with status {code}"),
-                    (None, Some(9)) => "it was killed".to_owned(),
-                    (None, _) => format!("it has ended by {status}"),
-                },
-                Err(error) => error.to_string(),
-            },
-        );
-        self.nodes.retake_locks();
+    pub(in crate::daemon) async fn go_on(&self) -> String {
+        let Some(spawner) = &self.spawner else { return "there is none".to_owned() };
+        let asked = spawner.end();
+        // Not only when it is gone, which may take its time: it touches no queue.
         self.exports.resume();
-        ended
+        let ended = match asked {
+            Ok(()) => spawner.ended(&self.control).await,
+            Err(error) => Err(error),
+        };
+        self.nodes.retake_locks();
+        match ended {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("it has ended with status {code}"),
+                (None, Some(9)) => "it was killed".to_owned(),
+                (None, _) => format!("it has ended by {status}"),
+            },
+            Err(error) => error.to_string(),
+        }
     }
 
     /// The command line that makes what there is.
@@ -90,7 +97,33 @@ impl Daemon {
         if self.nbd_server.is_some() {
             return Err("the NBD server cannot be handed over yet".into());
         }
+        self.check_flushes()?;
         self.definitions.arguments()
+    }
+
+    /// The kernel tells of lost writes once, and it has told this process.
+    fn check_flushes(&self) -> Result<(), String> {
+        match self.nodes.image_with_failed_flush() {
+            Some(path) => Err(format!(
+                "flushing {} has failed, and another process would believe it whole",
+                path.display()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Queues stop when their requests are done. Where one takes long already, held back by a throttle
+    /// group or a disk, all would stand still for nothing.
+    async fn check_ages(&self) -> Result<(), String> {
+        let Some((started_ns, id)) = self.exports.oldest().await else { return Ok(()) };
+        let age = self.control.now_ns().saturating_sub(started_ns);
+        match age > OLDEST_NS {
+            true => Err(format!(
+                "export '{id}' has a request that has taken {} ms so far: try again when it is done",
+                age / 1_000_000
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Gives for how long nobody has served, nanoseconds.
@@ -100,6 +133,8 @@ impl Daemon {
         let (graph, fds) = graph.map_err(|()| "a front end is within a message".to_owned())??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("has not been ready", READY_NS))??;
+        let young = until(self.check_ages(), limit(DESCRIBE_NS)).await;
+        young.map_err(|()| "an I/O thread does not answer".to_owned())??;
         let begun = self.control.now_ns();
         let stopped = until(self.stop_queues(packets), limit(STILL_NS)).await;
         stopped.map_err(|()| late("has not taken over", STILL_NS))??;
@@ -167,6 +202,7 @@ impl Daemon {
             let rings = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
             exports.insert(id, fds.rings(rings));
         }
+        self.check_flushes()?;
         let queues = json!({"exports": exports});
         packets.send_document(QUEUES, &queues, &fds.0).await.map_err(|error| gone(&error))?;
         expect(packets, HAVE).await?;

@@ -57,6 +57,7 @@ pub(crate) fn receive() -> Result<TakenOver, DaemonError> {
 
 fn receive_from(socket: OwnedFd) -> Result<TakenOver, DaemonError> {
     let document = receive_document(&socket, GRAPH).map_err(|error| {
+        refuse(&socket, &format!("what is handed over cannot be received: {error}"));
         DaemonError::new(format!("standard input is not what is handed over: {error}"))
     })?;
     let refused = |why: String| {
@@ -211,6 +212,8 @@ impl Daemon {
             return Err(error);
         }
         self.exports.begin(rings);
+        self.nodes.own_images();
+        self.turn.begin();
         if let Some((path, file)) = taken.pidfile.take() {
             let _ = self.pidfile.set(Pidfile::take_over(path, file));
         }
@@ -288,6 +291,18 @@ mod tests {
     fn another_version_of_the_document_is_refused() {
         let why = refusal_of(json!({"version": VERSION + 1}));
         assert!(why.contains("of version 2; this program takes version 1"), "{why}");
+    }
+
+    #[test]
+    fn a_document_that_cannot_be_received_is_refused() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (old, new) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        // Its descriptors are missing.
+        send(&old, GRAPH, &[0; 4]).unwrap();
+        assert!(receive_from(new).is_err());
+        let (kind, why, _) = receive_blocking(&old).unwrap();
+        let why = String::from_utf8(why).unwrap();
+        assert!(kind == REFUSED && why.contains("cannot be received"), "{why}");
     }
 
     #[test]

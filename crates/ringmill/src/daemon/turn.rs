@@ -1,0 +1,77 @@
+//! When it is this process that serves the clients of monitors and metrics.
+
+use std::cell::Cell;
+
+use super::signal::Signal;
+
+/// From when on, and until when, clients are taken. Between two processes of an upgrade each client comes to
+/// the one that serves.
+#[derive(Default)]
+pub(super) struct Turn {
+    state: Cell<State>,
+    changed: Signal,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// Maybe another process serves, and maybe it goes on to.
+    #[default]
+    NotYet,
+    Now,
+    /// Another process serves.
+    Over,
+}
+
+impl Turn {
+    /// This process serves.
+    pub(super) fn begin(&self) {
+        self.become_now(State::Now);
+    }
+
+    /// Another process serves.
+    pub(super) fn end(&self) {
+        self.become_now(State::Over);
+    }
+
+    fn become_now(&self, state: State) {
+        self.state.set(state);
+        self.changed.notify();
+    }
+
+    /// Waits until it has begun.
+    pub(super) async fn begun(&self) {
+        self.changed.until(|| (self.state.get() != State::NotYet).then_some(())).await;
+    }
+
+    /// What the future gives, unless it is over: then nothing ever. Who waits keeps what it has, such as a
+    /// listening socket, whose file belongs to the other process.
+    pub(super) async fn unless_over<T>(&self, future: impl Future<Output = T>) -> T {
+        let over = self.changed.until(|| (self.state.get() == State::Over).then_some(()));
+        match super::until(over, future).await {
+            Ok(()) => std::future::pending().await,
+            Err(given) => given,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use event_loop::{EventLoop, LoopConfig};
+
+    use super::*;
+
+    #[test]
+    fn nobody_is_taken_before_it_has_begun_nor_after_its_end() {
+        let control = EventLoop::new(LoopConfig::default()).unwrap();
+        let ended = control.block_on(async {
+            let turn = Turn::default();
+            assert!(super::super::until(turn.begun(), async {}).await.is_err());
+            turn.begin();
+            turn.begun().await;
+            assert_eq!(turn.unless_over(async { 1 }).await, 1);
+            turn.end();
+            super::super::until(turn.unless_over(async { 2 }), async {}).await
+        });
+        assert_eq!(ended.unwrap(), Err(()));
+    }
+}
