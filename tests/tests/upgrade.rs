@@ -76,11 +76,16 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
         let open = || eventually("few files", || (server.open_files() <= files).then_some(()));
         open();
         assert_eq!(server.threads(), threads);
+        // The standard ones and the way to the daemon: no memory, no image, no socket.
+        let spawner = spawner_of(&server).expect("a spawner");
+        let kept = || fs::read_dir(format!("/proc/{spawner}/fd")).expect("its files").count();
+        eventually("a spawner that keeps nothing", || (kept() == 4).then_some(()));
         if round == 0 {
             after_one = server.open_files();
         }
     }
-    assert!(server.open_files() <= after_one);
+    // The last client of the monitor goes when its end is seen.
+    eventually("as few files", || (server.open_files() <= after_one).then_some(()));
     drop(other);
     let log = load.finish();
     server.stop();
@@ -251,4 +256,55 @@ fn a_client_at_depth_64_waits_a_little() {
     server.stop();
     pauses.sort();
     println!("pauses at depth 64: {pauses:?}");
+}
+
+#[test]
+fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg("null-co,node-name=hangs,size=1048576,latency-ns=600000000000")
+        .export("hangs", "")
+        .file("disk", &image, "cache.direct=on")
+        .export("disk", "num-queues=2")
+        .start();
+    let load = Load::start(connect(&server, 2), 1);
+    let mut client = BlkClient::connect(&server.socket("hangs"), 1, 64).expect("it serves");
+    let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
+    client.submit(0, &Request { kind: request::IN, sector: 0, segments });
+    let refused = || {
+        let refused = upgrade(&server.socket("qmp"));
+        assert!(!refused.status.success(), "{refused:?}");
+        // Its own rings cannot, but the others' go on.
+        load.go_on();
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    let text = refused();
+    let of_age = "export 'hangs' has a request that has taken ";
+    assert!(text.contains("has not taken over within 5 s") || text.contains(of_age), "{text}");
+    let log = load.finish();
+    server.kill();
+    check(&image, &log, log.len());
+}
+
+#[test]
+fn a_daemon_without_a_spawner_is_not_upgraded() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let command = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "");
+    let server = command.arg("--sandbox").arg("on,upgrade=off").export("disk", "").start();
+    assert_eq!(spawner_of(&server), None);
+    let refused = upgrade(&server.socket("qmp"));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains("upgrade=off"), "{refused:?}");
+    server.stop();
+}
+
+/// The daemon's one child.
+fn spawner_of(server: &Server) -> Option<u32> {
+    let pid = server.pid();
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    fs::read_to_string(path).expect("its children").trim().parse().ok()
 }

@@ -246,11 +246,18 @@ impl Exports {
         self.exports.iter().filter_map(stop).collect()
     }
 
-    /// When the oldest request in flight was taken, and of which export it is.
-    pub(super) fn oldest(&self) -> impl Future<Output = Option<(u64, String)>> + use<> {
-        let asked =
-            |export: &Export| Some((export.id.clone(), export.serving.as_ref()?.in_flight()));
-        let asked: Vec<_> = self.exports.iter().filter_map(asked).collect();
+    /// When the oldest request in flight was taken, and of which export it is. Those are left out that
+    /// offer a node of which `but` is true.
+    pub(super) fn oldest(
+        &self,
+        but: impl Fn(&str) -> bool,
+    ) -> impl Future<Output = Option<(u64, String)>> {
+        let ask = |export: &Export| {
+            let serving = export.serving.as_ref()?;
+            let is_left_out = export.nodes.iter().any(|node| but(node));
+            (!is_left_out).then(|| (export.id.clone(), serving.in_flight()))
+        };
+        let asked: Vec<_> = self.exports.iter().filter_map(ask).collect();
         async move {
             let mut oldest: Option<(u64, String)> = None;
             for (id, in_flight) in asked {

@@ -20,7 +20,7 @@ use super::packets::Packets;
 const READY_NS: u64 = 10_000_000_000;
 /// a front end until it has sent the rest of a message;
 const DESCRIBE_NS: u64 = 1_000_000_000;
-/// the oldest request in flight when queues are stopped;
+/// the oldest request in flight when it begins;
 const OLDEST_NS: u64 = 2_000_000_000;
 /// and, while nobody serves, all else together.
 const STILL_NS: u64 = 5_000_000_000;
@@ -51,6 +51,10 @@ impl Daemon {
                     .into(),
             ));
         };
+        let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
+        let young = until(self.check_ages(), limit).await;
+        let young = young.unwrap_or_else(|()| Err("an I/O thread does not answer".into()));
+        young.map_err(refused)?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
@@ -112,10 +116,19 @@ impl Daemon {
         }
     }
 
-    /// Queues stop when their requests are done. Where one takes long already, held back by a throttle
-    /// group or a disk, all would stand still for nothing.
+    /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
+    fn holds_back(&self, name: &str) -> bool {
+        self.nodes.info(name).is_some_and(|node| {
+            matches!(node.options.driver, Driver::Throttle(_))
+                || node.children.iter().any(|child| self.holds_back(child.edge.node().name()))
+        })
+    }
+
+    /// Queues stop when their requests are done. Where a disk takes long already, all would stand still
+    /// for nothing.
     async fn check_ages(&self) -> Result<(), String> {
-        let Some((started_ns, id)) = self.exports.oldest().await else { return Ok(()) };
+        let oldest = self.exports.oldest(|node| self.holds_back(node));
+        let Some((started_ns, id)) = oldest.await else { return Ok(()) };
         let age = self.control.now_ns().saturating_sub(started_ns);
         match age > OLDEST_NS {
             true => Err(format!(
@@ -133,8 +146,6 @@ impl Daemon {
         let (graph, fds) = graph.map_err(|()| "a front end is within a message".to_owned())??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("has not been ready", READY_NS))??;
-        let young = until(self.check_ages(), limit(DESCRIBE_NS)).await;
-        young.map_err(|()| "an I/O thread does not answer".to_owned())??;
         let begun = self.control.now_ns();
         let stopped = until(self.stop_queues(packets), limit(STILL_NS)).await;
         stopped.map_err(|()| late("has not taken over", STILL_NS))??;
