@@ -356,6 +356,34 @@ fn long_requests_are_split_and_each_piece_is_judged() {
 }
 
 #[test]
+fn a_part_of_a_request_may_lie_in_several_segments() {
+    let mut faulty = faulty("segments", |options| {
+        options.max_transfer = 8 * SECTOR as u64;
+        options.inject_error = vec![rule(|rule| rule.errno = None)];
+    });
+    // Segments of a sector and a half, of which no two lie side by side.
+    let (len, each) = (24 * SECTOR, 3 * SECTOR / 2);
+    let scattered = |data: &[u8]| {
+        let all = filled(
+            &data.chunks(each).flat_map(|part| [part, &[0; 8]].concat()).collect::<Vec<_>>(),
+            0,
+        );
+        let mut bufs = IoBufs::new();
+        for n in 0..len / each {
+            assert_eq!(bufs.append_part(&all, n * (each + 8), each), each);
+        }
+        bufs
+    };
+    let data: Vec<u8> = pattern(len).into_iter().map(|byte| byte ^ 0x55).collect();
+    let tag = faulty.rig.submit(WRITE, 4096, len as u64, scattered(&data));
+    assert_eq!(faulty.rig.wait(tag).0, Ok(()));
+    assert_eq!(faulty.image.contents()[4096..4096 + len], data);
+    let tag = faulty.rig.submit(Op::Read, 4096, len as u64, scattered(&vec![0; len]));
+    let (result, bufs) = faulty.rig.wait(tag);
+    assert_eq!((result, bytes(&bufs)), (Ok(()), data));
+}
+
+#[test]
 fn small_requests_become_whole_blocks() {
     // Who writes sector 9 reads its block, which fails.
     let mut faulty = faulty("align", |options| {

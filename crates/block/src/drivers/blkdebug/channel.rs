@@ -115,7 +115,7 @@ impl BlkdebugChannel {
         let len = range.end - range.start;
         let mut part = IoBufs::new();
         if let Some((bufs, start)) = memory {
-            part.set_part(bufs, start, len as usize, 1);
+            part.set_part(bufs, start, len as usize, usize::MAX);
         }
         submit(&self.child, op, range.start, len, part).await.0
     }
