@@ -1,0 +1,136 @@
+//! A file system runs full under a guest's disk. The guest's requests wait, and go on once there is
+//! space: it sees no error, and finds each block as it wrote it.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand};
+use serde_json::json;
+
+/// Writes with checksums and reads all of it back, then shows the disk, and what the kernel thinks of it.
+fn job(disk: &str) -> String {
+    format!(
+        "[ -e /dev/vda ] || ln -s /dev/{disk} /dev/vda
+        echo begin
+        verify --do_verify=1
+        verify --verify_only=1
+        md5sum </dev/{disk}
+        dmesg | grep -E 'I/O error|{disk}.*(timeout|reset)' || true"
+    )
+}
+
+/// What is to be told when there is no space.
+fn wait_for_stop(qmp: &mut Qmp) {
+    let event = qmp.wait_for("BLOCK_IO_ERROR");
+    assert_eq!((&event["action"], &event["nospace"]), (&json!("stop"), &json!(true)), "{event}");
+}
+
+fn resume(qmp: &mut Qmp) {
+    qmp.execute("x-block-export-resume", json!({"id": "disk"}));
+}
+
+/// A program that starts another one where a folder is a file system in memory of 24 MiB, with an image of
+/// 32 MiB on it that has no space yet, and 20 MiB of something else.
+fn on_small_file_system(scratch: &Scratch, folder: &str) -> PathBuf {
+    let user = if nix::unistd::geteuid().is_root() { "" } else { "-r" };
+    let script = format!(
+        "#!/bin/sh
+        exec unshare -m {user} sh -ec '
+            mount -t tmpfs -o size=24m tmpfs {folder}
+            truncate -s 32M {folder}/disk.img
+            head -c 20M /dev/zero >{folder}/ballast
+            exec \"$@\"' sh \"$@\"\n"
+    );
+    let path = scratch.path("small-file-system");
+    fs::write(&path, script).expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+    path
+}
+
+#[test]
+fn a_disk_is_full_and_space_is_made() {
+    let scratch = Scratch::new();
+    let folder = scratch.path("small");
+    fs::create_dir(&folder).expect("a folder");
+    let folder = folder.to_str().expect("UTF-8").to_owned();
+    let server = ServerCommand::new(&scratch)
+        .wrapped_by(on_small_file_system(&scratch, &folder))
+        .monitor("qmp")
+        .iothread("io0")
+        .arg("--blockdev")
+        .arg(format!("driver=file,node-name=disk,filename={folder}/disk.img"))
+        .export("disk", "werror=enospc,iothread=io0")
+        .start();
+    let seen = |name: &str| PathBuf::from(format!("/proc/{}/root{folder}/{name}", server.pid()));
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let guest = Guest::new().disk(server.socket("disk")).with_fio();
+    let mut guest = guest.boot(&job("vda"));
+    guest.expect("begin");
+    wait_for_stop(&mut qmp);
+    // Nothing has changed: it stops again, at what it did not get done.
+    resume(&mut qmp);
+    wait_for_stop(&mut qmp);
+    let ballast = OpenOptions::new().write(true).open(seen("ballast")).expect("ballast");
+    ballast.set_len(0).expect("it goes");
+    resume(&mut qmp);
+    let lines = guest.finish();
+    let copy = scratch.path("copy.img");
+    fs::copy(seen("disk.img"), &copy).expect("a copy where there is space");
+    let md5 = Image::existing(&copy).md5();
+    server.stop();
+    assert_eq!(lines, ["begin".to_owned(), format!("{md5}  -")]);
+}
+
+/// A daemon whose image has no space in its second 4 MiB, or has.
+fn serve(scratch: &Scratch, image: &Image, name: &'static str, full: bool, scsi: bool) -> Server {
+    let path = image.path().display();
+    let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28,\
+                 inject-error.0.sector=8192,inject-error.0.sectors=8192";
+    let rules = if full { rules } else { "inject-error.0.event=none,inject-error.0.errno=0" };
+    let node =
+        format!("driver=blkdebug,node-name=disk,image.driver=file,image.filename={path},{rules}");
+    let command = ServerCommand::new(scratch).named(name).monitor("qmp").iothread("io0");
+    let command = command.arg("--blockdev").arg(node);
+    match scsi {
+        true => command.export_scsi("disk", &["disk"], "werror=stop,iothread=io0").start(),
+        false => command.export("disk", "werror=stop,iothread=io0").start(),
+    }
+}
+
+/// While requests are held the machine is stopped and goes on (which stops the rings, and starts them again),
+/// then the daemon is killed; the next one does what was held.
+fn what_is_held_outlives(scsi: bool) {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 32);
+    let server = serve(&scratch, &image, "first", true, scsi);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let (socket, disk) = (server.socket("disk"), if scsi { "sda" } else { "vda" });
+    let guest = if scsi { Guest::new().scsi(socket) } else { Guest::new().disk(socket) };
+    let guest = guest.with_fio().chardev_options("reconnect-ms=10");
+    let mut guest = guest.boot(&job(disk));
+    guest.expect("begin");
+    wait_for_stop(&mut qmp);
+    let mut machine = guest.qmp();
+    machine.execute("stop", json!({}));
+    machine.execute("cont", json!({}));
+    // It is tried again, by rings that have been started anew.
+    resume(&mut qmp);
+    wait_for_stop(&mut qmp);
+    drop(qmp);
+    server.kill();
+    let server = serve(&scratch, &image, "second", false, scsi);
+    let lines = guest.finish();
+    server.stop();
+    assert_eq!(lines, ["begin".to_owned(), format!("{}  -", image.md5())]);
+}
+
+#[test]
+fn what_is_held_outlives_the_rings_and_the_daemon() {
+    what_is_held_outlives(false);
+}
+
+#[test]
+fn what_is_held_of_a_scsi_disk_outlives_the_rings_and_the_daemon() {
+    what_is_held_outlives(true);
+}
