@@ -91,11 +91,12 @@ fn an_export_takes_few_descriptors_and_gives_them_back() {
     for (queues, least) in [(1, 3), (4, 9)] {
         let clients = connect(&server, EXPORTS, queues, 128);
         let each = (server.open_files() - alone) / EXPORTS;
-        // A connection, and a kick, a call, an err and, if the call blocks, a ring for each queue.
-        assert!((least..=1 + 4 * queues).contains(&each), "{each} files for {queues} queues");
+        // A connection and its memory; a kick, a call and an err for each queue, and rings for the latter two
+        // if writing to them may wait.
+        assert!((least..=2 + 5 * queues).contains(&each), "{each} files for {queues} queues");
         drop(clients);
         eventually("the descriptors to be given back", || {
-            (server.open_files() == alone).then_some(())
+            (server.open_files() <= alone).then_some(())
         });
     }
     assert_eq!(server.guest_mappings(), 0);

@@ -38,7 +38,8 @@ fn what_breaks_the_rules_ends_the_connection_that_it_came_on() {
     assert!(server.private_kib() < before + (8 << 10), "{} KiB", server.private_kib());
     let log = server.log();
     let lines = log.lines().filter(|line| line.contains("warning: NBD server: client sent away"));
-    assert!((12..=20).contains(&lines.count()), "{log}");
+    // Twenty at most of each of two places in the program.
+    assert!((12..=40).contains(&lines.count()), "{log}");
     assert!(log.contains("TLS failed: a record could not be decrypted"), "{log}");
     assert!(log.contains("the client left in the middle of a message"), "{log}");
     server.stop();

@@ -17,6 +17,18 @@ const OURS: &[&str] = &[
     "block-export-add/type=vhost-user-scsi",
     "block-export-add/stall-timeout-ms",
     "block-export-add/vhost-user-blk/pin-memory",
+    "block-export-add/vhost-user-blk/rerror",
+    "block-export-add/vhost-user-blk/werror",
+    "block-export-add/nbd/rerror",
+    "block-export-add/nbd/werror",
+    "blockdev-add/blkdebug/inject-error[]/delay-ns",
+    "blockdev-add/blkdebug/inject-error[]/sectors",
+    "blockdev-add/blkdebug/inject-error[]/count",
+    "blockdev-add/blkdebug/inject-error[]/probability-ppm",
+    "blockdev-add/blkdebug/inject-error[]/effect",
+    "blockdev-add/blkdebug/seed",
+    "blockdev-add/blkdebug/take-child-perms[]",
+    "query-block-exports-> []/io-status",
     "query-block-exports-> []/type=vhost-user-scsi",
     "query-named-block-nodes-> []/children",
     "query-named-block-nodes-> []/image/limits",
@@ -156,6 +168,7 @@ fn what_ours_takes_and_returns_fits_the_schema_of_qemu_storage_daemon() {
             comparison.fits(text(our, "ret-type"), text(their, "ret-type"), &at);
         }
     }
-    comparison.found.retain(|at| !OURS.contains(&at.as_str()));
+    // What follows a colon names types by numbers, which differ from version to version.
+    comparison.found.retain(|at| !OURS.contains(&at.split(": ").next().unwrap_or(at)));
     assert!(comparison.found.is_empty(), "not in QSD's schema:\n{}", comparison.found.join("\n"));
 }
