@@ -50,6 +50,7 @@ impl Guest {
         };
         let mapped = Arc::new(region.map().expect("memory"));
         world.keep_mapping(mapped.host().as_ptr().addr());
+        world.fds.keep(std::os::fd::AsRawFd::as_raw_fd(mapped.file()));
         let view = MemoryView::new(Arc::new(GuestMemory::from_regions([mapped]).expect("memory")));
         let shared = Rc::new(Shared {
             world: world.clone(),
