@@ -2,7 +2,7 @@
 //!
 //! A [`Sandbox`] is begun before there are other threads and narrows from then on: each I/O thread at its birth
 //! ([`Sandbox::io_thread`]), the control thread when everything is ready ([`Sandbox::serve`]). What a thread
-//! starts takes after it. What the kernel does not have is left out, and [`Sandbox::in_force`] says so.
+//! starts takes after it. What the kernel does not have is left out, and [`InForce`] says so.
 
 mod calls;
 mod filter;
