@@ -19,11 +19,11 @@ use block::options::{
     BlockdevOptions, Cache, DetectZeroes, Discard, Driver as NodeDriver, NullOptions,
 };
 use event_loop::{EventLoop, LoopConfig, PollParams};
-use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
+use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport, fd_passing};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, open};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::MsgFlags;
 use nix::sys::stat::Mode;
 
 use crate::input::Input;
@@ -230,11 +230,8 @@ impl<'a> FrontEnd<'a> {
 
     /// Sends a message as it is; what does not fit into the socket is not sent.
     fn send(&mut self, bytes: &[u8], fds: &[RawFd]) {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let rights = [ControlMessage::ScmRights(fds)];
-        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
-        let _ =
-            sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None);
+        let iov = [IoSlice::new(bytes)];
+        let _ = fd_passing::send(self.socket.as_fd(), &iov, fds, MsgFlags::MSG_DONTWAIT);
     }
 
     fn message(&mut self, code: u32, payload: &[u64], fds: &[RawFd]) {

@@ -20,15 +20,13 @@ use std::time::Duration;
 
 use control::{SandboxOptions, TAKE_OVER};
 use event_loop::{EventLoop, Readiness};
-use exports::vhost_user::fd_passing::receive;
+use exports::vhost_user::fd_passing::{receive, send};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::SigmaskHow;
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
-};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
 use crate::daemon::{handled_signals, until};
@@ -158,7 +156,8 @@ impl Spawner {
                 "the process that starts it has not answered before: upgrade by a restart";
             return Err(io::Error::other(message));
         }
-        Ok(send(&self.socket, &[what], fds)?)
+        send(self.socket.as_fd(), &[IoSlice::new(&[what])], fds, MsgFlags::empty())?;
+        Ok(())
     }
 
     /// Receives what it owes, which is there.
@@ -192,13 +191,6 @@ fn close_all_but(socket: &OwnedFd) {
         // daemon's part of the program, which does not run in this process, and is never dropped.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
-}
-
-fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {
-    let rights = [ControlMessage::ScmRights(fds)];
-    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
-    let iov = [IoSlice::new(bytes)];
-    sendmsg::<()>(socket.as_raw_fd(), &iov, control, MsgFlags::MSG_NOSIGNAL, None).map(drop)
 }
 
 /// The spawner's life.
@@ -239,7 +231,8 @@ fn serve(socket: &OwnedFd, program: &Program) -> io::Result<()> {
             },
             _ => [Errno::EINVAL as i32, 0],
         };
-        send(socket, answer.map(i32::to_ne_bytes).as_flattened(), &[])?;
+        let answer = answer.map(i32::to_ne_bytes);
+        send(socket.as_fd(), &[IoSlice::new(answer.as_flattened())], &[], MsgFlags::empty())?;
     }
 }
 

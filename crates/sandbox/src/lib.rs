@@ -19,7 +19,7 @@ use seccompiler::BpfProgram;
 use calls::{CONTROL, IO, POOL, START};
 use filter::Unknown;
 pub use privileges::{Capabilities, Failed, Identity};
-pub use reach::{Beneath, Purpose, Reach, is_beneath};
+pub use reach::{Beneath, Purpose, Reach};
 
 /// How strict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

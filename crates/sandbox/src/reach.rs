@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, NetPort, PathBeneath, PathFd,
@@ -136,12 +136,4 @@ fn version(status: &RestrictionStatus) -> Option<i32> {
         LandlockStatus::Available { effective_abi, .. } => Some(effective_abi as i32),
         LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => None,
     }
-}
-
-/// Whether `path`, which need not exist, is beneath one of `folders`, links followed as far as it exists.
-#[must_use]
-pub fn is_beneath(path: &Path, folders: &[PathBuf]) -> bool {
-    let real = |path: &Path| std::fs::canonicalize(path).ok();
-    let Some(found) = path.ancestors().find_map(real) else { return false };
-    folders.iter().filter_map(|folder| real(folder)).any(|folder| found.starts_with(folder))
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::MsgFlags;
 
 use super::error::ConnectionError;
 use super::fd_passing;
@@ -134,12 +134,9 @@ impl Connection {
         let mut rest = bytes.as_slice();
         let mut writable = None;
         while !rest.is_empty() {
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             let fds: Vec<_> = fd.iter().map(AsRawFd::as_raw_fd).collect();
-            let rights = [ControlMessage::ScmRights(&fds)];
-            let control = if fds.is_empty() { &[][..] } else { &rights[..] };
             let iov = [IoSlice::new(rest)];
-            match sendmsg::<()>(self.socket.as_raw_fd(), &iov, control, flags, None) {
+            match fd_passing::send(self.socket.as_fd(), &iov, &fds, MsgFlags::MSG_DONTWAIT) {
                 Ok(sent) => {
                     // It went with the first byte.
                     fd = None;

@@ -1,12 +1,12 @@
-//! Receiving file descriptors over a socket (SCM_RIGHTS): all the `unsafe` of this crate.
+//! Passing file descriptors over a socket (SCM_RIGHTS): all the `unsafe` of this crate.
 
 #![allow(unsafe_code)]
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// The most descriptors that the kernel passes at once (SCM_MAX_FD).
 const SCM_MAX_FD: usize = 253;
@@ -21,6 +21,24 @@ pub struct Received {
     pub len: usize,
     /// The descriptors that came with them, close-on-exec.
     pub fds: Vec<OwnedFd>,
+}
+
+/// Sends bytes, and descriptors with the first of them. How many bytes have gone; nobody is told by a
+/// signal that the other side is gone.
+///
+/// # Errors
+///
+/// As of sendmsg(2); `EAGAIN` when there is no room now and `flags` has MSG_DONTWAIT.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[IoSlice<'_>],
+    fds: &[RawFd],
+    flags: MsgFlags,
+) -> Result<usize, Errno> {
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+    let flags = flags | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<()>(socket.as_raw_fd(), bytes, control, flags, None)
 }
 
 /// Receives what is there, without waiting.

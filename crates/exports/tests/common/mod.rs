@@ -4,7 +4,7 @@
 
 use std::future::Future;
 use std::io::{self, IoSlice, Read};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -16,11 +16,11 @@ use block::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use block::request::{Op, Request as BlockRequest};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, RingChoice, oneshot};
 use exports::vhost_user::wire::{HEADER_LEN, Request};
-use exports::vhost_user::{ExportError, Listen, VhostUserConfig, VhostUserExport};
+use exports::vhost_user::{ExportError, Listen, VhostUserConfig, VhostUserExport, fd_passing};
 use guest_memory::test_util::{USER_BASE, memfd_region};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::MsgFlags;
 use queue::driver::Driver;
 use queue::{QueueConfig, Segment};
 use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
@@ -495,10 +495,7 @@ pub(crate) fn raw_message(code: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 
 /// Sends bytes, the descriptors with the first of them.
 pub(crate) fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) {
-    let rights = [ControlMessage::ScmRights(fds)];
-    let control = if fds.is_empty() { &[] } else { rights.as_slice() };
-    let iov = [IoSlice::new(bytes)];
-    let sent = sendmsg::<()>(stream.as_raw_fd(), &iov, control, MsgFlags::MSG_NOSIGNAL, None);
+    let sent = fd_passing::send(stream.as_fd(), &[IoSlice::new(bytes)], fds, MsgFlags::empty());
     assert_eq!(sent, Ok(bytes.len()));
 }
 

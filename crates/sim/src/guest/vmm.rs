@@ -3,16 +3,15 @@
 //! It waits for each of its messages to be acknowledged, as an actor of its own, beside the queues'
 //! drivers, which go on meanwhile.
 
-#![allow(unsafe_code)]
-
-use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
+use exports::vhost_user::fd_passing;
 use exports::vhost_user::wire::{HEADER_LEN, Request};
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
+use nix::sys::socket::{MsgFlags, recv};
 
 use crate::fds::{Fds, Kept};
 use crate::world::World;
@@ -71,11 +70,8 @@ impl Connection {
             bytes.extend(field.to_ne_bytes());
         }
         bytes.extend(payload);
-        let rights = [ControlMessage::ScmRights(fds)];
-        let control = if fds.is_empty() { &[] } else { rights.as_slice() };
         let iov = [IoSlice::new(&bytes)];
-        let flags = MsgFlags::MSG_NOSIGNAL;
-        let sent = sendmsg::<()>(self.stream.as_raw_fd(), &iov, control, flags, None);
+        let sent = fd_passing::send(self.stream.as_fd(), &iov, fds, MsgFlags::empty());
         self.world.poke_control();
         match sent {
             Ok(n) if n == bytes.len() => Ok(()),
@@ -145,21 +141,12 @@ impl Connection {
         let machine = &self.world.machine;
         let until = machine.now_ns() + PATIENCE_NS;
         while filled < into.len() {
-            let mut control = nix::cmsg_space!(RawFd);
-            let mut iov = [IoSliceMut::new(&mut into[filled..])];
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-            match recvmsg::<()>(self.stream.as_raw_fd(), &mut iov, Some(&mut control), flags) {
-                Ok(message) if message.bytes == 0 => return Err(Gone),
-                Ok(message) => {
-                    filled += message.bytes;
-                    for part in message.cmsgs().expect("room for one descriptor") {
-                        if let ControlMessageOwned::ScmRights(raw) = part {
-                            // SAFETY: the kernel has just opened it for this process, and nobody else
-                            // has seen its number.
-                            let owned =
-                                raw.first().map(|raw| unsafe { OwnedFd::from_raw_fd(*raw) });
-                            *fd = owned.map(|owned| Kept::new(&self.fds, owned));
-                        }
+            match fd_passing::receive(self.stream.as_fd(), &mut into[filled..]) {
+                Ok(received) if received.len == 0 => return Err(Gone),
+                Ok(received) => {
+                    filled += received.len;
+                    if let Some(owned) = received.fds.into_iter().next() {
+                        *fd = Some(Kept::new(&self.fds, owned));
                     }
                 }
                 Err(Errno::EAGAIN) => {

@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use event_loop::{EventLoop, Readiness};
-use exports::vhost_user::fd_passing::receive;
+use exports::vhost_user::fd_passing;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::MsgFlags;
 use serde_json::Value as Json;
 
 use super::document::{DESCRIPTORS, Document};
@@ -134,16 +134,13 @@ fn pack(json: &Json, fds: usize) -> io::Result<([u8; 4], OwnedFd)> {
 
 fn try_send(socket: &OwnedFd, kind: u8, bytes: &[u8], fds: &[OwnedFd]) -> Result<(), Errno> {
     let fds: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-    let rights = [ControlMessage::ScmRights(&fds)];
-    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
-    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
     let iov = [IoSlice::new(std::slice::from_ref(&kind)), IoSlice::new(bytes)];
-    sendmsg::<()>(socket.as_raw_fd(), &iov, control, flags, None).map(drop)
+    fd_passing::send(socket.as_fd(), &iov, &fds, MsgFlags::MSG_DONTWAIT).map(drop)
 }
 
 fn try_receive(socket: &OwnedFd) -> Result<Packet, Errno> {
     let mut buf = [0; MAX_PACKET];
-    let received = receive(socket.as_fd(), &mut buf)?;
+    let received = fd_passing::receive(socket.as_fd(), &mut buf)?;
     match buf.get(..received.len).and_then(<[u8]>::split_first) {
         Some((kind, rest)) => Ok((*kind, rest.to_vec(), received.fds)),
         None => Err(Errno::ECONNRESET),
