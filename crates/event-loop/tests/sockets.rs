@@ -10,10 +10,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use event_loop::ring::sim::Faults;
 use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig};
+use nix::sys::signal::{SigHandler, Signal, signal};
 
 const ENGINES: [Engine; 3] = [Engine::Uring, Engine::Native, Engine::Threads];
 const READ: IoOp = IoOp::Read { offset: 0 };
@@ -197,4 +199,27 @@ fn what_is_sent_now_is_taken_now_or_refused() {
     let file: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
     let no_socket = event_loop.register_file(file).send_now(&filled(0, 8)).unwrap_err();
     assert_eq!(no_socket.raw_os_error(), Some(libc::ENOTSOCK));
+}
+
+/// What embeds the loop may not have turned SIGPIPE off, as Rust's own programs have.
+#[test]
+fn a_send_to_nobody_is_an_error_and_no_signal() {
+    static RAISED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn raised(_: i32) {
+        RAISED.store(true, Ordering::Relaxed);
+    }
+    let _watchdog = Watchdog::new("nobody");
+    // SAFETY: the handler only stores to an atomic.
+    let before = unsafe { signal(Signal::SIGPIPE, SigHandler::Handler(raised)) }.unwrap();
+    each(|name, event_loop, engine| {
+        for bufs in [two_segments(), filled(1, 64)] {
+            let (theirs, ours) = pair(false);
+            drop(theirs);
+            let result = run(event_loop, &ours, WRITE, engine, bufs);
+            assert_eq!(result, -libc::EPIPE, "{name}, {engine:?}");
+            assert!(!RAISED.load(Ordering::Relaxed), "{name}, {engine:?}");
+        }
+    });
+    // SAFETY: what was there before.
+    unsafe { signal(Signal::SIGPIPE, before) }.unwrap();
 }

@@ -7,6 +7,7 @@
 
 mod buffers;
 pub(crate) mod epoll;
+mod messages;
 mod restrict;
 pub mod setup;
 #[cfg(any(test, feature = "sim"))]

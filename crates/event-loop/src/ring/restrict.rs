@@ -11,7 +11,7 @@ use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode};
 
 /// What [`entry`](super::uring) makes of each [`RingOp`](super::RingOp).
-const OPERATIONS: [u8; 12] = [
+const OPERATIONS: [u8; 13] = [
     opcode::Read::CODE,
     opcode::ReadFixed::CODE,
     opcode::Readv::CODE,
@@ -20,6 +20,7 @@ const OPERATIONS: [u8; 12] = [
     opcode::Writev::CODE,
     opcode::Recv::CODE,
     opcode::Send::CODE,
+    opcode::SendMsg::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
     opcode::PollAdd::CODE,

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use crate::ring::buffers::{self, BufferTable};
+use crate::ring::messages::MessageHeaders;
 use crate::ring::restrict::restrict;
 use crate::ring::setup::{Refused, RingFlags, TaskRun};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, workers};
@@ -35,6 +36,7 @@ pub(crate) struct UringRing {
     defers: bool,
     /// Most entries queued at once; the kernel rounds the queue itself up to a power of two.
     max_queued: usize,
+    headers: MessageHeaders,
 }
 
 /// Completions that find room before the kernel must set some aside.
@@ -104,9 +106,16 @@ impl UringRing {
         }
         let defers = flags.task_run == TaskRun::Defer;
         let max_queued = entries.max(1) as usize;
-        let buffers = None;
-        let mut ring =
-            UringRing { ring, free_files, buffers, vectored_fixed, wait_flags, defers, max_queued };
+        let mut ring = UringRing {
+            ring,
+            free_files,
+            buffers: None,
+            vectored_fixed,
+            wait_flags,
+            defers,
+            max_queued,
+            headers: MessageHeaders::new(max_queued),
+        };
         // A filter may let rings be made and not entered: better found here than in the first turn.
         ring.enter(Wait::No).map_err(Refused::Entry)?;
         Ok(ring)
@@ -129,7 +138,7 @@ macro_rules! with_file {
     };
 }
 
-fn entry(op: &RingOp) -> squeue::Entry {
+fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
     match *op {
         RingOp::Rw { file, write, socket, segment, offset, rw_flags, buffer } => {
             let base = segment.iov_base.cast::<u8>();
@@ -166,7 +175,11 @@ fn entry(op: &RingOp) -> squeue::Entry {
                     .build())
             }
         }
-        // RECVMSG and SENDMSG would want a header that lasts; these do for sockets as well.
+        // Not WRITEV: that raises SIGPIPE when the other side is gone. READV does for sockets as well.
+        RingOp::RwVectored { file, write: true, segments, count, socket: true, .. } => {
+            let header = headers.of(segments, count);
+            with_file!(file, |fd| opcode::SendMsg::new(fd, header).build())
+        }
         RingOp::RwVectored { file, write, segments, count, offset, rw_flags, socket, buffer } => {
             if let Some(index) = buffer
                 && !socket
@@ -215,7 +228,7 @@ fn entry(op: &RingOp) -> squeue::Entry {
 
 impl Ring for UringRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
-        let entry = entry(op).user_data(user_data);
+        let entry = entry(op, &mut self.headers).user_data(user_data);
         let mut queue = self.ring.submission();
         // SAFETY: the caller keeps descriptors and memory valid until the completion, as the
         // trait's contract says.
@@ -389,7 +402,8 @@ mod tests {
             let file = RingFile::Fd(-1);
             let op =
                 RingOp::Rw { file, write, socket, segment, offset: 0, rw_flags: 0, buffer: None };
-            let (entry, traced) = (entry(&op).get_opcode() as u8, op.trace_opcode());
+            let entry = entry(&op, &mut MessageHeaders::new(1)).get_opcode() as u8;
+            let traced = op.trace_opcode();
             assert!(entry == traced || len == 0, "{op:?}");
             entry
         };

@@ -41,6 +41,7 @@ impl RingOp {
                 false => opcode::ReadvFixed::CODE,
                 true => opcode::WritevFixed::CODE,
             },
+            RingOp::RwVectored { socket: true, write: true, .. } => opcode::SendMsg::CODE,
             RingOp::RwVectored { write: false, .. } => opcode::Readv::CODE,
             RingOp::RwVectored { write: true, .. } => opcode::Writev::CODE,
             RingOp::Fsync { .. } => opcode::Fsync::CODE,
