@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
 use devices::ahci::{ABAR_SIZE, Ahci, Drive, DriveConfig};
-use event_loop::{EventLoop, LoopConfig, PollParams};
+use event_loop::EventLoop;
 use guest_memory::GuestMemory;
 use guest_memory::test_util::{USER_BASE, memfd_region};
 use nix::errno::Errno;
 
 use crate::input::Input;
+use crate::world;
 
 /// Guest memory: two neighbours, a hole, a third region that may be unplugged.
 const REGIONS: [(u64, u64); 3] = [(0, 0x4000), (0x4000, 0x4000), (0x10000, 0x2000)];
@@ -50,16 +51,12 @@ impl World {
         let full = GuestMemory::from_regions(REGIONS.map(region)).expect("no overlaps");
         let [.., (addr, size)] = REGIONS;
         let less = full.without_region(addr, USER_BASE + addr, size).expect("it is there");
-        let poll = PollParams { max_ns: 0, ..PollParams::default() };
-        let config = LoopConfig { poll, ..LoopConfig::default() };
-        let event_loop = EventLoop::new(config).expect("a loop");
+        let event_loop = world::quiet_loop();
         World { full: Arc::new(full), less: Arc::new(less), event_loop }
     }
 
     fn turn(&self) {
-        for _ in 0..3 {
-            self.event_loop.run_once(false).expect("it turns");
-        }
+        world::turn(&self.event_loop, 3);
     }
 }
 

@@ -3,6 +3,10 @@
 //!
 //! The functions are independent of libFuzzer. The test replays the seeds.
 
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 pub mod ahci;
 pub mod front_end;
 pub mod input;
@@ -17,6 +21,30 @@ pub mod replies;
 pub mod scsi;
 pub mod tls;
 pub mod vhost_user;
+pub mod world;
+
+thread_local! {
+    /// The file that `FUZZ_INPUT` names, and the bytes that are in it.
+    static LAST_INPUT: RefCell<Option<(File, usize)>> = RefCell::new(
+        std::env::var_os("FUZZ_INPUT")
+            .map(|path| (File::create(path).expect("a file for the input"), 0)),
+    );
+}
+
+/// Runs one input. It is in the file that `FUZZ_INPUT` names until the next one is run: libFuzzer keeps
+/// it after a panic or a fault, but not when the process ends without a word, by a signal that nobody
+/// handles or by an exit.
+pub fn play(run: fn(&[u8]), data: &[u8]) {
+    LAST_INPUT.with_borrow_mut(|last| {
+        let Some((file, len)) = last else { return };
+        file.write_all_at(data, 0).expect("the input is kept");
+        if data.len() < *len {
+            file.set_len(data.len() as u64).expect("the input is kept");
+        }
+        *len = data.len();
+    });
+    run(data);
+}
 
 #[cfg(test)]
 mod tests {

@@ -3,13 +3,12 @@
 //! The first byte says which. Each request is answered once, nothing outside its memory is written, and
 //! what a server says of an export is believed only if it makes sense (`block`'s own properties).
 
-use event_loop::{EventLoop, LoopConfig, PollParams};
+use event_loop::EventLoop;
+
+use crate::world;
 
 thread_local! {
-    static LOOP: EventLoop = {
-        let poll = PollParams { max_ns: 0, ..PollParams::default() };
-        EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).expect("a loop")
-    };
+    static LOOP: EventLoop = world::quiet_loop();
 }
 
 /// Plays the server.

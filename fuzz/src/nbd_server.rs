@@ -3,26 +3,18 @@
 //! Server, export and a null node share one loop. Each reply is one to a request that was sent, and the
 //! only one; whatever came before, the next client is served, and no descriptor stays behind.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::rc::Rc;
-use std::time::{Duration, Instant};
 
-use block::NodeRegistry;
-use block::options::{
-    BlockdevOptions, Cache, DetectZeroes, Discard, Driver as NodeDriver, NullOptions,
-};
-use event_loop::{EventLoop, LoopConfig, PollParams};
+use event_loop::EventLoop;
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 
 use crate::input::Input;
+use crate::world;
 
 const SIZE: u64 = 1 << 20;
-/// How long may be waited for what happens at once on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(20);
 const STEPS: usize = 100;
 /// Bytes that a client sends at most.
 const MOST: usize = 1 << 20;
@@ -35,33 +27,10 @@ struct World {
     files: usize,
 }
 
-fn open_files() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("it is there").count()
-}
-
 impl World {
     fn new() -> Self {
-        let poll = PollParams { max_ns: 0, ..PollParams::default() };
-        let config = LoopConfig { poll, ..LoopConfig::default() };
-        let event_loop = EventLoop::new(config).expect("a loop");
-        let thread = std::thread::current().id();
-        let name = format!("ringmill-fuzz-nbd-{}-{thread:?}.sock", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let options = BlockdevOptions {
-            node_name: Some("null".into()),
-            read_only: false,
-            auto_read_only: false,
-            discard: Discard::Unmap,
-            detect_zeroes: DetectZeroes::Off,
-            active: true,
-            cache: Cache::default(),
-            driver: NodeDriver::NullCo(NullOptions {
-                size: SIZE,
-                latency_ns: 0,
-                read_zeroes: true,
-            }),
-        };
-        let node = NodeRegistry::new().open(&options).expect("a null node");
+        let event_loop = world::quiet_loop();
+        let path = world::own_path("nbd");
         let config = NbdServerConfig {
             listen: NbdListen::Unix(path.clone()),
             max_connections: 4,
@@ -73,43 +42,25 @@ impl World {
             id: "fuzz".into(),
             name: "disk".into(),
             description: "a disk".into(),
-            node,
+            node: world::null_node(SIZE),
             io_threads: vec![event_loop.handle()],
             writable: true,
             writethrough: false,
         };
-        let added = Rc::<RefCell<Option<_>>>::default();
-        let (out, adding) = (added.clone(), server.add(config));
-        event_loop.spawn(async move {
-            out.replace(Some(adding.await));
-        });
-        while added.borrow().is_none() {
-            event_loop.run_once(true).expect("it turns");
-        }
-        let export = added.take().expect("just seen").expect("an export");
+        let export = world::finish(&event_loop, server.add(config)).expect("an export");
         let mut world = World { event_loop, _server: server, export, path, files: 0 };
         world.serve_another();
         world.turn(1000);
-        world.files = open_files();
+        world.files = world::open_files();
         world
     }
 
     fn turn(&self, times: u32) {
-        for _ in 0..times {
-            self.event_loop.run_once(false).expect("it turns");
-        }
+        world::turn(&self.event_loop, times);
     }
 
-    fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
-        // The kernel's threads, too, have to get their turn on a busy machine.
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
-            if so() {
-                return;
-            }
-            self.turn(4);
-        }
-        panic!("{what}: it does not happen");
+    fn until(&self, what: &str, so: impl FnMut() -> bool) {
+        world::until(&self.event_loop, what, so);
     }
 
     fn serve_another(&self) {
@@ -130,7 +81,7 @@ impl World {
         drop(client);
         self.until("the client is gone", || !self.export.is_connected());
         if self.files > 0 {
-            self.until("all descriptors are closed", || open_files() <= self.files);
+            self.until("all descriptors are closed", || world::open_files() <= self.files);
         }
     }
 }

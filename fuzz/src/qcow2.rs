@@ -4,20 +4,19 @@
 
 use std::cell::RefCell;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
 use block::NodeRegistry;
 use block::options::{
-    Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
-    Locking, Qcow2Options,
+    Backing, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking, Qcow2Options,
 };
 use block::request::{Completion, Op, Request};
-use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig, PollParams};
+use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::input::Input;
+use crate::world;
 
 /// Requests, and bytes of one, at most.
 const REQUESTS: usize = 32;
@@ -28,10 +27,7 @@ const FEATURES: usize = 79;
 const DATA_FILE: u8 = 1 << 2;
 
 thread_local! {
-    static LOOP: EventLoop = {
-        let poll = PollParams { max_ns: 0, ..PollParams::default() };
-        EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).expect("a loop")
-    };
+    static LOOP: EventLoop = world::quiet_loop();
 }
 
 #[derive(Default)]
@@ -45,25 +41,19 @@ impl Completion for Answers {
 }
 
 fn options(path: String, read_only: bool) -> BlockdevOptions {
-    let node = |driver, node_name| BlockdevOptions {
-        node_name,
-        read_only,
-        auto_read_only: false,
-        discard: Discard::Unmap,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache { direct: false, no_flush: true },
-        driver,
+    let node = |name, driver| {
+        let node = world::node_options(name, driver);
+        BlockdevOptions { read_only, ..node }
     };
     let file = FileOptions { filename: path.into(), aio: None, locking: Locking::Off };
     let driver = Driver::Qcow2(Qcow2Options {
-        file: BlockdevRef::Inline(Box::new(node(Driver::File(file), None))),
+        file: BlockdevRef::Inline(Box::new(node(None, Driver::File(file)))),
         data_file: None,
         backing: Backing::None,
         pass_discard_request: None,
         discard_no_unref: false,
     });
-    node(driver, Some("image".into()))
+    node(Some("image"), driver)
 }
 
 /// Opens the image and uses it.
@@ -76,7 +66,7 @@ pub fn run(data: &[u8]) {
         *features &= !DATA_FILE;
     }
     let memory = memfd_create(c"image", MFdFlags::empty()).expect("a memfd");
-    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    let path = world::path_of(&memory);
     let mut file = std::fs::File::from(memory);
     file.write_all(&image).expect("it fits");
     LOOP.with(|event_loop| play(event_loop, &options(path, count & 0x80 != 0), steps));

@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use control::{CtlSocket, TopSort};
 use serde_json::Map;
 
+use crate::world;
+
 #[allow(dead_code, missing_docs, unreachable_pub)]
 #[path = "../../crates/ringmill/src/ctl/client.rs"]
 mod client;
@@ -86,10 +88,7 @@ thread_local! {
 
 impl Talker {
     fn new() -> Self {
-        let thread = std::thread::current().id();
-        let name = format!("ringmill-fuzz-qmp-{}-{thread:?}.sock", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let _ = std::fs::remove_file(&path);
+        let path = world::own_path("qmp");
         let listener = UnixListener::bind(&path).expect("a socket");
         let (words, receiver) = mpsc::channel::<Vec<u8>>();
         std::thread::spawn(move || {

@@ -12,13 +12,14 @@ use block::request::{Op, Request};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
-use event_loop::{EventLoop, LoopConfig, PollParams};
+use event_loop::EventLoop;
 use guest_memory::MemoryView;
 use nix::errno::Errno;
 use queue::driver::Driver;
 use queue::{Queue, Segment};
 
 use crate::input::Input;
+use crate::world;
 
 const DISK: u64 = 1 << 20;
 const ENTRIES: u16 = 32;
@@ -45,16 +46,12 @@ impl World {
     fn new() -> Self {
         let size = SLOTS_AT + SLOT * SLOTS;
         let memory = guest_memory::test_util::memfd_memory(&[(0, size)]).expect("a memfd");
-        let poll = PollParams { max_ns: 0, ..PollParams::default() };
-        let config = LoopConfig { poll, ..LoopConfig::default() };
-        let event_loop = EventLoop::new(config).expect("a loop");
+        let event_loop = world::quiet_loop();
         World { memory: MemoryView::new(memory), event_loop }
     }
 
     fn turn(&self) {
-        for _ in 0..3 {
-            self.event_loop.run_once(false).expect("it turns");
-        }
+        world::turn(&self.event_loop, 3);
     }
 }
 

@@ -16,6 +16,7 @@ use tls::{
 };
 
 use crate::input::Input;
+use crate::world;
 
 const FILES: [(&str, &[u8]); 4] = [
     ("ca-cert.pem", include_bytes!("../certs/ca-cert.pem")),
@@ -40,9 +41,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn load(files: &[(&str, Vec<u8>)], sanity_check: bool) -> Result<X509, tls::CredentialsError> {
-    let thread = std::thread::current().id();
-    let name = format!("ringmill-fuzz-tls-{}-{thread:?}", std::process::id());
-    let dir = std::env::temp_dir().join(name);
+    let dir = world::own_path("tls");
     std::fs::create_dir_all(&dir).expect("a folder");
     for (name, contents) in files {
         std::fs::write(dir.join(name), contents).expect("it is ours");

@@ -1,4 +1,4 @@
 //! See [`fuzz::front_end`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::front_end::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::front_end::run, data));

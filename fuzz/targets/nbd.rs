@@ -1,4 +1,4 @@
 //! See [`fuzz::nbd`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::nbd::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::nbd::run, data));

@@ -1,4 +1,4 @@
 //! See [`fuzz::nbd_server`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::nbd_server::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::nbd_server::run, data));

@@ -1,4 +1,4 @@
 //! See `fuzz::options`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::options::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::options::run, data));

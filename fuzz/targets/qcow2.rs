@@ -1,4 +1,4 @@
 //! See [`fuzz::qcow2`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::qcow2::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::qcow2::run, data));

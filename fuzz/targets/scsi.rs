@@ -1,4 +1,4 @@
 //! See [`fuzz::scsi`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::scsi::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::scsi::run, data));

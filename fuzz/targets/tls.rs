@@ -1,4 +1,4 @@
 //! See [`fuzz::tls`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::tls::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::play(fuzz::tls::run, data));
