@@ -20,6 +20,8 @@ pub mod request;
 mod resize;
 pub mod status;
 mod submit;
+#[cfg(feature = "test-util")]
+pub mod test_util;
 
 pub use connections::Connections;
 pub use drivers::file::CreationLock;

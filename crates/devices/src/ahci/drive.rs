@@ -264,7 +264,8 @@ impl Work {
             Action::Write { offset, len, fua, .. } => {
                 (Op::Write { fua: fua || write_through }, offset, len)
             }
-            Action::Flush => (Op::Flush, 0, 0),
+            // What is in a cache has to go before it is off (ATA8-ACS, SET FEATURES).
+            Action::Flush | Action::SetWriteCache(false) => (Op::Flush, 0, 0),
             Action::Trim { .. } => return self.trim(slot, info),
             Action::Refused { error, .. } => return Step::Done(Outcome::Failed(error)),
             Action::Broken(Broken::NotMemory) => return Step::Done(Outcome::NotMemory),

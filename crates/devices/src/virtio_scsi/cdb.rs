@@ -17,6 +17,7 @@ pub(crate) mod opcode {
     pub(crate) const READ_CAPACITY_10: u8 = 0x25;
     pub(crate) const READ_10: u8 = 0x28;
     pub(crate) const WRITE_10: u8 = 0x2a;
+    pub(crate) const WRITE_AND_VERIFY_10: u8 = 0x2e;
     pub(crate) const VERIFY_10: u8 = 0x2f;
     pub(crate) const SYNCHRONIZE_CACHE_10: u8 = 0x35;
     pub(crate) const WRITE_SAME_10: u8 = 0x41;
@@ -25,6 +26,7 @@ pub(crate) mod opcode {
     pub(crate) const MODE_SENSE_10: u8 = 0x5a;
     pub(crate) const READ_16: u8 = 0x88;
     pub(crate) const WRITE_16: u8 = 0x8a;
+    pub(crate) const WRITE_AND_VERIFY_16: u8 = 0x8e;
     pub(crate) const VERIFY_16: u8 = 0x8f;
     pub(crate) const SYNCHRONIZE_CACHE_16: u8 = 0x91;
     pub(crate) const WRITE_SAME_16: u8 = 0x93;
@@ -33,6 +35,7 @@ pub(crate) mod opcode {
     pub(crate) const MAINTENANCE_IN: u8 = 0xa3;
     pub(crate) const READ_12: u8 = 0xa8;
     pub(crate) const WRITE_12: u8 = 0xaa;
+    pub(crate) const WRITE_AND_VERIFY_12: u8 = 0xae;
     pub(crate) const VERIFY_12: u8 = 0xaf;
 }
 
@@ -199,6 +202,13 @@ pub(crate) fn parse(cdb: &[u8; CDB_SIZE]) -> Result<Command, Sense> {
         opcode::WRITE_10 | opcode::WRITE_12 | opcode::WRITE_16 => {
             unprotected(cdb)?;
             Command::Write { blocks: blocks(cdb), fua: cdb[1] & 0x08 != 0 }
+        }
+        opcode::WRITE_AND_VERIFY_10 | opcode::WRITE_AND_VERIFY_12 | opcode::WRITE_AND_VERIFY_16 => {
+            unprotected(cdb)?;
+            // BYTCHK, as below.
+            none_of(cdb, 1, 0x06)?;
+            // What is verified is on the medium.
+            Command::Write { blocks: blocks(cdb), fua: true }
         }
         opcode::SYNCHRONIZE_CACHE_10 | opcode::SYNCHRONIZE_CACHE_16 => {
             Command::SynchronizeCache(blocks(cdb))

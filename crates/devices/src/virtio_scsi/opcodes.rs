@@ -7,7 +7,8 @@ use super::cdb::{
         READ_6, READ_10, READ_12, READ_16, READ_CAPACITY_10, REPORT_LUNS, REQUEST_SENSE,
         SERVICE_ACTION_IN_16, START_STOP_UNIT, SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16,
         TEST_UNIT_READY, UNMAP, VERIFY_10, VERIFY_12, VERIFY_16, WRITE_6, WRITE_10, WRITE_12,
-        WRITE_16, WRITE_SAME_10, WRITE_SAME_16,
+        WRITE_16, WRITE_AND_VERIFY_10, WRITE_AND_VERIFY_12, WRITE_AND_VERIFY_16, WRITE_SAME_10,
+        WRITE_SAME_16,
     },
 };
 use super::sense::Sense;
@@ -18,7 +19,7 @@ const F: u8 = 0xff;
 /// All commands: CDB usage maps, which have the operation code in their first byte and the service
 /// action, where there is one, in their second.
 #[rustfmt::skip]
-const COMMANDS: [&[u8]; 28] = [
+const COMMANDS: [&[u8]; 31] = [
     &[TEST_UNIT_READY, 0, 0, 0, 0, 0],
     &[REQUEST_SENSE, 0x01, 0, 0, F, 0],
     &[READ_6, 0x1f, F, F, F, 0],
@@ -30,6 +31,7 @@ const COMMANDS: [&[u8]; 28] = [
     &[READ_CAPACITY_10, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     &[READ_10, 0x18, F, F, F, F, 0, F, F, 0],
     &[WRITE_10, 0x18, F, F, F, F, 0, F, F, 0],
+    &[WRITE_AND_VERIFY_10, 0x16, F, F, F, F, 0, F, F, 0],
     &[VERIFY_10, 0x16, F, F, F, F, 0, F, F, 0],
     &[SYNCHRONIZE_CACHE_10, 0x02, F, F, F, F, 0, F, F, 0],
     &[WRITE_SAME_10, 0x08, F, F, F, F, 0, F, F, 0],
@@ -38,6 +40,7 @@ const COMMANDS: [&[u8]; 28] = [
     &[MODE_SENSE_10, 0x18, F, F, 0, 0, 0, F, F, 0],
     &[READ_16, 0x18, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0],
     &[WRITE_16, 0x18, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0],
+    &[WRITE_AND_VERIFY_16, 0x16, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0],
     &[VERIFY_16, 0x16, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0],
     &[SYNCHRONIZE_CACHE_16, 0x02, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0],
     &[WRITE_SAME_16, 0x09, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0],
@@ -46,6 +49,7 @@ const COMMANDS: [&[u8]; 28] = [
     &[MAINTENANCE_IN, REPORT_SUPPORTED_OPERATION_CODES, 0x87, F, F, F, F, F, F, F, 0, 0],
     &[READ_12, 0x18, F, F, F, F, F, F, F, F, 0, 0],
     &[WRITE_12, 0x18, F, F, F, F, F, F, F, F, 0, 0],
+    &[WRITE_AND_VERIFY_12, 0x16, F, F, F, F, F, F, F, F, 0, 0],
     &[VERIFY_12, 0x16, F, F, F, F, F, F, F, F, 0, 0],
 ];
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::NodeRegistry;
+use block::node::BlockNode;
 use block::options::{
     BlockdevOptions, Cache, DetectZeroes, Discard, Driver as NodeDriver, NullOptions,
 };
@@ -65,7 +66,7 @@ pub fn null_options() -> BlockdevOptions {
     }
 }
 
-pub fn device_config(node: &dyn block::node::BlockNode) -> DeviceConfig {
+pub fn device_config(node: &dyn BlockNode) -> DeviceConfig {
     DeviceConfig {
         geometry: node.geometry(),
         num_queues: 1,
@@ -95,7 +96,16 @@ impl Rig {
         let poll = PollParams { max_ns: poll_max_ns, ..PollParams::default() };
         let event_loop = EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).unwrap();
         let node = NodeRegistry::new().open(options).unwrap();
-        let mut config = device_config(&*node);
+        Rig::on(event_loop, &node, queue_size, change)
+    }
+
+    pub fn on(
+        event_loop: EventLoop,
+        node: &Arc<dyn BlockNode>,
+        queue_size: u16,
+        change: impl FnOnce(&mut DeviceConfig),
+    ) -> Rig {
+        let mut config = device_config(&**node);
         change(&mut config);
         let device = Arc::new(Device::new(config).unwrap());
         device.set_features(device.features());
@@ -103,7 +113,7 @@ impl Rig {
         let memory = MemoryView::new(guest_memory::test_util::memfd_memory(&[(0, size)]).unwrap());
         let driver = Driver::new(&memory, 0, queue_size, true).unwrap();
         let queue = Queue::new(memory.clone(), driver.config()).unwrap();
-        let channel = node.open_channel(&event_loop).unwrap();
+        let channel = node.clone().open_channel(&event_loop).unwrap();
         let (kick, call) = (eventfd(), eventfd());
         let stats = Arc::new(QueueStats::default());
         let handler = start_queue(

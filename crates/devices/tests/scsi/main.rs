@@ -2,6 +2,7 @@
 //! what it does.
 
 mod answers;
+mod durability;
 mod model;
 mod requests;
 mod rig;

@@ -43,7 +43,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    fn new() -> Rc<Self> {
+    pub(crate) fn new() -> Rc<Self> {
         Rc::new(Disk {
             data: RefCell::new((0..SIZE).map(|n| (n / 512 % 251) as u8).collect()),
             log: RefCell::default(),
@@ -166,7 +166,18 @@ impl Rig {
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut DeviceConfig)) -> Rig {
-        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let disks = [Disk::new(), Disk::new()];
+        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
+        Rig::on(EventLoop::new(LoopConfig::default()).unwrap(), channels, disks, change)
+    }
+
+    /// The logical units are behind `channels`, two; `disks` are for whoever wants them.
+    pub(crate) fn on(
+        event_loop: EventLoop,
+        channels: Vec<Rc<dyn Channel>>,
+        disks: [Rc<Disk>; 2],
+        change: impl FnOnce(&mut DeviceConfig),
+    ) -> Rig {
         let lun = |n| LunConfig { geometry: geometry(), serial: format!("test-{n}") };
         let mut config = DeviceConfig {
             name: "test".to_owned(),
@@ -181,8 +192,6 @@ impl Rig {
         device.set_features(CHANGE);
         let size = SLOTS_AT + SLOT * SLOTS;
         let memory = MemoryView::new(guest_memory::test_util::memfd_memory(&[(0, size)]).unwrap());
-        let disks = [Disk::new(), Disk::new()];
-        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
         let on_loop = DeviceOnLoop::new(&event_loop, device.clone(), channels);
         let (mut drivers, mut queues) = (Vec::new(), Vec::new());
         for index in 0..4 {

@@ -208,7 +208,7 @@ fn set_features_that_linux_sends() {
     for count in [1, 2, 4, 8, 16] {
         rig.port().run(&Command { count, ..command(0xc6) }, 0).unwrap();
     }
-    // The write cache: off, each write is on stable storage before it is answered.
+    // The write cache: off, it is emptied, and each write is on stable storage before it is answered.
     rig.port().run(&set(0x82, 0), 0).unwrap();
     assert_eq!(word(&rig.port().identify().unwrap(), 85) & 0x20, 0);
     rig.port().run(&Command::dma(true, 0, 512), 512).unwrap();
@@ -217,7 +217,7 @@ fn set_features_that_linux_sends() {
     assert_eq!(word(&rig.port().identify().unwrap(), 85) & 0x20, 0x20);
     rig.port().run(&Command::dma(true, 0, 512), 512).unwrap();
     let fua = |fua| (Op::Write { fua }, 0, 512);
-    assert_eq!(rig.log(), [fua(true), fua(true), fua(false)]);
+    assert_eq!(rig.log(), [(Op::Flush, 0, 0), fua(true), fua(true), fua(false)]);
     // A COMRESET brings the default back.
     rig.port().run(&set(0x82, 0), 0).unwrap();
     rig.port().stop_list().unwrap();

@@ -1,6 +1,7 @@
 //! The AHCI controller, at both ends: the driver is `vcpu::ahci`, the disk the test's own.
 
 mod commands;
+mod durability;
 mod errors;
 mod interrupts;
 mod model;

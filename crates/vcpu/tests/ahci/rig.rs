@@ -119,27 +119,43 @@ impl Rig {
     pub fn with(ports: usize, read_only: bool) -> Rig {
         let poll = PollParams { max_ns: 0, ..PollParams::default() };
         let event_loop = EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).unwrap();
-        let memory = memfd_memory(&[(0, MEMORY)]).unwrap();
-        let controller = Controller::new(ports, memory.clone()).unwrap();
-        let (mut disks, mut drives, mut drivers) = (Vec::new(), Vec::new(), Vec::new());
-        for port in 0..ports {
-            let disk = Rc::new(Disk {
+        let disk = |_| {
+            Rc::new(Disk {
                 bytes: RefCell::new(contents().clone()),
                 hold: Cell::new(false),
                 held: RefCell::default(),
                 fail: Cell::new(None),
                 log: RefCell::default(),
-            });
-            let config = DriveConfig {
-                geometry: geometry(read_only),
+            })
+        };
+        let disks: Vec<_> = (0..ports).map(disk).collect();
+        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
+        let change = |config: &mut DriveConfig| config.geometry.read_only = read_only;
+        let mut rig = Rig::on(event_loop, channels, change);
+        rig.disks = disks;
+        rig
+    }
+
+    /// A port for each of `channels`, to disks of 4 MiB.
+    pub fn on(
+        event_loop: EventLoop,
+        channels: Vec<Rc<dyn Channel>>,
+        change: impl Fn(&mut DriveConfig),
+    ) -> Rig {
+        let memory = memfd_memory(&[(0, MEMORY)]).unwrap();
+        let controller = Controller::new(channels.len(), memory.clone()).unwrap();
+        let (mut drives, mut drivers) = (Vec::new(), Vec::new());
+        for (port, channel) in channels.into_iter().enumerate() {
+            let mut config = DriveConfig {
+                geometry: geometry(false),
                 writable: true,
                 write_cache: true,
                 serial: format!("serial-{port}"),
                 model: "a model".into(),
             };
+            change(&mut config);
             let ahci = &controller.ahci;
-            drives.push(Drive::attach(&event_loop, ahci, port, disk.clone(), config).unwrap());
-            disks.push(disk);
+            drives.push(Drive::attach(&event_loop, ahci, port, channel, config).unwrap());
             let turned = event_loop.clone();
             let idle = move || turned.run_once(false).unwrap();
             let mut driver = PortDriver::new(&controller, &memory, port, area(port), idle);
@@ -147,6 +163,7 @@ impl Rig {
             driver.start().unwrap();
             drivers.push(driver);
         }
+        let disks = Vec::new();
         Rig { event_loop, controller, memory, disks, drives, ports: drivers }
     }
 

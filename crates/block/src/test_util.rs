@@ -1,0 +1,134 @@
+//! A disk whose power can be cut, for the tests of devices and exports above it: what one of those has
+//! told somebody to be on stable storage has to be there when the power is cut right then.
+//!
+//! The image lies on storage with a volatile write cache ([`event_loop::ring::sim::Storage`]), and a
+//! cut takes all that may be taken: what is left is what somebody made durable.
+//!
+//! Whatever does not work here panics: it is for tests.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use event_loop::ring::sim::{Faults, Sim, Storage};
+use event_loop::{AlignedBuf, EventLoop, LoopConfig, PollParams};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::node::BlockNode;
+use crate::options::{
+    Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
+    Locking, Qcow2Options, RawOptions,
+};
+use crate::request::Op;
+use crate::{CreateQcow2, NodeRegistry, create_qcow2, submit};
+
+/// What the image is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// The disk as it is.
+    Raw,
+    /// With clusters of 4 KiB.
+    Qcow2,
+}
+
+impl Format {
+    /// All there are.
+    pub const ALL: [Format; 2] = [Format::Raw, Format::Qcow2];
+}
+
+/// A disk, all zeroes at first.
+pub struct VolatileDisk {
+    storage: Storage,
+    fd: Arc<OwnedFd>,
+    format: Format,
+    node: Arc<dyn BlockNode>,
+}
+
+fn sim(storage: Storage) -> Sim {
+    // An operation is done when the loop turns next: what is answered too early is answered before.
+    let faults = Faults { latency_ns: (0, 0), ..Faults::default() };
+    Sim::with_storage(1, faults, storage)
+}
+
+fn path_of(fd: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
+}
+
+fn open(fd: &OwnedFd, format: Format) -> Arc<dyn BlockNode> {
+    let blockdev = |node_name: &str, driver| BlockdevOptions {
+        node_name: Some(node_name.into()),
+        read_only: false,
+        auto_read_only: false,
+        discard: Discard::Unmap,
+        detect_zeroes: DetectZeroes::Off,
+        active: true,
+        cache: Cache::default(),
+        driver,
+    };
+    let file = FileOptions { filename: path_of(fd), aio: None, locking: Locking::Off };
+    let file = BlockdevRef::Inline(Box::new(blockdev("file", Driver::File(file))));
+    let driver = match format {
+        Format::Raw => Driver::Raw(RawOptions { file, offset: 0, size: None }),
+        Format::Qcow2 => Driver::Qcow2(Qcow2Options {
+            file,
+            data_file: None,
+            backing: Backing::None,
+            pass_discard_request: None,
+            discard_no_unref: false,
+        }),
+    };
+    NodeRegistry::new().open(&blockdev("disk", driver)).expect("an image that can be opened")
+}
+
+impl VolatileDisk {
+    /// A disk of `size` bytes, whole sectors.
+    pub fn new(format: Format, size: u64) -> VolatileDisk {
+        let file = File::from(memfd_create("disk", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
+        match format {
+            Format::Raw => file.set_len(size).expect("a larger file"),
+            Format::Qcow2 => {
+                let create = CreateQcow2 { cluster_size: 4096, ..CreateQcow2::new(size) };
+                create_qcow2(&path_of(&file), &create).expect("an image");
+            }
+        }
+        let (storage, fd) = (Storage::new(), Arc::new(OwnedFd::from(file)));
+        storage.add(&fd).expect("a file to keep track of");
+        let node = open(&fd, format);
+        VolatileDisk { storage, fd, format, node }
+    }
+
+    /// The disk.
+    pub fn node(&self) -> &Arc<dyn BlockNode> {
+        &self.node
+    }
+
+    /// A loop over that storage. It does not poll.
+    pub fn event_loop(&self) -> EventLoop {
+        event_loop(self.storage.clone())
+    }
+
+    /// What is read from byte `offset` on after a power cut now.
+    pub fn after_cut(&self, offset: u64, len: usize) -> Vec<u8> {
+        let left = self.storage.stable(&self.fd).expect("it is kept track of");
+        let sim = sim(Storage::new());
+        let fd = sim.file(&left).expect("a memfd");
+        let node = open(&fd, self.format);
+        let event_loop = event_loop(sim.storage());
+        let channel = node.open_channel(&event_loop).expect("a channel");
+        let bufs = AlignedBuf::io_bufs(len, 4096).expect("memory");
+        let read = async move { submit(&channel, Op::Read, offset, len as u64, bufs).await };
+        let (result, bufs) = event_loop.block_on(read).expect("a loop that turns");
+        result.expect("it can be read");
+        let mut bytes = vec![0; len];
+        bufs.copy_out(0, &mut bytes);
+        event_loop.shut_down().expect("nothing is under way");
+        bytes
+    }
+}
+
+fn event_loop(storage: Storage) -> EventLoop {
+    let poll = PollParams { max_ns: 0, ..PollParams::default() };
+    let config = LoopConfig { poll, ..LoopConfig::default() };
+    sim(storage).event_loop(config).expect("a loop")
+}

@@ -1,0 +1,121 @@
+//! What a virtio-blk device has told its driver to be on stable storage is there when the power is cut
+//! right then (virtio 1.2, 5.2.6.2: when a write is stable).
+
+mod rig;
+
+use block::test_util::{Format, VolatileDisk};
+use devices::virtio_blk::DeviceConfig;
+use rig::*;
+
+const SIZE: u64 = 1 << 20;
+/// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_BLK_F_CONFIG_WCE`.
+const F_FLUSH: u64 = 1 << 9;
+const F_CONFIG_WCE: u64 = 1 << 11;
+/// Of the toggle, in the configuration space.
+const WRITEBACK: u32 = 32;
+
+struct Machine {
+    disk: VolatileDisk,
+    rig: Rig,
+}
+
+impl Machine {
+    fn new(format: Format, change: impl FnOnce(&mut DeviceConfig)) -> Machine {
+        let disk = VolatileDisk::new(format, SIZE);
+        let rig = Rig::on(disk.event_loop(), disk.node(), 64, change);
+        Machine { disk, rig }
+    }
+
+    /// Writes `byte` all over 8 KiB from sector 24 on; whether a power cut leaves it.
+    fn write(&mut self, byte: u8) -> bool {
+        assert_eq!(self.rig.request(OUT, 24, &[byte; 8192], 0), OK);
+        self.has(byte)
+    }
+
+    fn has(&self, byte: u8) -> bool {
+        self.disk.after_cut(24 * 512, 8192) == [byte; 8192]
+    }
+
+    fn without(&self, features: u64) {
+        self.rig.device.set_features(self.rig.device.features() & !features);
+    }
+}
+
+#[test]
+fn what_is_flushed_is_there() {
+    for format in Format::ALL {
+        let mut machine = Machine::new(format, |_| {});
+        assert!(!machine.write(1), "{format:?}: a cache that keeps nothing back tests nothing");
+        assert_eq!(machine.rig.request(FLUSH, 0, &[], 0), OK);
+        assert!(machine.has(1), "{format:?}");
+        // Zeroes over it, with the space kept and given back.
+        for unmap in [0, 1] {
+            machine.write(1);
+            assert_eq!(machine.rig.request(FLUSH, 0, &[], 0), OK);
+            assert_eq!(machine.rig.request(WRITE_ZEROES, 0, &range(24, 16, unmap), 0), OK);
+            assert!(!machine.has(0), "{format:?}");
+            assert_eq!(machine.rig.request(FLUSH, 0, &[], 0), OK);
+            assert!(machine.has(0), "{format:?}, {unmap}");
+        }
+    }
+}
+
+#[test]
+fn a_flush_is_good_for_all_that_was_answered_before_it() {
+    for format in Format::ALL {
+        let mut machine = Machine::new(format, |_| {});
+        for sector in 0..8 {
+            machine.rig.add(OUT, sector, &[sector as u8 + 1; 512], 0);
+        }
+        machine.rig.publish();
+        machine.rig.reap(8);
+        // Others go on beside it.
+        machine.rig.add(FLUSH, 0, &[], 0);
+        machine.rig.add(OUT, 100, &[9; 512], 0);
+        machine.rig.publish();
+        machine.rig.reap(2);
+        for sector in 0..8 {
+            let left = machine.disk.after_cut(sector * 512, 512);
+            assert_eq!(left, [sector as u8 + 1; 512], "{format:?}, {sector}");
+        }
+    }
+}
+
+#[test]
+fn with_the_cache_off_each_write_is_there() {
+    for format in Format::ALL {
+        let mut machine = Machine::new(format, |_| {});
+        machine.rig.device.write_config(WRITEBACK, &[0]).unwrap();
+        assert!(machine.write(1), "{format:?}");
+        for unmap in [0, 1] {
+            assert!(machine.write(1), "{format:?}");
+            assert_eq!(machine.rig.request(WRITE_ZEROES, 0, &range(24, 16, unmap), 0), OK);
+            assert!(machine.has(0), "{format:?}, {unmap}");
+        }
+        machine.rig.device.write_config(WRITEBACK, &[1]).unwrap();
+        assert!(!machine.write(2), "{format:?}: on again");
+    }
+}
+
+/// It begins in write-through mode, and a driver that knows nothing of the toggle stays there.
+#[test]
+fn a_device_without_a_write_cache() {
+    for format in Format::ALL {
+        for unknown in [0, F_CONFIG_WCE, F_FLUSH | F_CONFIG_WCE] {
+            let mut machine = Machine::new(format, |config| config.writethrough = true);
+            machine.without(unknown);
+            assert!(machine.write(1), "{format:?}, {unknown:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_know_to_flush_need_not() {
+    for format in Format::ALL {
+        let mut machine = Machine::new(format, |_| {});
+        machine.without(F_FLUSH | F_CONFIG_WCE);
+        assert!(machine.write(1), "{format:?}");
+        machine.without(F_CONFIG_WCE);
+        assert!(!machine.write(2), "{format:?}: one that does");
+    }
+}
