@@ -24,18 +24,32 @@ pub trait BlockNode: Send + Sync {
     /// What users of the node have to know, now: it may change; see [`watch`](Self::watch).
     fn geometry(&self) -> Geometry;
 
+    /// The node that this one is on top of, if it has that one answer what it does not answer itself:
+    /// what follows here.
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        None
+    }
+
     /// From here on, requests may lie past the end: writes there make the image longer, reads give
     /// zeroes. For a format on top of the node, which finds room in it as it needs. A node that cannot
     /// become longer goes on answering with `EIO`. Channels are opened afterwards.
-    fn let_grow(&self) {}
+    fn let_grow(&self) {
+        if let Some(below) = self.below() {
+            below.let_grow();
+        }
+    }
 
     /// To what the memory of requests is best aligned, bytes: less costs a copy.
     fn memory_alignment(&self) -> u32 {
-        512
+        self.below().map_or(512, |below| below.memory_alignment())
     }
 
     /// Has somebody told from now on whenever the geometry has changed. For nodes that may change.
-    fn watch(&self, _watcher: Watcher) {}
+    fn watch(&self, watcher: Watcher) {
+        if let Some(below) = self.below() {
+            below.watch(watcher);
+        }
+    }
 
     /// Makes the image `size` bytes long, as `block_resize` asks for it, and tells those who watch.
     /// For the control plane, which has drained the node if it is to become shorter: a write under way
@@ -45,9 +59,11 @@ pub trait BlockNode: Send + Sync {
     /// # Errors
     ///
     /// In QEMU's words where QEMU has the error; the image is as it was.
-    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
-        let checked = ResizeError::check(size, self.geometry().read_only);
-        Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) })
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        match (ResizeError::check(size, self.geometry().read_only), self.below()) {
+            (Ok(()), Some(below)) => below.resize(size, event_loop),
+            (checked, _) => Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) }),
+        }
     }
 
     /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as

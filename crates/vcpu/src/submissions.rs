@@ -53,6 +53,10 @@ impl BlockNode for SubmissionLog {
         self.node.geometry()
     }
 
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.node.clone())
+    }
+
     /// One loop's: several would write to the same places.
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let below = self.node.clone().open_channel(event_loop)?;

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::common::Common;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher};
+use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized};
 use crate::options::{BlockdevOptions, RawOptions};
 use crate::request::{Op, Request};
 
@@ -76,12 +76,8 @@ impl BlockNode for RawNode {
         Geometry { size, ..self.common.geometry(below) }
     }
 
-    fn memory_alignment(&self) -> u32 {
-        self.child.memory_alignment()
-    }
-
-    fn watch(&self, watcher: Watcher) {
-        self.child.watch(watcher);
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.child.clone())
     }
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use event_loop::{EventLoop, oneshot, sync::lock};
 
 use super::port::{Order, Port, Post};
-use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
+use crate::node::{BlockNode, Channel, Geometry, Watcher, Watchers};
 
 /// A user's way to a node: to the user the node itself, whichever it leads to at the time.
 pub struct Edge {
@@ -61,21 +61,13 @@ impl BlockNode for Edge {
         self.node().geometry()
     }
 
-    fn let_grow(&self) {
-        self.node().let_grow();
-    }
-
-    fn memory_alignment(&self) -> u32 {
-        self.node().memory_alignment()
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.node())
     }
 
     fn watch(&self, watcher: Watcher) {
         self.watchers.add(watcher.clone());
         self.node().watch(watcher);
-    }
-
-    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
-        self.node().resize(size, event_loop)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

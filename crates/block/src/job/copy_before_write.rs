@@ -15,9 +15,10 @@ use event_loop::{EventLoop, sync::lock};
 use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
 use super::copy::{Buffer, Failure, copy};
+use super::keep_size;
 use super::worker::CHUNK;
 use crate::graph::Edge;
-use crate::node::{BlockNode, Channel, Geometry, Watcher};
+use crate::node::{BlockNode, Channel, Geometry, Resized};
 use crate::request::Request;
 
 /// What is still to be copied, and what is being copied, by whichever thread.
@@ -152,16 +153,12 @@ impl BlockNode for CopyBeforeWrite {
         self.source.geometry()
     }
 
-    fn let_grow(&self) {
-        self.source.let_grow();
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.source.clone())
     }
 
-    fn watch(&self, watcher: Watcher) {
-        self.source.watch(watcher);
-    }
-
-    fn memory_alignment(&self) -> u32 {
-        self.source.memory_alignment()
+    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
+        keep_size(self.geometry(), size)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

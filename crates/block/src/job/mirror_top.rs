@@ -9,8 +9,9 @@ use event_loop::{EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use super::bitmap::Bitmap;
+use super::keep_size;
 use crate::graph::Edge;
-use crate::node::{BlockNode, Channel, Geometry, Watcher};
+use crate::node::{BlockNode, Channel, Geometry, Resized};
 use crate::request::{Completion, Reply, Request};
 
 /// The source of a mirror, as its users see it.
@@ -37,16 +38,12 @@ impl BlockNode for MirrorTop {
         self.source.geometry()
     }
 
-    fn let_grow(&self) {
-        self.source.let_grow();
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.source.clone())
     }
 
-    fn watch(&self, watcher: Watcher) {
-        self.source.watch(watcher);
-    }
-
-    fn memory_alignment(&self) -> u32 {
-        self.source.memory_alignment()
+    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
+        keep_size(self.geometry(), size)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

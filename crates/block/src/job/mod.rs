@@ -21,3 +21,11 @@ pub use copy_before_write::CopyBeforeWrite;
 pub use mirror::{End, Mirror};
 pub use mirror_top::MirrorTop;
 pub use worker::{OnError, Worker, WorkerConfig};
+
+use crate::node::{Geometry, ResizeError, Resized};
+
+/// What a filter says to `resize`: its job copies a disk of the size that it had when the job began.
+fn keep_size(geometry: Geometry, size: u64) -> Resized {
+    let checked = ResizeError::check(size, geometry.read_only);
+    Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) })
+}

@@ -18,7 +18,7 @@ use nix::errno::Errno;
 
 use self::channel::PolicyChannel;
 use crate::job::OnError;
-use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher};
+use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::Request;
 
 /// The answer to a held request that is given up, because its queue stops before it was done again: it
@@ -175,20 +175,8 @@ impl BlockNode for PolicyNode {
         self.node.geometry()
     }
 
-    fn let_grow(&self) {
-        self.node.let_grow();
-    }
-
-    fn memory_alignment(&self) -> u32 {
-        self.node.memory_alignment()
-    }
-
-    fn watch(&self, watcher: Watcher) {
-        self.node.watch(watcher);
-    }
-
-    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
-        self.node.clone().resize(size, event_loop)
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.node.clone())
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

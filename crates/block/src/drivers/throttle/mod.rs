@@ -16,7 +16,7 @@ pub use self::group::ThrottleGroup;
 pub use self::limits::{Limit, LimitsError, MAX, ThrottleLimits};
 use super::common::Common;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher};
+use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::BlockdevOptions;
 
 /// A node that is another node, at the pace of a group.
@@ -49,24 +49,8 @@ impl BlockNode for ThrottleNode {
         self.common.geometry(self.child.geometry())
     }
 
-    fn let_grow(&self) {
-        self.child.let_grow();
-    }
-
-    fn memory_alignment(&self) -> u32 {
-        self.child.memory_alignment()
-    }
-
-    fn watch(&self, watcher: Watcher) {
-        self.child.watch(watcher);
-    }
-
-    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
-        let event_loop = event_loop.clone();
-        Box::pin(async move {
-            ResizeError::check(size, self.geometry().read_only)?;
-            self.child.clone().resize(size, &event_loop).await
-        })
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.child.clone())
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
