@@ -1,6 +1,8 @@
 //! Disks under a load that checks what it reads, and jobs.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod replaced;
+
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
