@@ -18,7 +18,7 @@ use crate::{flame, guards, peers, polling, scale};
 mod run;
 
 pub(crate) use run::RunOptions;
-use run::{default_directory, list, number, seconds, string};
+use run::{PEERS, SERVERS, default_directory, list, number, seconds, string};
 
 /// `bench --help`.
 pub(crate) const HELP: &str = "\
@@ -222,35 +222,21 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
 
 fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
     let (mut full, mut client) = (false, None);
-    let accepted = [
-        "quick",
-        "rows",
-        "rounds",
-        "runtime",
-        "contenders",
-        "qsd",
-        "qsd-chroot",
-        "ringmill",
-        "dir",
-        "client-cpu",
-        "server-cpu",
-        "plots",
-        "markdown",
-    ];
-    let run = RunOptions::read(parser, &accepted, |name, parser| {
-        match name {
-            "full" => full = true,
-            "client" => {
-                client = Some(match string(parser)?.as_str() {
-                    "fio" => Wanted::Fio,
-                    "own" => Wanted::Own,
-                    other => bail!("--client={other}: known are fio, own"),
-                });
+    let run =
+        RunOptions::read(parser, &[SERVERS, PEERS, &["rows", "qsd", "plots"]], |name, parser| {
+            match name {
+                "full" => full = true,
+                "client" => {
+                    client = Some(match string(parser)?.as_str() {
+                        "fio" => Wanted::Fio,
+                        "own" => Wanted::Own,
+                        other => bail!("--client={other}: known are fio, own"),
+                    });
+                }
+                _ => return Ok(false),
             }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    })?;
+            Ok(true)
+        })?;
     let Some(run) = run else { return Ok(Command::Help) };
     let extent = match (run.quick, full) {
         (true, true) => bail!("--quick and --full exclude each other"),
@@ -262,56 +248,18 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
 }
 
 fn parse_nbd(parser: &mut lexopt::Parser) -> Result<Command> {
-    let accepted = [
-        "quick",
-        "rows",
-        "rounds",
-        "runtime",
-        "contenders",
-        "qsd-chroot",
-        "ringmill",
-        "dir",
-        "client-cpu",
-        "server-cpu",
-        "markdown",
-    ];
-    let run = RunOptions::read(parser, &accepted, |_, _| Ok(false))?;
+    let run = RunOptions::read(parser, &[SERVERS, PEERS, &["rows"]], |_, _| Ok(false))?;
     Ok(run.map_or(Command::Help, |run| Command::Nbd(Box::new(run))))
 }
 
 fn parse_neighbours(parser: &mut lexopt::Parser) -> Result<Command> {
-    let accepted = [
-        "quick",
-        "rows",
-        "rounds",
-        "runtime",
-        "ringmill",
-        "dir",
-        "client-cpu",
-        "server-cpu",
-        "markdown",
-    ];
-    let run = RunOptions::read(parser, &accepted, |_, _| Ok(false))?;
+    let run = RunOptions::read(parser, &[SERVERS, &["rows"]], |_, _| Ok(false))?;
     Ok(run.map_or(Command::Help, |run| Command::Neighbours(Box::new(run))))
 }
 
 fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {
     let mut exports = Vec::new();
-    let accepted = [
-        "quick",
-        "rounds",
-        "runtime",
-        "contenders",
-        "qsd",
-        "qsd-chroot",
-        "ringmill",
-        "dir",
-        "client-cpu",
-        "server-cpu",
-        "plots",
-        "markdown",
-    ];
-    let run = RunOptions::read(parser, &accepted, |name, parser| {
+    let run = RunOptions::read(parser, &[SERVERS, PEERS, &["qsd", "plots"]], |name, parser| {
         if name != "exports" {
             return Ok(false);
         }
@@ -332,8 +280,7 @@ fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {
 
 fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
     let mut which = Which::ALL.to_vec();
-    let accepted = ["quick", "rounds", "runtime", "dir", "plots", "markdown"];
-    let run = RunOptions::read(parser, &accepted, |name, parser| {
+    let run = RunOptions::read(parser, &[&["plots"]], |name, parser| {
         if name != "only" {
             return Ok(false);
         }
@@ -476,8 +423,7 @@ fn parse_flame(parser: &mut lexopt::Parser) -> Result<Command> {
 #[cfg(feature = "loops")]
 fn parse_loops(parser: &mut lexopt::Parser) -> Result<Command> {
     let (mut device, mut measure) = (None, None);
-    let accepted = ["quick", "rows", "rounds", "runtime", "contenders", "dir", "markdown"];
-    let run = RunOptions::read(parser, &accepted, |name, parser| {
+    let run = RunOptions::read(parser, &[&["rows", "contenders"]], |name, parser| {
         match name {
             "device" => device = Some(parser.value()?.into()),
             "measure" => {
@@ -533,6 +479,7 @@ mod tests {
             ("peers --rounds x", "--rounds=x"),
             ("scale --exports 1,x", "--exports"),
             ("results --only f2,f9", "f9"),
+            ("neighbours --contenders qsd", "--contenders"),
             ("peers --runtime -1", "--runtime=-1"),
             ("load", "--socket"),
             ("load --socket s --bs 1000", "--bs=1000"),

@@ -9,6 +9,13 @@ use lexopt::prelude::{Long, Short, ValueExt};
 
 use crate::peers::contender::Places;
 
+/// Options of all these commands.
+const ALWAYS: &[&str] = &["quick", "rounds", "runtime", "dir", "markdown"];
+/// Of those that start daemons.
+pub(super) const SERVERS: &[&str] = &["ringmill", "client-cpu", "server-cpu"];
+/// Of those that start others' beside ours.
+pub(super) const PEERS: &[&str] = &["contenders", "qsd-chroot"];
+
 /// How a run goes, whatever is measured. A command leaves alone what it does not accept.
 #[derive(Debug)]
 pub(crate) struct RunOptions {
@@ -37,11 +44,12 @@ pub(crate) struct RunOptions {
 }
 
 impl RunOptions {
-    /// Reads all that is left. Of the options here those that are `accepted`; `own` reads one of the
-    /// command's own, and says whether there is such a one. `None`: help is asked for.
+    /// Reads all that is left. Of the options here those that all commands have, and the `accepted`;
+    /// `own` reads one of the command's own, and says whether there is such a one. `None`: help is
+    /// asked for.
     pub(super) fn read(
         parser: &mut lexopt::Parser,
-        accepted: &[&str],
+        accepted: &[&[&str]],
         mut own: impl FnMut(&str, &mut lexopt::Parser) -> Result<bool>,
     ) -> Result<Option<Self>> {
         let mut options = Self {
@@ -63,7 +71,7 @@ impl RunOptions {
                 Long(name) => name.to_owned(),
                 argument => return Err(argument.unexpected().into()),
             };
-            if accepted.contains(&name.as_str()) {
+            if accepted.iter().chain([&ALWAYS]).any(|group| group.contains(&name.as_str())) {
                 options.take(&name, parser)?;
             } else if !own(&name, parser)? {
                 return Err(lexopt::Error::UnexpectedOption(format!("--{name}")).into());
