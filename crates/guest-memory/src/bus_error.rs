@@ -18,8 +18,9 @@ use libc::{c_int, c_void, siginfo_t};
 use crate::view::MemoryView;
 
 /// Regions that can be watched over at a time. Those beyond are not: more mappings than Linux gives a process
-/// unless it is told to (vm.max_map_count, 65530).
-const PLACES: usize = 1 << 16;
+/// unless it is told to (vm.max_map_count, 65530). Under
+/// Miri there are few, since making them takes it a minute.
+const PLACES: usize = if cfg!(miri) { 1 << 6 } else { 1 << 16 };
 
 /// The regions, for the handler, which can take no lock.
 static TABLE: [Place; PLACES] = [const { Place::new() }; PLACES];
@@ -116,11 +117,6 @@ impl Watched {
         Watched(Some(index))
     }
 
-    /// Nothing.
-    pub(crate) const fn none() -> Self {
-        Watched(None)
-    }
-
     /// Whether it was replaced by anonymous memory.
     pub(crate) fn is_lost(&self) -> bool {
         self.0.is_some_and(|index| TABLE[index].lost.load(Ordering::Acquire))
@@ -138,6 +134,10 @@ impl Drop for Watched {
 
 /// Installs the handler, once.
 fn install() {
+    // Miri has no signals.
+    if cfg!(miri) {
+        return;
+    }
     BEFORE.get_or_init(|| {
         event_loop::lost::ask_by(|owner| {
             let view = owner.downcast_ref::<MemoryView>();

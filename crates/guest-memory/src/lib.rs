@@ -21,6 +21,7 @@ mod any_thread;
 mod bus_error;
 mod dirty;
 mod error;
+mod mapping;
 mod memory;
 mod region;
 mod registered;

@@ -4,12 +4,12 @@
 
 use std::fmt;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use crate::bus_error::Watched;
 use crate::error::Error;
+use crate::mapping::{Mapping, page_size};
 
 /// A memory region as the front end describes it (vhost-user, "Memory region description").
 /// All numbers are bytes.
@@ -34,14 +34,14 @@ pub struct MappedRegion {
     user_addr: u64,
     /// The region's first byte: inside the mapping, which begins at a page boundary.
     host: NonNull<u8>,
-    mapping: NonNull<libc::c_void>,
-    mapping_len: usize,
+    /// Goes before the mapping does: others get its addresses then.
     watched: Watched,
+    mapping: Mapping,
     mmap_offset: u64,
     file: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to the value alone, and munmap may be called from any thread.
+// SAFETY: `host` is an address in the mapping, which belongs to the value alone.
 unsafe impl Send for MappedRegion {}
 // SAFETY: the methods that take `&self` hand out addresses and numbers; the memory itself is
 // reached by volatile and atomic accesses only, as the guest writes it at the same time anyhow.
@@ -83,57 +83,24 @@ impl Region {
         let offset =
             libc::off_t::try_from(mmap_offset - lead).map_err(|_| overflow("file offset"))?;
 
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let mapping = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapping_len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                fd.as_raw_fd(),
-                offset,
-            )
-        };
-        if mapping == libc::MAP_FAILED {
-            return Err(os("mmap", io::Error::last_os_error()));
-        }
-        let mapping = NonNull::new(mapping)
-            .ok_or_else(|| os("mmap", io::Error::from(io::ErrorKind::InvalidData)))?;
+        let mapping = Mapping::new(fd, mapping_len, offset).map_err(|e| os("mmap", e))?;
         // A guest's memory is neither ours to put into a core file nor small. Not worth failing for.
-        // SAFETY: the range is the mapping just made; the advice does not change its contents.
-        unsafe { libc::madvise(mapping.as_ptr(), mapping_len, libc::MADV_DONTDUMP) };
+        let _ = mapping.advise(0, mapping_len, libc::MADV_DONTDUMP);
 
         // SAFETY: `lead < page <= mapping_len`.
-        let host = unsafe { mapping.cast::<u8>().add(lead as usize) };
-        let watched = Watched::new(mapping, mapping_len);
+        let host = unsafe { mapping.at().cast::<u8>().add(lead as usize) };
+        let watched = Watched::new(mapping.at(), mapping_len);
         Ok(MappedRegion {
             guest_addr,
             size,
             user_addr,
             host,
-            mapping,
-            mapping_len,
             watched,
+            mapping,
             mmap_offset,
             file: self.fd,
         })
     }
-}
-
-/// The page size of the file's mappings: the huge page size on hugetlbfs, else the system's.
-fn page_size(fd: &OwnedFd) -> io::Result<u64> {
-    let mut stat = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: `stat` is a place for the kernel to fill in.
-    if unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: fstatfs succeeded, so it filled in the whole struct.
-    let stat = unsafe { stat.assume_init() };
-    // SAFETY: no pointers involved.
-    let system = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let huge = (stat.f_type == libc::HUGETLBFS_MAGIC).then_some(stat.f_bsize);
-    let page = u64::try_from(huge.unwrap_or(system)).unwrap_or(0);
-    Ok(if page.is_power_of_two() { page } else { 4096 })
 }
 
 /// What [`MappedRegion::populate`] rounds to, bytes: no less than a page, huge or not, of the usual
@@ -175,17 +142,15 @@ impl MappedRegion {
     /// `EINVAL` before Linux 5.14; `ENOMEM`, `EFAULT`: not all of it can be had.
     pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
         // The mapping's own offsets. It begins, and ends, at a page boundary of the file's.
-        let lead = self.host.as_ptr() as usize - self.mapping.as_ptr() as usize;
+        let lead = self.host.addr().get() - self.mapping.at().addr().get();
         let page = POPULATED_UNIT as usize;
         let from = (lead + offset.min(self.size) as usize) / page * page;
         let end = lead + offset.saturating_add(len).min(self.size) as usize;
-        let end = end.next_multiple_of(page).min(self.mapping_len);
-        let Some(len) = end.checked_sub(from).filter(|&len| len > 0) else { return Ok(()) };
-        // SAFETY: the range is inside this value's mapping; the advice does not change its contents.
-        let result = unsafe {
-            libc::madvise(self.mapping.as_ptr().byte_add(from), len, libc::MADV_POPULATE_WRITE)
-        };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let end = end.next_multiple_of(page).min(self.mapping.len());
+        match end.checked_sub(from).filter(|&len| len > 0) {
+            Some(len) => self.mapping.advise(from, len, libc::MADV_POPULATE_WRITE),
+            None => Ok(()),
+        }
     }
 
     /// Whether the front end has shrunk the file under it, and somebody has noticed: what is there now
@@ -197,16 +162,6 @@ impl MappedRegion {
     /// Its first byte in our address space; valid for [`size`](Self::size) bytes while it lives.
     pub fn host(&self) -> NonNull<u8> {
         self.host
-    }
-}
-
-impl Drop for MappedRegion {
-    fn drop(&mut self) {
-        // Before others get its addresses.
-        self.watched = Watched::none();
-        // SAFETY: mapped in `Region::map` with this length, unmapped once; whoever uses an address
-        // of it holds the region.
-        unsafe { libc::munmap(self.mapping.as_ptr(), self.mapping_len) };
     }
 }
 

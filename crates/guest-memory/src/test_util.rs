@@ -6,14 +6,27 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
-
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use crate::region::Region;
 
 /// User address of guest address 0.
 pub const USER_BASE: u64 = 0x7000_0000_0000;
+
+#[cfg(not(miri))]
+fn memfd() -> nix::Result<OwnedFd> {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    memfd_create(c"guest-memory", MFdFlags::MFD_CLOEXEC)
+}
+
+/// A descriptor that Miri knows: nothing is read from it there.
+#[cfg(miri)]
+fn memfd() -> nix::Result<OwnedFd> {
+    let file = std::env::temp_dir().join(format!("guest-memory-{}", std::process::id()));
+    let fd = std::fs::File::options().create(true).append(true).open(&file);
+    let _ = std::fs::remove_file(file);
+    Ok(fd.map_err(|_| nix::Error::EIO)?.into())
+}
 
 /// A region backed by a fresh memfd of `size` zero bytes.
 ///
@@ -22,8 +35,7 @@ pub const USER_BASE: u64 = 0x7000_0000_0000;
 /// [`Error::Os`] when the memfd cannot be had.
 pub fn memfd_region(guest_addr: u64, size: u64) -> Result<Region, Error> {
     let os = |call| move |e: nix::Error| Error::Os { guest_addr, size, call, source: e.into() };
-    let fd: OwnedFd =
-        memfd_create(c"guest-memory", MFdFlags::MFD_CLOEXEC).map_err(os("memfd_create"))?;
+    let fd = memfd().map_err(os("memfd_create"))?;
     nix::unistd::ftruncate(&fd, size.cast_signed()).map_err(os("ftruncate"))?;
     Ok(Region { guest_addr, size, user_addr: USER_BASE + guest_addr, mmap_offset: 0, fd })
 }

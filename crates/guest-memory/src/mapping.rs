@@ -1,0 +1,145 @@
+//! A file mapped into our address space: the system calls of it, and unmapped on drop.
+//!
+//! Miri knows none of those calls. Under it memory of our own stands for the file's: zeroes, which no other
+//! mapping shares, and which Miri watches byte by byte. What is built on mappings runs there so.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use libc::c_void;
+
+/// Memory that belongs to the value alone, readable and writable.
+pub(crate) struct Mapping {
+    at: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the value alone, and munmap may be called from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: the methods that take `&self` hand out an address and a number.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Its first byte, at a page boundary; valid for [`len`](Self::len) bytes while it lives.
+    pub(crate) fn at(&self) -> NonNull<c_void> {
+        self.at
+    }
+
+    /// Bytes: whole pages of its file's.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+#[cfg(not(miri))]
+mod calls {
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    impl Mapping {
+        /// Maps `len` bytes of a file from `offset` on, shared with the others who have mapped it. Both
+        /// are multiples of [`page_size`].
+        pub(crate) fn new(fd: &OwnedFd, len: usize, offset: libc::off_t) -> io::Result<Mapping> {
+            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+            let at = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED | libc::MAP_NORESERVE,
+                    fd.as_raw_fd(),
+                    offset,
+                )
+            };
+            if at == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let at = NonNull::new(at).ok_or(io::ErrorKind::InvalidData)?;
+            Ok(Mapping { at, len })
+        }
+
+        /// Gives the kernel advice that does not change what is there: madvise(2), for `len` bytes from
+        /// `offset` on.
+        pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
+            if offset > self.len || len > self.len - offset {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            // SAFETY: the range is inside the mapping, which is whole pages and nobody else's.
+            let result = unsafe { libc::madvise(self.at.as_ptr().byte_add(offset), len, advice) };
+            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: mapped in `new` with this length, unmapped once; whoever uses an address of it
+            // holds the value.
+            unsafe { libc::munmap(self.at.as_ptr(), self.len) };
+        }
+    }
+
+    /// The page size of the file's mappings: the huge page size on hugetlbfs, else the system's.
+    pub(crate) fn page_size(fd: &OwnedFd) -> io::Result<u64> {
+        let mut stat = MaybeUninit::<libc::statfs>::uninit();
+        // SAFETY: `stat` is a place for the kernel to fill in.
+        if unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fstatfs succeeded, so it filled in the whole struct.
+        let stat = unsafe { stat.assume_init() };
+        // SAFETY: no pointers involved.
+        let system = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let huge = (stat.f_type == libc::HUGETLBFS_MAGIC).then_some(stat.f_bsize);
+        let page = u64::try_from(huge.unwrap_or(system)).unwrap_or(0);
+        Ok(if page.is_power_of_two() { page } else { 4096 })
+    }
+}
+
+#[cfg(miri)]
+mod calls {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    use super::*;
+
+    /// Bytes.
+    const PAGE: usize = 4096;
+
+    fn layout(len: usize) -> io::Result<Layout> {
+        Layout::from_size_align(len, PAGE).map_err(io::Error::other)
+    }
+
+    impl Mapping {
+        pub(crate) fn new(_: &OwnedFd, len: usize, _: libc::off_t) -> io::Result<Mapping> {
+            let layout = layout(len)?;
+            assert!(len > 0);
+            // SAFETY: the layout's size is not zero.
+            let at = unsafe { alloc_zeroed(layout) };
+            let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(Mapping { at, len })
+        }
+
+        pub(crate) fn advise(&self, _: usize, _: usize, _: i32) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            if let Ok(layout) = layout(self.len) {
+                // SAFETY: allocated in `new` with this layout, freed once.
+                unsafe { dealloc(self.at.as_ptr().cast(), layout) };
+            }
+        }
+    }
+
+    pub(crate) fn page_size(_: &OwnedFd) -> io::Result<u64> {
+        Ok(PAGE as u64)
+    }
+}
+
+pub(crate) use calls::page_size;
