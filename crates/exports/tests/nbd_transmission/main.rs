@@ -1,147 +1,23 @@
-//! The NBD server on a loop of the test's own: data over every ring and engine, and what a request
-//! costs, counted.
+//! The NBD server on a loop of the test's own: data over every ring and engine, what a request costs,
+//! counted, and what is left after a power cut.
 
-use std::io::{ErrorKind, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+mod durability;
+mod rig;
+
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::*;
 use event_loop::counting::{CountingAllocator, allocations, locks_taken};
 use event_loop::ring::setup::{RingChoice, RingFlags};
-use event_loop::{EventLoop, LoopConfig, PollParams, PollPolicy};
-use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
+
+use crate::rig::*;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-const READ: u8 = 0;
-const WRITE: u8 = 1;
-const NO_POLLING: PollParams =
-    PollParams { policy: PollPolicy::Histogram, max_ns: 0, grow: 0, shrink: 0, weight: 0 };
-
-/// A server and its client, who take turns on one thread.
-struct Rig {
-    event_loop: EventLoop,
-    client: UnixStream,
-    _server: NbdServer,
-    _export: NbdExport,
-}
-
-/// A request; a write's payload follows.
-fn request(kind: u8, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
-    let mut bytes = [0; 28];
-    bytes[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
-    bytes[7] = kind;
-    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
-    bytes[16..24].copy_from_slice(&offset.to_be_bytes());
-    bytes[24..].copy_from_slice(&len.to_be_bytes());
-    bytes
-}
-
-/// The head of a simple reply without an error.
-fn done(cookie: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..4].copy_from_slice(&0x6744_6698u32.to_be_bytes());
-    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
-    bytes
-}
-
-impl Rig {
-    /// The client is in the transmission phase, with simple replies.
-    fn new(name: &str, ring: RingChoice, node: Arc<dyn BlockNode>) -> Rig {
-        let config = LoopConfig { ring, poll: NO_POLLING, ..LoopConfig::default() };
-        let event_loop = EventLoop::new(config).unwrap();
-        let name = format!("nbd-transmission-{}-{name}", std::process::id());
-        let address = SocketAddr::from_abstract_name(name).unwrap();
-        let listener = UnixListener::bind_addr(&address).unwrap();
-        let config = NbdServerConfig {
-            listen: NbdListen::Fds(vec![Arc::new(listener.into())]),
-            max_connections: 0,
-            handshake_max_seconds: 0,
-            tls: None,
-        };
-        let server = NbdServer::start(&event_loop, config).unwrap();
-        let export = server.add(NbdExportConfig {
-            id: "disk".into(),
-            name: "disk".into(),
-            description: String::new(),
-            node,
-            io_threads: vec![event_loop.handle()],
-            writable: true,
-            writethrough: false,
-        });
-        let export = event_loop.block_on(export).unwrap().unwrap();
-        let client = UnixStream::connect_addr(&address).unwrap();
-        client.set_nonblocking(true).unwrap();
-        let mut rig = Rig { event_loop, client, _server: server, _export: export };
-        rig.take(&mut [0; 18]);
-        rig.send(&3u32.to_be_bytes());
-        rig.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk");
-        rig.take(&mut [0; 10]);
-        rig
-    }
-
-    fn turn(&self) {
-        self.event_loop.run_once(false).unwrap();
-    }
-
-    fn send(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            match self.client.write(bytes) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.turn(),
-                Err(error) => panic!("sending: {error}"),
-            }
-        }
-    }
-
-    fn take(&mut self, mut bytes: &mut [u8]) {
-        while !bytes.is_empty() {
-            match self.client.read(bytes) {
-                Ok(0) => panic!("the server has gone"),
-                Ok(count) => bytes = &mut bytes[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.turn(),
-                Err(error) => panic!("receiving: {error}"),
-            }
-        }
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8]) {
-        self.send(&request(WRITE, offset, offset, data.len() as u32));
-        self.send(data);
-    }
-
-    fn takes_reply(&mut self, cookie: u64) {
-        let mut reply = [0; 16];
-        self.take(&mut reply);
-        assert_eq!(reply, done(cookie));
-    }
-}
-
-fn blockdev(driver: Driver, direct: bool) -> Arc<dyn BlockNode> {
-    let mut options = BlockdevOptions {
-        node_name: Some("disk".into()),
-        read_only: false,
-        auto_read_only: false,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver,
-    };
-    options.cache.direct = direct;
-    NodeRegistry::new().open(&options).unwrap()
-}
-
-fn null() -> Arc<dyn BlockNode> {
-    let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
-    blockdev(Driver::NullCo(null), false)
-}
 
 /// A file that is gone when the test is over.
 struct File(PathBuf);
@@ -302,7 +178,7 @@ fn replies_that_a_socket_does_not_take_at_once_all_arrive() {
     const REPLIES: u64 = 96;
     const LEN: usize = 4096;
     let rig = Rig::new("full", RingChoice::default(), null());
-    let Rig { event_loop, mut client, _server, _export } = rig;
+    let Rig { event_loop, mut client, .. } = rig;
     client.set_nonblocking(false).unwrap();
     client.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     let done = Arc::new(AtomicBool::new(false));
