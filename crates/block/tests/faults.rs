@@ -174,6 +174,21 @@ fn a_failed_flush_of_the_page_cache_is_not_forgotten() {
     }
 }
 
+/// Linux tells one of those that flush the same open file at the same time.
+#[test]
+fn a_flush_beside_one_that_failed_is_no_success() {
+    for direct in [false, true] {
+        let mut disk = Disk::new("flushes", |o| o.cache.direct = direct);
+        let verdicts = RefCell::new(vec![Verdict::Delay(1_000_000_000), Verdict::Fail(libc::EIO)]);
+        disk.script(move |_| verdicts.borrow_mut().pop().unwrap_or(Verdict::Good));
+        let failed = disk.rig.submit(Op::Flush, 0, 0, IoBufs::new());
+        let beside = disk.rig.submit(Op::Flush, 0, 0, IoBufs::new());
+        assert_eq!(disk.rig.wait(failed).0, Err(Errno::EIO));
+        let beside = disk.rig.wait(beside).0;
+        assert_eq!(beside, if direct { Ok(()) } else { Err(Errno::EIO) });
+    }
+}
+
 #[test]
 fn discards_that_are_not_there_are_no_failure_and_tried_once() {
     let mut disk = Disk::new("discard", |_| {});

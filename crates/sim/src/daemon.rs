@@ -2,23 +2,21 @@
 //! actors in place of threads.
 
 use std::cell::Cell;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 
 use block::NodeRegistry;
 use block::options::{
-    BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
-    RawOptions, ThrottleOptions,
+    Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
+    Locking, Qcow2Options, RawOptions, ThrottleOptions,
 };
 use block::throttle::{ThrottleGroup, ThrottleLimits};
-use event_loop::ring::sim::{Faults, Happened};
+use event_loop::ring::sim::{Faults, Happened, Storage};
 use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 
-use crate::fds::Kept;
+use crate::image::{Format, Image};
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
 use crate::ring::{MachineRing, Preemption};
@@ -39,13 +37,15 @@ pub(crate) struct Plan {
     pub(crate) discard: Discard,
     /// How long it lives until it is killed, at most, nanoseconds; 0: it is not.
     pub(crate) life_ns: u64,
+    /// Its death is a power cut, once in so many times; 0 for never.
+    pub(crate) power_cuts: u64,
     /// All disks keep to the limits of a group, which change.
     pub(crate) throttled: bool,
 }
 
 /// A disk and where it is offered.
 pub(crate) struct Disk {
-    pub(crate) image: Rc<Kept>,
+    pub(crate) image: Image,
     pub(crate) socket: Rc<Socket>,
     pub(crate) queues: u16,
     pub(crate) discard: Discard,
@@ -62,10 +62,10 @@ pub(crate) struct Loop {
 }
 
 impl Loop {
-    fn new(machine: &Machine, name: &str, plan: &Plan, faults: Faults) -> Self {
+    fn new(machine: &Machine, name: &str, plan: &Plan, faults: Faults, storage: &Storage) -> Self {
         let seed = machine.random().next();
         let preemption = Preemption { calls: plan.preempt, pushes: plan.preempt };
-        let ring = MachineRing::new(machine, seed, faults, preemption);
+        let ring = MachineRing::new(machine, seed, faults, preemption, storage);
         let config = LoopConfig {
             name: name.into(),
             entries: plan.entries,
@@ -107,12 +107,19 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    pub(crate) fn start(machine: &Machine, plan: &Plan, disks: &[Disk]) -> Self {
+    /// Starts one. An error: an image cannot be opened.
+    pub(crate) fn start(
+        machine: &Machine,
+        plan: &Plan,
+        disks: &[Disk],
+        storage: &Storage,
+    ) -> Result<Self, String> {
         // The control loop's operations do not fail: there are none but polls.
         let polls = Faults { fail: 0, ..plan.faults.clone() };
-        let mut loops = vec![Loop::new(machine, "control loop", plan, polls)];
+        let mut loops = vec![Loop::new(machine, "control loop", plan, polls, storage)];
         for n in 0..plan.io_threads {
-            loops.push(Loop::new(machine, &format!("I/O loop {n}"), plan, plan.faults.clone()));
+            let name = format!("I/O loop {n}");
+            loops.push(Loop::new(machine, &name, plan, plan.faults.clone(), storage));
         }
         let mut nodes = NodeRegistry::new();
         let group = ThrottleGroup::new(ThrottleLimits::default()).expect("no limits");
@@ -120,7 +127,7 @@ impl Daemon {
         let (sender, started) = mpsc::channel();
         for (number, disk) in disks.iter().enumerate() {
             let name = format!("disk{number}");
-            let node = nodes.open(&blockdev(&name, disk)).expect("an image that can be opened");
+            let node = nodes.open(&blockdev(&name, disk)).map_err(|error| error.to_string())?;
             let config = VhostUserConfig {
                 id: format!("export{number}"),
                 listen: Listen::Fd(disk.socket.for_daemon().into()),
@@ -142,7 +149,8 @@ impl Daemon {
             };
             loops[0].handle.spawn(start).expect("the loop is there");
         }
-        Daemon { machine: machine.clone(), loops, nodes, group, started, exports: Vec::new() }
+        let (machine, exports) = (machine.clone(), Vec::new());
+        Ok(Daemon { machine, loops, nodes, group, started, exports })
     }
 
     /// Changes the limits that throttled disks keep to.
@@ -150,14 +158,13 @@ impl Daemon {
         self.group.set_limits(limits).expect("limits that make sense");
     }
 
-    /// Begins to give a disk another size; `done` once that is done.
-    pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<bool>>) {
+    /// Begins to give a disk another size; `done`: whether that is done, once it is over.
+    pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<Option<bool>>>) {
         let control = &self.loops[0].event_loop;
         let resized = self.nodes.resize(&format!("disk{disk}"), size, control);
         let resized = resized.expect("the node is there");
         control.spawn(async move {
-            resized.await.expect("files can grow");
-            done.set(true);
+            done.set(Some(resized.await.is_ok()));
         });
     }
 
@@ -178,17 +185,19 @@ impl Daemon {
         &io[usize::from(queue) % io.len()]
     }
 
-    /// Begins to end it as the program does when it is told to quit: exports, then loops.
-    pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<()> {
+    /// Begins to end it as the program does when it is told to quit: exports, then loops. Tells whether all
+    /// could be flushed.
+    pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<bool> {
         self.exports.extend(self.started.try_iter());
         let exports = std::mem::take(&mut self.exports);
         let (done, stopped) = mpsc::channel();
         let stop = move |event_loop: &EventLoop| {
             event_loop.spawn(async move {
+                let mut flushed = true;
                 for export in exports {
-                    let _ = export.stop().await;
+                    flushed &= export.stop().await.is_ok();
                 }
-                let _ = done.send(());
+                let _ = done.send(flushed);
             });
         };
         self.loops[0].handle.spawn(stop).expect("the loop is there");
@@ -216,7 +225,7 @@ impl Daemon {
     }
 }
 
-/// A disk's node: `raw` over `file`, as images are given to the program.
+/// A disk's node: its format over `file`, as images are given to the program.
 fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
     let of = |name: Option<&str>, driver| BlockdevOptions {
         node_name: name.map(Into::into),
@@ -228,14 +237,23 @@ fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
         cache: Cache::default(),
         driver,
     };
-    let filename = PathBuf::from(format!("/proc/self/fd/{}", disk.image.as_raw_fd()));
+    let filename = disk.image.path();
     let file = Driver::File(FileOptions { filename, aio: None, locking: Locking::Off });
     let file = BlockdevRef::Inline(Box::new(of(None, file)));
-    let raw = Driver::Raw(RawOptions { file, offset: 0, size: None });
+    let format = match disk.image.format {
+        Format::Raw => Driver::Raw(RawOptions { file, offset: 0, size: None }),
+        Format::Qcow2(_) => Driver::Qcow2(Qcow2Options {
+            file,
+            data_file: None,
+            backing: Backing::None,
+            pass_discard_request: None,
+            discard_no_unref: false,
+        }),
+    };
     if !disk.throttled {
-        return of(Some(name), raw);
+        return of(Some(name), format);
     }
-    let file = BlockdevRef::Inline(Box::new(of(None, raw)));
+    let file = BlockdevRef::Inline(Box::new(of(None, format)));
     let throttle_group = GROUP.into();
     of(Some(name), Driver::Throttle(ThrottleOptions { throttle_group, file }))
 }

@@ -7,6 +7,10 @@
 //!
 //! Each word of a sector says which write it is of, so all bytes are checked. A sector with one
 //! candidate must be that, whole; with several each byte may be of another.
+//!
+//! Where what was not flushed can be lost, with the power or with a daemon that kept it in memory, what
+//! a write supersedes is kept until a flush is answered that was offered later, or a write that is
+//! stable once it is answered. When something *is* lost, all that was kept may be the last again.
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
@@ -36,6 +40,15 @@ struct Sector {
     ghosts: Vec<(Version, Moment)>,
     /// Reads under way.
     readers: u32,
+    /// That were superseded, and may come back.
+    unflushed: Vec<Unflushed>,
+}
+
+/// A write that was superseded by one that may be lost.
+#[derive(Debug, Clone, Copy)]
+struct Unflushed {
+    write: Write,
+    superseded: Moment,
 }
 
 /// A disk as its guest knows it.
@@ -44,6 +57,13 @@ pub(crate) struct Model {
     sectors: Vec<Sector>,
     now: Moment,
     versions: Version,
+    /// What is not flushed may be lost.
+    volatile: bool,
+    /// Sectors with something unflushed.
+    unflushed: Vec<u32>,
+    /// Sectors that the disk has for certain, and when it got more.
+    stable_sectors: u32,
+    grown: Moment,
 }
 
 /// A write or read under way.
@@ -133,10 +153,18 @@ fn holds(version: Version, sector: u32, bytes: &[u8]) -> bool {
 }
 
 impl Model {
-    /// A disk of zeroes.
-    pub(crate) fn new(sectors: u32) -> Self {
-        let mut model = Model { sectors: Vec::new(), now: 1, versions: 0 };
-        model.grow(sectors);
+    /// A disk of zeroes. `volatile`: what is not flushed may be [lost](Self::lose).
+    pub(crate) fn new(sectors: u32, volatile: bool) -> Self {
+        let mut model = Model {
+            sectors: Vec::new(),
+            now: 1,
+            versions: 0,
+            volatile,
+            unflushed: Vec::new(),
+            stable_sectors: sectors,
+            grown: 0,
+        };
+        model.set_sectors(sectors);
         model
     }
 
@@ -146,8 +174,19 @@ impl Model {
 
     /// There are more sectors now, of zeroes.
     pub(crate) fn grow(&mut self, sectors: u32) {
+        self.now += 1;
+        self.grown = self.now;
+        self.set_sectors(sectors);
+    }
+
+    fn set_sectors(&mut self, sectors: u32) {
         let first = Write { version: 0, ended: 0 };
-        let sector = || Sector { writes: vec![first], ghosts: Vec::new(), readers: 0 };
+        let sector = || Sector {
+            writes: vec![first],
+            ghosts: Vec::new(),
+            readers: 0,
+            unflushed: Vec::new(),
+        };
         self.sectors.resize_with(sectors as usize, sector);
     }
 
@@ -193,20 +232,77 @@ impl Model {
         Ticket { first, count, version, offered }
     }
 
-    /// A write has ended. `done`: it was answered so. Otherwise it may have been done in part.
-    pub(crate) fn end_write(&mut self, ticket: &Ticket, done: bool) {
+    /// A write has ended. `done`: it was answered so. Otherwise it may have been done in part. `stable`:
+    /// and what was done is not lost any more.
+    pub(crate) fn end_write(&mut self, ticket: &Ticket, done: bool, stable: bool) {
         self.now += 1;
-        let now = self.now;
-        for sector in self.range(ticket.first, ticket.count) {
+        let (now, keep) = (self.now, self.volatile && !stable);
+        for number in ticket.first..ticket.first + ticket.count {
+            let sector = &mut self.sectors[number as usize];
             let Some(write) = sector.writes.iter_mut().find(|w| w.version == ticket.version) else {
                 // Superseded, which ended it.
                 continue;
             };
             write.ended = now;
-            if done {
-                sector.supersede(ticket.offered, now);
+            if !done {
+                continue;
+            }
+            let before = sector.unflushed.len();
+            sector.supersede(ticket.offered, now, keep);
+            if before == 0 && !sector.unflushed.is_empty() {
+                self.unflushed.push(number);
+            }
+            if stable {
+                sector.unflushed.retain(|old| old.write.ended >= ticket.offered);
             }
         }
+    }
+
+    /// A flush is offered.
+    pub(crate) fn begin_flush(&mut self) -> Ticket {
+        self.now += 1;
+        Ticket { first: 0, count: 0, version: 0, offered: self.now }
+    }
+
+    /// A flush was answered, as done.
+    pub(crate) fn flushed(&mut self, ticket: &Ticket) {
+        let Model { sectors, unflushed, .. } = self;
+        unflushed.retain(|number| {
+            let Some(sector) = sectors.get_mut(*number as usize) else { return false };
+            sector.unflushed.retain(|old| old.superseded >= ticket.offered);
+            !sector.unflushed.is_empty()
+        });
+        if self.grown < ticket.offered {
+            self.stable_sectors = self.sectors();
+        }
+    }
+
+    /// What was not flushed may be lost, and `bytes` is what is left of the disk. `anew`: the guest begins
+    /// anew, with that and nothing under way.
+    pub(crate) fn lose(&mut self, bytes: &[u8], anew: bool) -> Result<(), String> {
+        for number in std::mem::take(&mut self.unflushed) {
+            if let Some(Sector { writes, unflushed, .. }) = self.sectors.get_mut(number as usize) {
+                writes.splice(0..0, unflushed.drain(..).map(|old| old.write));
+            }
+        }
+        let sectors = (bytes.len() / SECTOR) as u32;
+        let least = if anew { self.stable_sectors } else { self.sectors() };
+        if sectors < least {
+            return Err(format!("{sectors} sectors, not {least}"));
+        }
+        if anew {
+            self.set_sectors(sectors);
+            self.stable_sectors = sectors;
+        }
+        for (number, bytes) in (0..self.sectors()).zip(bytes.chunks_exact(SECTOR)) {
+            self.check(number, bytes).map_err(|wrong| wrong.to_string())?;
+            let writes = &mut self.sectors[number as usize].writes;
+            if anew && writes.iter().any(|write| holds(write.version, number, bytes)) {
+                // Nothing else will ever show.
+                writes.retain(|write| holds(write.version, number, bytes));
+            }
+        }
+        Ok(())
     }
 
     /// Whether a sector may hold these bytes now, with no request under way.
@@ -220,13 +316,16 @@ impl Model {
 }
 
 impl Sector {
-    /// Whatever had ended before this moment is not the last.
-    fn supersede(&mut self, offered: Moment, now: Moment) {
-        let (writes, ghosts, readers) = (&mut self.writes, &mut self.ghosts, self.readers);
+    /// Whatever had ended before this moment is not the last. `keep`: it may come back.
+    fn supersede(&mut self, offered: Moment, now: Moment, keep: bool) {
+        let Sector { writes, ghosts, readers, unflushed } = self;
         writes.retain(|write| {
             let stays = write.ended >= offered;
-            if !stays && readers > 0 {
+            if !stays && *readers > 0 {
                 ghosts.push((write.version, now));
+            }
+            if !stays && keep {
+                unflushed.push(Unflushed { write: *write, superseded: now });
             }
             stays
         });
@@ -276,20 +375,20 @@ mod tests {
 
     #[test]
     fn what_is_answered_is_there_and_nothing_else() {
-        let mut model = Model::new(8);
+        let mut model = Model::new(8, false);
         assert!(read(&mut model, 0) && !read(&mut model, 3));
         let write = model.begin_write(3, 1, false);
         assert!(read(&mut model, 0) && read(&mut model, write.version));
-        model.end_write(&write, true);
+        model.end_write(&write, true, false);
         assert!(!read(&mut model, 0) && read(&mut model, write.version));
     }
 
     #[test]
     fn a_read_under_way_may_find_what_was_there_when_it_began() {
-        let mut model = Model::new(8);
+        let mut model = Model::new(8, false);
         let write = model.begin_write(3, 1, false);
         let during = model.begin_read(3, 1);
-        model.end_write(&write, true);
+        model.end_write(&write, true, false);
         let after = model.begin_read(3, 1);
         assert!(model.end_read(&after, Some(&sector(0))).is_err());
         assert!(model.end_read(&during, Some(&sector(0))).is_ok());
@@ -297,14 +396,14 @@ mod tests {
 
     #[test]
     fn of_writes_at_the_same_time_any_may_be_the_last() {
-        let mut model = Model::new(8);
+        let mut model = Model::new(8, false);
         let (a, b) = (model.begin_write(3, 1, false), model.begin_write(3, 1, false));
-        model.end_write(&b, true);
+        model.end_write(&b, true, false);
         assert!(read(&mut model, a.version) && read(&mut model, b.version));
-        model.end_write(&a, true);
+        model.end_write(&a, true, false);
         assert!(read(&mut model, a.version) && read(&mut model, b.version));
         let zeroes = model.begin_write(3, 1, true);
-        model.end_write(&zeroes, true);
+        model.end_write(&zeroes, true, false);
         assert!(
             read(&mut model, 0) && !read(&mut model, a.version) && !read(&mut model, b.version)
         );
@@ -312,13 +411,66 @@ mod tests {
 
     #[test]
     fn a_write_that_failed_may_be_there_until_another_is_done() {
-        let mut model = Model::new(8);
+        let mut model = Model::new(8, false);
         let failed = model.begin_write(3, 1, false);
-        model.end_write(&failed, false);
+        model.end_write(&failed, false, false);
         assert!(read(&mut model, 0) && read(&mut model, failed.version));
         let write = model.begin_write(3, 1, false);
-        model.end_write(&write, true);
+        model.end_write(&write, true, false);
         assert!(!read(&mut model, 0) && !read(&mut model, failed.version));
+    }
+
+    fn written(model: &mut Model, stable: bool) -> Version {
+        let write = model.begin_write(3, 1, false);
+        model.end_write(&write, true, stable);
+        write.version
+    }
+
+    /// Whether a sector may be left so, of a disk that is zeroes otherwise.
+    fn may_be_left(model: &mut Model, version: Version) -> bool {
+        let mut bytes = vec![0; 8 * SECTOR];
+        bytes[3 * SECTOR..4 * SECTOR].copy_from_slice(&sector(version));
+        model.lose(&bytes, false).is_ok()
+    }
+
+    #[test]
+    fn what_was_superseded_comes_back_unless_it_was_flushed_since() {
+        let mut model = Model::new(8, true);
+        let (a, early) = (written(&mut model, false), model.begin_flush());
+        let b = written(&mut model, false);
+        model.flushed(&early);
+        assert!(!read(&mut model, a));
+        // The flush was offered before the second was answered, and so makes stable the first alone.
+        assert!([a, b].iter().all(|left| may_be_left(&mut model, *left)));
+        assert!(!may_be_left(&mut model, 0));
+        let c = written(&mut model, false);
+        let flush = model.begin_flush();
+        model.flushed(&flush);
+        assert!(
+            may_be_left(&mut model, c)
+                && ![0, a, b].iter().any(|left| may_be_left(&mut model, *left))
+        );
+    }
+
+    #[test]
+    fn a_stable_write_is_not_lost() {
+        let mut model = Model::new(8, true);
+        let (a, b) = (written(&mut model, false), written(&mut model, true));
+        assert!(
+            may_be_left(&mut model, b) && ![0, a].iter().any(|left| may_be_left(&mut model, *left))
+        );
+    }
+
+    #[test]
+    fn what_is_left_is_what_a_guest_that_begins_anew_has() {
+        let mut model = Model::new(8, true);
+        let a = written(&mut model, false);
+        model.lose(&[0; 8 * SECTOR], true).unwrap();
+        assert!(read(&mut model, 0) && !read(&mut model, a));
+        model.grow(16);
+        model.lose(&[0; 8 * SECTOR], true).unwrap();
+        assert_eq!(model.sectors(), 8);
+        assert!(model.lose(&[0; 7 * SECTOR], true).is_err());
     }
 
     #[test]

@@ -45,15 +45,18 @@ pub(crate) fn run(world: &World) {
 fn grow(world: &World) {
     let guest = world.random().below(world.guests() as u64) as usize;
     let sectors = world.sectors(guest) + 8;
-    let done = Rc::new(Cell::new(false));
+    let done = Rc::new(Cell::new(None));
     if !world.resize(guest, u64::from(sectors) * SECTOR as u64, done.clone()) {
         return;
     }
     let kills = world.kills();
-    while !done.get() && world.kills() == kills && !world.is_over() {
+    while done.get().is_none() && world.kills() == kills && !world.is_over() {
         world.machine.sleep(5_000);
     }
-    if done.get() && world.kills() == kills {
+    if done.get() == Some(false) && !world.has_failed() {
+        world.fail("a disk does not grow, and no operation has failed");
+    }
+    if done.get() == Some(true) && world.kills() == kills {
         world.coverage.resizes.one();
         world.machine.say(|| format!("the disk of guest {guest} has {sectors} sectors"));
         world.grow(guest, sectors);

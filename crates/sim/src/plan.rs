@@ -4,6 +4,7 @@
 use block::options::Discard;
 use event_loop::ring::sim::Faults;
 
+use crate::image::Format;
 use crate::random::Random;
 use crate::{daemon, guest};
 
@@ -17,11 +18,47 @@ impl Plan {
         let random = Random::new(seed);
         let guests = random.pick(&[1, 1, 2, 3]);
         let guests: Vec<_> = (0..guests).map(|_| guest::Plan::new(&random)).collect();
-        Plan {
+        let mut plan = Plan {
             daemon: daemon_plan(&random),
             guests,
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
+        };
+        // Some kinds of worlds cost more than others: of eight, one has power cuts, one qcow2 images, and
+        // half of these both.
+        match seed % 16 {
+            0 => {
+                plan.cut_power(&random);
+                plan.format(&random);
+            }
+            7 | 15 => plan.cut_power(&random),
+            8 => plan.format(&random),
+            _ => {}
+        }
+        plan
+    }
+
+    /// Power cuts.
+    fn cut_power(&mut self, random: &Random) {
+        let daemon = &mut self.daemon;
+        daemon.life_ns = random.pick(&[1_000_000, 20_000_000]);
+        // A daemon that is killed with a flush that has failed leaves a next one, to which flushes tell
+        // nothing of that: what was to be written is lost all the same, as Linux has it.
+        let hard = daemon.faults.fail > 0 && daemon.faults.errnos != TRANSIENT;
+        daemon.power_cuts = if hard { 1 } else { random.pick(&[1, 2]) };
+        if hard {
+            // Nor does Linux tell more than one of two flushes at the same time. The other learns of it from
+            // the one that failed, unless a loop of its own is faster.
+            daemon.io_threads = 1;
+        }
+    }
+
+    /// Images in a format.
+    fn format(&mut self, random: &Random) {
+        for guest in &mut self.guests {
+            guest.format = Format::Qcow2(random.pick(&[512, 512, 4096, 65536]));
+            // First writes to the clusters of a table follow each other.
+            guest.patience_ns *= 10;
         }
     }
 }
@@ -61,5 +98,6 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         discard: random.pick(&[Discard::Ignore, Discard::Unmap]),
         life_ns: random.pick(&[0, 0, 1_000_000, 20_000_000]),
         throttled: random.one_in(4),
+        power_cuts: 0,
     }
 }

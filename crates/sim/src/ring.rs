@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 use event_loop::Clock;
-use event_loop::ring::sim::{Faults, Sim};
+use event_loop::ring::sim::{Faults, Sim, Storage};
 use event_loop::ring::{Completion, Ready, Ring, RingOp, Wait};
 
 use crate::machine::{FOREVER, Machine};
@@ -37,9 +37,11 @@ impl MachineRing {
         seed: u64,
         faults: Faults,
         preemption: Preemption,
+        storage: &Storage,
     ) -> Self {
         let clock_step_ns = faults.clock_step_ns;
-        let sim = Sim::new(seed, Faults { clock_step_ns: 0, ..faults });
+        let faults = Faults { clock_step_ns: 0, ..faults };
+        let sim = Sim::with_storage(seed, faults, storage.clone());
         sim.look_at_descriptors();
         let ring = sim.clone();
         MachineRing { machine: machine.clone(), sim, ring, preemption, clock_step_ns }

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use block::throttle::ThrottleLimits;
-use event_loop::ring::sim::Happened;
+use event_loop::ring::sim::{Happened, Storage};
 
 use crate::coverage::Coverage;
 use crate::daemon::{self, Daemon, Disk};
-use crate::fds::{Fds, Kept};
+use crate::fds::Fds;
 use crate::guest::{self, Guest};
+use crate::image::Image;
 use crate::listener::Socket;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::mappings;
@@ -30,9 +31,12 @@ pub(crate) struct World {
     mappings: RefCell<BTreeSet<usize>>,
     plan: daemon::Plan,
     disks: Vec<Disk>,
+    /// With the images, if the power may be cut.
+    storage: Storage,
     /// What rings of daemons that were killed have done.
     past: RefCell<Happened>,
     kills: Cell<u64>,
+    cuts: Cell<u64>,
     over: Cell<bool>,
     /// When requests are looked at again that have been waiting.
     look_at_ns: Cell<u64>,
@@ -68,7 +72,14 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     fds.keep_all();
     let sockets: Vec<_> =
         (0..plan.guests.len()).map(|number| Rc::new(Socket::new(&fds, number))).collect();
-    let images: Vec<_> = plan.guests.iter().map(|guest| image(&fds, guest.sectors)).collect();
+    let images: Vec<_> =
+        (plan.guests.iter()).map(|guest| Image::new(&fds, guest.format, guest.sectors)).collect();
+    let storage = Storage::new();
+    if plan.daemon.power_cuts > 0 {
+        images.iter().for_each(|image| storage.add(image.fd()).expect("an image"));
+        // Those that the storage has.
+        fds.keep_all();
+    }
     let disks: Vec<_> = (plan.guests.iter().zip(&images).zip(&sockets))
         .map(|((guest, image), socket)| Disk {
             image: image.clone(),
@@ -89,8 +100,10 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         mappings: RefCell::default(),
         plan: plan.daemon.clone(),
         disks,
+        storage,
         past: RefCell::default(),
         kills: Cell::new(0),
+        cuts: Cell::new(0),
         over: Cell::new(false),
         look_at_ns: Cell::new(0),
     });
@@ -112,14 +125,25 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
     });
     let stopped = world.with_daemon(|daemon| daemon.begin_stop());
-    world.go_on_until("the exports end", || stopped.try_recv().is_ok());
+    let flushed = Cell::new(None);
+    world.go_on_until("the exports end", || {
+        flushed.set(stopped.try_recv().ok());
+        flushed.get().is_some()
+    });
     world.with_daemon(|daemon| daemon.stop_loops());
     world.go_on_until("the loops end", || world.with_daemon(|daemon| daemon.has_ended()));
     world.check_nothing_is_left();
+    if flushed.get() == Some(false) && !world.has_failed() {
+        world.fail("not all could be flushed, and no operation has failed");
+    }
     for (number, (guest, image)) in world.guests.borrow().iter().zip(&images).enumerate() {
-        let mut bytes = vec![0; guest.sectors() as usize * crate::model::SECTOR];
-        nix::sys::uio::pread(&***image, &mut bytes, 0).expect("the image");
-        if let Err(wrong) = guest.check_disk(&bytes) {
+        let checked = match flushed.get() {
+            Some(false) if image.keeps_back() => {
+                image.contents().and_then(|bytes| guest.lose(&bytes, false))
+            }
+            _ => image.contents().and_then(|bytes| guest.check_disk(&bytes)),
+        };
+        if let Err(wrong) = checked {
             world.fail(&format!("guest {number}, its disk in the end: {wrong}"));
         }
     }
@@ -133,13 +157,6 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         steps: world.machine.steps(),
         counted,
     }
-}
-
-fn image(fds: &Rc<Fds>, sectors: u32) -> Rc<Kept> {
-    use nix::sys::memfd::{MFdFlags, memfd_create};
-    let file = memfd_create(c"sim-disk", MFdFlags::MFD_CLOEXEC).expect("a memfd");
-    nix::unistd::ftruncate(&file, i64::from(sectors) * 512).expect("memory");
-    Kept::new(fds, file)
 }
 
 impl World {
@@ -204,14 +221,18 @@ impl World {
     }
 
     /// Begins to give a disk another size. `false`: there is no daemon.
-    pub(crate) fn resize(&self, guest: usize, size: u64, done: Rc<Cell<bool>>) -> bool {
+    pub(crate) fn resize(&self, guest: usize, size: u64, done: Rc<Cell<Option<bool>>>) -> bool {
         let daemon = self.daemon.borrow();
         daemon.iter().for_each(|daemon| daemon.resize(guest, size, done.clone()));
         daemon.is_some()
     }
 
     fn start_daemon(&self) {
-        self.daemon.replace(Some(Daemon::start(&self.machine, &self.plan, &self.disks)));
+        let started = Daemon::start(&self.machine, &self.plan, &self.disks, &self.storage);
+        match started {
+            Ok(daemon) => self.daemon.replace(Some(daemon)),
+            Err(error) => self.fail(&format!("a daemon does not start: {error}")),
+        };
     }
 
     /// The life of daemons.
@@ -222,7 +243,7 @@ impl World {
             if self.over.get() {
                 return;
             }
-            self.kill();
+            self.kill(random.one_in(self.plan.power_cuts));
             // In the end they live long enough to get something done.
             life_ns += life_ns / 8;
             self.machine.sleep(random.pick(&[0, 10_000, 500_000]));
@@ -231,10 +252,11 @@ impl World {
     }
 
     /// The daemon is killed, as by SIGKILL: its loops stand still wherever they are, and the kernel
-    /// closes what it had open and unmaps what it had mapped.
-    fn kill(&self) {
+    /// closes what it had open and unmaps what it had mapped. `cut`: by a power cut, which takes the
+    /// guests along and what was not flushed.
+    fn kill(&self, cut: bool) {
         let Some(daemon) = self.daemon.take() else { return };
-        self.machine.say(|| "the daemon is killed".into());
+        self.machine.say(|| if cut { "the power is cut" } else { "the daemon is killed" }.into());
         self.coverage.kills.one();
         self.kills.set(self.kills.get() + 1);
         let in_flight = self.guests.borrow().iter().map(|guest| guest.in_flight()).sum();
@@ -244,6 +266,35 @@ impl World {
         daemon.kill();
         mappings::unmap_others(&self.mappings.borrow());
         self.fds.close_others();
+        if cut {
+            self.coverage.cuts.one();
+            self.cuts.set(self.cuts.get() + 1);
+        }
+        for (number, (disk, guest)) in self.disks.iter().zip(&*self.guests.borrow()).enumerate() {
+            let image = &disk.image;
+            if cut {
+                self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
+                image.cut(&self.storage, self.random().next());
+            } else if !image.keeps_back() {
+                continue;
+            } else {
+                self.coverage.rolled_back.one();
+            }
+            let checked = image.contents().and_then(|bytes| guest.lose(&bytes, cut));
+            if let Err(wrong) = checked {
+                self.fail(&format!("guest {number}, what is left of its disk: {wrong}"));
+            }
+        }
+    }
+
+    /// How many power cuts there were so far.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.cuts.get()
+    }
+
+    /// Whether something may be lost that was answered and not flushed.
+    pub(crate) fn is_volatile(&self, image: usize) -> bool {
+        self.plan.power_cuts > 0 || self.disks[image].image.keeps_back()
     }
 
     /// How many daemons were killed so far.

@@ -76,12 +76,17 @@ impl Guest {
     /// One connection.
     fn life(&self) -> Result<(), Gone> {
         let world = self.world();
+        self.shared.write_through.set(false);
         let mut connection = Connection::new(world, self.shared.guest);
         world.coverage.connections.one();
         world.machine.say(|| format!("guest {} connects", self.shared.guest));
         self.negotiate(&mut connection)?;
-        let kills = world.kills();
-        if self.kills.replace(kills) != kills && !self.shared.plan.inflight {
+        let (kills, cuts) = (world.kills(), world.cuts());
+        if self.cuts.replace(cuts) != cuts {
+            // It has begun anew already, but for what came of a connection that is gone.
+            self.kills.set(kills);
+            self.forget_all();
+        } else if self.kills.replace(kills) != kills && !self.shared.plan.inflight {
             // Nobody knows what was in flight: the guest has to begin anew.
             world.coverage.lost.one();
             self.forget_all();
@@ -216,7 +221,7 @@ impl Guest {
     }
 
     /// The guest has its devices anew: what was in flight is nobody's any more.
-    fn forget_all(&self) {
+    pub(super) fn forget_all(&self) {
         self.queues.iter().for_each(|queue| queue.renew());
         self.inflight.replace(None);
     }
@@ -255,6 +260,7 @@ impl Guest {
             }
             Disturbance::Status | Disturbance::Reset => {
                 coverage.resets.one();
+                self.shared.write_through.set(false);
                 self.queues.iter().for_each(|queue| queue.paused.set(true));
                 match what {
                     Disturbance::Reset => connection.tell(Request::ResetDevice, &[], &[])?,
@@ -280,8 +286,11 @@ impl Guest {
             Disturbance::WriteCache => {
                 coverage.write_caches.one();
                 let mut payload = u32s(&[WRITEBACK, 1, 0]);
-                payload.push(random.below(2) as u8);
+                let write_back = random.below(2) as u8;
+                payload.push(write_back);
+                self.shared.write_through.set(false);
                 connection.tell(Request::SetConfig, &payload, &[])?;
+                self.shared.write_through.set(write_back == 0);
             }
             Disturbance::Disable => {
                 coverage.disabled.one();
@@ -294,6 +303,8 @@ impl Guest {
                 coverage.calls.one();
                 let call = self.eventfd();
                 queue.call.replace(Some(call.clone()));
+                // Meanwhile the device signals the other, which nobody looks at any more.
+                world.machine.sleep(pause);
                 connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
             }
         }

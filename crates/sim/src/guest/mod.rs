@@ -16,7 +16,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 pub(crate) use self::plan::Plan;
 use self::queue::{Queue, Shared};
 use crate::fds::Kept;
-use crate::model::{Model, Wrong};
+use crate::model::Model;
 use crate::world::World;
 
 /// A guest.
@@ -27,8 +27,9 @@ pub(crate) struct Guest {
     memory_len: u64,
     /// Where the daemon keeps what it has in flight, once it has made it: as it described it.
     inflight: RefCell<Option<(Vec<u8>, Rc<Kept>)>>,
-    /// How many daemons had been killed when it last looked.
+    /// How many daemons had been killed when it last looked, and how many of those by power cuts.
     kills: Cell<u64>,
+    cuts: Cell<u64>,
     done: Cell<bool>,
 }
 
@@ -56,10 +57,11 @@ impl Guest {
             world: world.clone(),
             guest,
             view,
-            model: RefCell::new(Model::new(plan.sectors)),
+            model: RefCell::new(Model::new(plan.sectors, world.is_volatile(guest))),
             left: Cell::new(requests),
             bytes: RefCell::default(),
             undisturbed_ns: Cell::new(0),
+            write_through: Cell::new(false),
             plan,
         });
         let queues = (0..shared.plan.queues).map(|i| Queue::new(shared.clone(), i)).collect();
@@ -70,6 +72,7 @@ impl Guest {
             memory_len,
             inflight: RefCell::default(),
             kills: Cell::new(0),
+            cuts: Cell::new(0),
             done: Cell::new(false),
         })
     }
@@ -106,10 +109,23 @@ impl Guest {
     }
 
     /// Whether its disk may hold this.
-    pub(crate) fn check_disk(&self, bytes: &[u8]) -> Result<(), Wrong> {
+    pub(crate) fn check_disk(&self, bytes: &[u8]) -> Result<(), String> {
         let model = self.shared.model.borrow();
         let sectors = bytes.chunks_exact(crate::model::SECTOR);
-        (0..).zip(sectors).try_for_each(|(sector, bytes)| model.check(sector, bytes))
+        let mut sectors = (0..model.sectors()).zip(sectors);
+        let checked = sectors.try_for_each(|(sector, bytes)| model.check(sector, bytes));
+        checked.map_err(|wrong| wrong.to_string())
+    }
+
+    /// What was not flushed may be lost, and this is what is left of its disk. `anew`: it dies of that,
+    /// too, and begins anew.
+    pub(crate) fn lose(&self, bytes: &[u8], anew: bool) -> Result<(), String> {
+        // What it was answered before it was.
+        match anew {
+            true => self.forget_all(),
+            false => self.queues.iter().for_each(|queue| queue.reap()),
+        }
+        self.shared.model.borrow_mut().lose(bytes, anew)
     }
 
     fn world(&self) -> &Rc<World> {

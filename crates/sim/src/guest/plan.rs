@@ -1,6 +1,7 @@
 //! What a guest is like.
 
 use super::life::Disturbance;
+use crate::image::Format;
 use crate::random::Random;
 
 /// What a guest is like.
@@ -21,6 +22,7 @@ pub(crate) struct Plan {
     pub(crate) think_ns: u64,
     /// Where the rings' indices begin.
     pub(crate) first_index: u16,
+    pub(crate) format: Format,
     /// Sectors of the disk.
     pub(crate) sectors: u32,
     /// The disk takes discards and write-zeroes.
@@ -50,6 +52,7 @@ impl Plan {
             spurious_kick: random.pick(&[0, 4, 50]),
             think_ns: random.pick(&[0, 5_000, 100_000]),
             first_index: random.pick(&[0, 0xffff - 100, 0x7ff0]),
+            format: Format::Raw,
             sectors: random.pick(&[64, 1024, 4096]),
             ranges: !random.one_in(4),
             inflight: !random.one_in(4),

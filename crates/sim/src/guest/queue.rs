@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     pub(super) bytes: RefCell<Vec<u8>>,
     /// When the VMM last did something that holds requests up.
     pub(super) undisturbed_ns: Cell<u64>,
+    /// The write cache is off for certain.
+    pub(super) write_through: Cell<bool>,
 }
 
 impl Shared {
@@ -226,6 +228,7 @@ impl Queue {
             Kind::Read => Some(model.begin_read(first, count)),
             Kind::Write => Some(model.begin_write(first, count, false)),
             Kind::Zeroes(_) | Kind::Discard => Some(model.begin_write(first, count, true)),
+            Kind::Flush => Some(model.begin_flush()),
             _ => None,
         };
         drop(model);
@@ -283,6 +286,7 @@ impl Queue {
             slot,
             data,
             writable: from_device,
+            write_through: kind == Kind::Write && self.shared.write_through.get(),
             offered_ns: world.machine.now_ns(),
         };
         let Some(head) = head else {
@@ -332,6 +336,9 @@ impl Queue {
         let id = (*guest as u64) << 48 | u64::from(self.index) << 32 | u64::from(request.slot);
         world.machine.note(id ^ u64::from(status) << 24 ^ now << 1);
         coverage.requests.one();
+        let of =
+            || format!("guest {guest}, queue {}: {request:?} is answered {status}", self.index);
+        world.machine.say(of);
         if !request.may_get(status, || world.has_failed()) {
             self.fail(&format!("{request:?} was answered {status}"));
         }
@@ -359,7 +366,13 @@ impl Queue {
         let mut model = model.borrow_mut();
         let checked = if request.kind.writes() {
             // What was discarded is there or not.
-            model.end_write(ticket, good && request.kind != Kind::Discard);
+            let stable = request.write_through && self.shared.write_through.get();
+            model.end_write(ticket, good && request.kind != Kind::Discard, stable);
+            Ok(())
+        } else if request.kind == Kind::Flush {
+            if good {
+                model.flushed(ticket);
+            }
             Ok(())
         } else if good {
             let mut bytes = self.shared.bytes.borrow_mut();
@@ -407,7 +420,7 @@ impl Queue {
         let Some(ticket) = &request.ticket else { return };
         let mut model = self.shared.model.borrow_mut();
         match request.kind.writes() {
-            true => model.end_write(ticket, false),
+            true => model.end_write(ticket, false, false),
             false => model.end_read(ticket, None).expect("nothing is checked"),
         }
     }

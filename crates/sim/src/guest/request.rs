@@ -75,6 +75,8 @@ pub(super) struct Request {
     pub(super) data: u64,
     /// Bytes that the device may write, besides the status.
     pub(super) writable: u32,
+    /// Offered while the write cache was off.
+    pub(super) write_through: bool,
     pub(super) offered_ns: u64,
 }
 

@@ -502,6 +502,10 @@ impl Inner {
                 status::end_after(&mut slot.request.bufs, n);
                 return Next::Done(Ok(()));
             }
+            // Of flushes at the same time Linux tells one of an error.
+            Stage::Sync if self.node.flush_failed.load(Ordering::Relaxed) => {
+                return Next::Done(Err(Errno::EIO));
+            }
             Stage::Discard | Stage::Sync => return Next::Done(Ok(())),
         }
         self.next(slot, part, token)

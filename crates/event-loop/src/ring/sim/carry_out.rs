@@ -41,7 +41,9 @@ impl Pending {
         // SAFETY: open until the completion, by `Ring::push`'s contract.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
         if let Verdict::Fail(errno) = self.verdict {
-            if matches!(self.op, RingOp::Fsync { .. }) && !is_direct(fd) {
+            // What passes by itself came before the flush was tried.
+            let tried = !matches!(errno, libc::EAGAIN | libc::EINTR);
+            if tried && matches!(self.op, RingOp::Fsync { .. }) && !is_direct(fd) {
                 storage.flush_failed(fd, self.flushes);
             }
             return -errno;

@@ -127,6 +127,15 @@ impl Storage {
         self.cut_with(fd.as_fd(), seed, Vec::new())
     }
 
+    /// The power is back: the file contains this, which [`cut`](Self::cut) has left, and it is stable.
+    ///
+    /// # Errors
+    ///
+    /// Those of ftruncate(2) and write(2); `ENOENT`: the file is not kept track of.
+    pub fn restore(&self, fd: &OwnedFd, contents: Vec<u8>) -> io::Result<()> {
+        self.with(fd.as_fd(), |disk| disk.restore(contents)).ok_or(io::ErrorKind::NotFound)?
+    }
+
     pub(super) fn cut_with(
         &self,
         fd: BorrowedFd<'_>,
@@ -194,6 +203,18 @@ impl Disk {
             let version = Version { change: self.changes, bytes: Box::new(bytes), lost: false };
             self.sectors.entry(number).or_default().push(version);
         }
+    }
+
+    fn restore(&mut self, contents: Vec<u8>) -> io::Result<()> {
+        // What is a hole again takes no memory.
+        self.file.set_len(0)?;
+        self.file.write_all_at(&contents, 0)?;
+        (self.size, self.stable_size) = (contents.len() as u64, contents.len() as u64);
+        self.stable = contents;
+        self.stable.resize(padded(self.size), 0);
+        self.sectors.clear();
+        self.sizes.clear();
+        Ok(())
     }
 
     fn look_at_size(&mut self) {

@@ -1,0 +1,73 @@
+//! A guest's disk as a file: raw, or in a qcow2 image.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use block::{CreateQcow2, create_qcow2};
+use event_loop::ring::sim::Storage;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::fds::{Fds, Kept};
+use crate::model::SECTOR;
+use crate::oracle;
+
+/// What a disk is stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Raw,
+    /// With clusters of so many bytes.
+    Qcow2(u32),
+}
+
+/// An image.
+#[derive(Clone)]
+pub(crate) struct Image {
+    file: Rc<Kept>,
+    pub(crate) format: Format,
+}
+
+impl Image {
+    /// A disk of zeroes.
+    pub(crate) fn new(fds: &Rc<Fds>, format: Format, sectors: u32) -> Self {
+        let file = memfd_create(c"sim-disk", MFdFlags::MFD_CLOEXEC).expect("a memfd");
+        let size = u64::from(sectors) * SECTOR as u64;
+        let image = Image { file: Kept::new(fds, file), format };
+        match format {
+            Format::Raw => nix::unistd::ftruncate(image.fd(), size.cast_signed()).expect("memory"),
+            Format::Qcow2(cluster_size) => {
+                let create = CreateQcow2 { cluster_size, ..CreateQcow2::new(size) };
+                create_qcow2(&image.path(), &create).expect("an image");
+            }
+        }
+        image
+    }
+
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.fd().as_raw_fd()))
+    }
+
+    /// Whether a daemon keeps something in memory that it has answered, until it is flushed.
+    pub(crate) fn keeps_back(&self) -> bool {
+        self.format != Format::Raw
+    }
+
+    /// What is on the disk, by nothing but the file. An image that is damaged is an error.
+    pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
+        let bytes = std::fs::read(self.path()).expect("the image");
+        match self.format {
+            Format::Raw => Ok(bytes),
+            Format::Qcow2(_) => oracle::Image::read(&bytes, &[]),
+        }
+    }
+
+    /// The power is cut: the file is what its storage has kept.
+    pub(crate) fn cut(&self, storage: &Storage, seed: u64) {
+        let left = storage.cut(self.fd(), seed).expect("an image on the storage");
+        storage.restore(self.fd(), left).expect("memory");
+    }
+}
