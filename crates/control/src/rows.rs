@@ -104,6 +104,41 @@ pub(crate) trait ThreadDraft: Sized + 'static {
     };
 }
 
+/// What each word of a policy on errors means.
+pub(crate) struct OnErrorHelp {
+    pub(crate) report: &'static str,
+    pub(crate) ignore: &'static str,
+    pub(crate) enospc: &'static str,
+    pub(crate) stop: &'static str,
+    pub(crate) auto: &'static str,
+}
+
+/// A policy on errors: an `OnError` of the draft's. What `auto` stands for is what QEMU's devices do.
+macro_rules! on_error {
+    ($name:literal, $($field:ident).+, auto: $auto:ident, $then:expr, $help:literal) => {
+        $crate::table::Field {
+            name: $name,
+            kind: $crate::table::Kind::Choice(&[
+                $crate::rows::on_error!(@ "report", report, Report, $($field).+, $then),
+                $crate::rows::on_error!(@ "ignore", ignore, Ignore, $($field).+, $then),
+                $crate::rows::on_error!(@ "enospc", enospc, Enospc, $($field).+, $then),
+                $crate::rows::on_error!(@ "stop", stop, Stop, $($field).+, $then),
+                $crate::rows::on_error!(@ "auto", auto, $auto, $($field).+, $then),
+            ]),
+            need: $crate::table::Need::Default("report"),
+            help: $help,
+        }
+    };
+    (@ $word:literal, $text:ident, $policy:ident, $($field:ident).+, $then:expr) => {
+        $crate::table::Choice {
+            name: $word,
+            help: $then.$text,
+            set: |draft| $crate::table::put(&mut draft.$($field).+, ::block::job::OnError::$policy),
+        }
+    };
+}
+pub(crate) use on_error;
+
 /// The size of a disk's blocks, as a parameter of that name.
 ///
 /// # Errors

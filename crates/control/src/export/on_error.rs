@@ -1,58 +1,34 @@
 //! `rerror` and `werror`: what becomes of a request that fails.
 
-use block::job::OnError;
-
 use super::Draft;
 use crate::error::OptionError;
+use crate::rows::{OnErrorHelp, on_error};
 use crate::table::{Choice, Field, Kind, Need, put};
 
-/// A field of one of the two policies. `$auto` is what QEMU's devices do.
-macro_rules! on_error {
-    ($name:literal, $field:ident, $auto:ident, $help:literal) => {
-        Field {
-            name: $name,
-            kind: Kind::Choice(&[
-                Choice {
-                    name: "report",
-                    help: "the guest is told",
-                    set: |export| put(&mut export.vhost_user.$field, OnError::Report),
-                },
-                Choice {
-                    name: "ignore",
-                    help: "the guest is told that it was done; what was to be read is zeroes",
-                    set: |export| put(&mut export.vhost_user.$field, OnError::Ignore),
-                },
-                Choice {
-                    name: "enospc",
-                    help: "as stop when there is no space left, else as report",
-                    set: |export| put(&mut export.vhost_user.$field, OnError::Enospc),
-                },
-                Choice {
-                    name: "stop",
-                    help: "requests are held until x-block-export-resume, and then done again",
-                    set: |export| put(&mut export.vhost_user.$field, OnError::Stop),
-                },
-                Choice {
-                    name: "auto",
-                    help: "as QEMU's devices do it: report errors of reads, hold writes without space",
-                    set: |export| put(&mut export.vhost_user.$field, OnError::$auto),
-                },
-            ]),
-            need: Need::Default("report"),
-            help: $help,
-        }
-    };
-}
+/// What becomes of the request.
+const THEN: OnErrorHelp = OnErrorHelp {
+    report: "the guest is told",
+    ignore: "the guest is told that it was done; what was to be read is zeroes",
+    enospc: "as stop when there is no space left, else as report",
+    stop: "requests are held until x-block-export-resume, and then done again",
+    auto: "as QEMU's devices do it: report errors of reads, hold writes without space",
+};
 
 /// `rerror`.
-pub(super) const RERROR: Field<Draft> =
-    on_error!("rerror", rerror, Report, "what becomes of a read that fails");
+pub(super) const RERROR: Field<Draft> = on_error!(
+    "rerror",
+    vhost_user.rerror,
+    auto: Report,
+    THEN,
+    "what becomes of a read that fails"
+);
 
 /// `werror`.
 pub(super) const WERROR: Field<Draft> = on_error!(
     "werror",
-    werror,
-    Enospc,
+    vhost_user.werror,
+    auto: Enospc,
+    THEN,
     "what becomes of another request that fails: a write, discard or flush"
 );
 

@@ -1,0 +1,253 @@
+//! `blockdev-backup` and `blockdev-mirror`: what their arguments are read into.
+
+use super::run;
+use crate::error::OptionError;
+use crate::job::{BackupOptions, CopyOptions, JobCommand, MirrorOptions, OnCbwError, Sync};
+use crate::qmp::commands::Job;
+use crate::rows::{OnErrorHelp, on_error};
+use crate::table::{self, Choice, Field, Kind, Need, Reads, Table, put};
+
+/// `granularity` when none is given, as QEMU chooses it for a file.
+const GRANULARITY: u64 = 64 << 10;
+/// `buf-size` when none is given.
+const BUF_SIZE: u64 = 16 << 20;
+
+/// The arguments of a backup.
+pub(super) const BLOCKDEV_BACKUP: &dyn Reads<Job> = &Table {
+    fields: BACKUP,
+    build: |copy: Copy| {
+        let on_cbw_error = copy.on_cbw_error;
+        run(JobCommand::Backup(BackupOptions { copy: copy.options, on_cbw_error }))
+    },
+};
+
+/// Those of a mirror.
+pub(super) const BLOCKDEV_MIRROR: &dyn Reads<Job> = &Table {
+    fields: MIRROR,
+    build: |copy: Copy| {
+        run(JobCommand::Mirror(MirrorOptions {
+            copy: copy.options,
+            replaces: copy.replaces,
+            granularity: copy.granularity.unwrap_or(GRANULARITY),
+            buf_size: copy.buf_size.unwrap_or(BUF_SIZE),
+        }))
+    },
+};
+
+/// Of `blockdev-backup` and `blockdev-mirror`.
+#[derive(Default)]
+struct Copy {
+    options: CopyOptions,
+    on_cbw_error: OnCbwError,
+    replaces: Option<String>,
+    granularity: Option<u64>,
+    buf_size: Option<u64>,
+}
+
+const JOB_ID: Field<Copy> = Field {
+    name: "job-id",
+    kind: Kind::Text { meta: "<job-id>", set: |copy, id| put(&mut copy.options.job.id, id) },
+    need: Need::Optional("none, which is an error"),
+    help: "the job's name",
+};
+const SOURCE: Field<Copy> = Field {
+    name: "device",
+    kind: Kind::Text { meta: "<node-name>", set: |copy, name| put(&mut copy.options.device, name) },
+    need: Need::Required,
+    help: "the node that is copied",
+};
+const TARGET: Field<Copy> = Field {
+    name: "target",
+    kind: Kind::Text { meta: "<node-name>", set: |copy, name| put(&mut copy.options.target, name) },
+    need: Need::Required,
+    help: "the node that it is copied to",
+};
+const SPEED: Field<Copy> = Field {
+    name: "speed",
+    kind: Kind::Int {
+        range: i64::MIN..=i64::MAX,
+        set: |copy, speed| put(&mut copy.options.speed, speed),
+    },
+    need: Need::Default("0"),
+    help: "bytes a second at most; 0: as fast as it goes",
+};
+const AUTO_FINALIZE: Field<Copy> = Field {
+    name: "auto-finalize",
+    kind: Kind::Bool(|copy, on| put(&mut copy.options.job.auto_finalize, on)),
+    need: Need::Default("on"),
+    help: "make the job's changes without waiting for job-finalize",
+};
+const AUTO_DISMISS: Field<Copy> = Field {
+    name: "auto-dismiss",
+    kind: Kind::Bool(|copy, on| put(&mut copy.options.job.auto_dismiss, on)),
+    need: Need::Default("on"),
+    help: "forget the job when it has ended, without waiting for job-dismiss",
+};
+const FILTER: Field<Copy> = Field {
+    name: "filter-node-name",
+    kind: Kind::Text {
+        meta: "<node-name>",
+        set: |copy, name| put(&mut copy.options.filter_node_name, Some(name)),
+    },
+    need: Need::Optional("a name is made up"),
+    help: "name of the node that is put above the source while the job runs",
+};
+
+/// What the job does about an error.
+const THEN: OnErrorHelp = OnErrorHelp {
+    report: "the job fails",
+    ignore: "the job tries again later",
+    enospc: "the job pauses when there is no space left, else fails",
+    stop: "the job pauses",
+    auto: "as QEMU's devices do it: report errors of reads, pause without space",
+};
+
+const ON_SOURCE_ERROR: Field<Copy> = on_error!(
+    "on-source-error",
+    options.on_source_error,
+    auto: Report,
+    THEN,
+    "when the source cannot be read"
+);
+const ON_TARGET_ERROR: Field<Copy> = on_error!(
+    "on-target-error",
+    options.on_target_error,
+    auto: Enospc,
+    THEN,
+    "when the target cannot be written"
+);
+
+const fn sync(incremental: fn(&mut Copy) -> table::Set) -> [Choice<Copy>; 5] {
+    [
+        Choice { name: "full", help: "all", set: |copy| put(&mut copy.options.sync, Sync::Full) },
+        Choice {
+            name: "top",
+            help: "what is in the topmost image; refused where that has a backing image",
+            set: |copy| put(&mut copy.options.sync, Sync::Top),
+        },
+        Choice {
+            name: "none",
+            help: "only what is written from now on",
+            set: |copy| put(&mut copy.options.sync, Sync::None),
+        },
+        Choice { name: "incremental", help: "by a dirty bitmap; not there", set: incremental },
+        Choice { name: "bitmap", help: "by a dirty bitmap; not there", set: incremental },
+    ]
+}
+
+static MIRROR_SYNC: [Choice<Copy>; 5] =
+    sync(|_| Err(OptionError::new("Sync mode 'incremental' not supported")));
+static BACKUP_SYNC: [Choice<Copy>; 5] =
+    sync(|_| Err(OptionError::new("must provide a valid bitmap name for 'incremental' sync mode")));
+
+static BACKUP: &[Field<Copy>] = &[
+    JOB_ID,
+    SOURCE,
+    Field {
+        name: "sync",
+        kind: Kind::Choice(&BACKUP_SYNC),
+        need: Need::Required,
+        help: "what is copied",
+    },
+    SPEED,
+    ON_SOURCE_ERROR,
+    ON_TARGET_ERROR,
+    Field {
+        name: "on-cbw-error",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "break-guest-write",
+                help: "the write fails",
+                set: |copy| put(&mut copy.on_cbw_error, OnCbwError::BreakGuestWrite),
+            },
+            Choice {
+                name: "break-snapshot",
+                help: "the write goes on, and the job fails",
+                set: |copy| put(&mut copy.on_cbw_error, OnCbwError::BreakSnapshot),
+            },
+        ]),
+        need: Need::Default("break-guest-write"),
+        help: "when what a client overwrites cannot be copied first",
+    },
+    AUTO_FINALIZE,
+    AUTO_DISMISS,
+    FILTER,
+    TARGET,
+];
+
+static MIRROR: &[Field<Copy>] = &[
+    JOB_ID,
+    SOURCE,
+    TARGET,
+    Field {
+        name: "replaces",
+        kind: Kind::Text {
+            meta: "<node-name>",
+            set: |copy, name| put(&mut copy.replaces, Some(name)),
+        },
+        need: Need::Optional("the source"),
+        help: "the node whose place the target takes in the end",
+    },
+    Field {
+        name: "sync",
+        kind: Kind::Choice(&MIRROR_SYNC),
+        need: Need::Required,
+        help: "what is copied",
+    },
+    SPEED,
+    Field {
+        name: "granularity",
+        kind: Kind::Int { range: 0..=(u32::MAX as i64), set: granularity },
+        need: Need::Default("65536"),
+        help: "bytes that are copied again when one of them is written: a power of two",
+    },
+    Field {
+        name: "buf-size",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |copy, size| match u64::try_from(size) {
+                Ok(0) => Ok(()),
+                Ok(size) => put(&mut copy.buf_size, Some(size)),
+                Err(_) => Err(OptionError::new("Invalid parameter 'buf-size'")),
+            },
+        },
+        need: Need::Default("16777216"),
+        help: "bytes of memory for what is being copied",
+    },
+    ON_SOURCE_ERROR,
+    ON_TARGET_ERROR,
+    FILTER,
+    Field {
+        name: "copy-mode",
+        kind: Kind::Choice(&[
+            Choice { name: "background", help: "the job copies what was written", set: |_| Ok(()) },
+            Choice {
+                name: "write-blocking",
+                help: "writes go to both sides; not there",
+                set: |_| {
+                    Err(OptionError::not_yet("Parameter 'copy-mode' with value 'write-blocking'"))
+                },
+            },
+        ]),
+        need: Need::Default("background"),
+        help: "how what is written meanwhile comes to the target",
+    },
+    AUTO_FINALIZE,
+    AUTO_DISMISS,
+];
+
+fn granularity(copy: &mut Copy, bytes: i64) -> table::Set {
+    let bytes = bytes.unsigned_abs();
+    if bytes == 0 {
+        return Ok(());
+    }
+    if !(512..=64 << 20).contains(&bytes) {
+        return Err(OptionError::new(
+            "Parameter 'granularity' expects a value in range [512B, 64MB]",
+        ));
+    }
+    if !bytes.is_power_of_two() {
+        return Err(OptionError::new("Parameter 'granularity' expects a power of 2"));
+    }
+    put(&mut copy.granularity, Some(bytes))
+}
