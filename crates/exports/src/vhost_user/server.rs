@@ -5,9 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod hand_over;
+
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +19,13 @@ use block::node::{Changes, Watcher};
 use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 
+use self::hand_over::Waiting;
 use super::backend::Backend;
 use super::backend_channel::BackendChannel;
 use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
-use super::handover::{Saved, SavedRings, SavedServer, SavedSession};
+use super::handover::{Saved, SavedRings};
 use super::inflight;
 use super::listener::{Listen, Listener};
 use super::orders::{Beginning, HandOver, Order, TakenOver};
@@ -424,154 +426,6 @@ impl Service {
         }
     }
 
-    /// What the future gives, or the order that comes first.
-    async fn unless_ordered<T>(&self, future: impl Future<Output = T>) -> Result<T, Order> {
-        let mut future = pin!(future);
-        std::future::poll_fn(|cx| {
-            let mut orders = self.orders.borrow_mut();
-            match pin!(orders.receive()).poll(cx) {
-                Poll::Ready(Some(order)) => Poll::Ready(Err(order)),
-                // Nobody can give any more: it is stopped.
-                Poll::Ready(None) | Poll::Pending => future.as_mut().poll(cx).map(Ok),
-            }
-        })
-        .await
-    }
-
-    /// Has itself handed over, by one order after the other, until it is to resume or to stop.
-    async fn obey(&self, listener: &Listener, mut held: Option<Held<'_>>, mut order: Order) {
-        loop {
-            match order {
-                Order::Describe(answer) => {
-                    let held = held.as_ref().map(|held| (&*held.0, &*held.1, &*held.2));
-                    answer.send(self.describe(listener, held).map_err(|error| error.to_string()));
-                }
-                // It takes as long as the requests in flight, and may not be wanted any more.
-                Order::Stop(answer) => {
-                    match self.unless_ordered(self.stop_rings(&mut held, false)).await {
-                        Ok(stopped) => answer.send(stopped),
-                        Err(next) => {
-                            order = next;
-                            continue;
-                        }
-                    }
-                }
-                Order::StopAndFlush(answer) => {
-                    match self.unless_ordered(self.stop_rings(&mut held, true)).await {
-                        Ok(stopped) => answer.send(stopped),
-                        Err(next) => {
-                            order = next;
-                            continue;
-                        }
-                    }
-                }
-                Order::Resume => {
-                    if let Some((_, _, backend)) = &mut held
-                        && let Err(error) = backend.resume().await
-                    {
-                        log::error!("export {}: {error}", self.id);
-                    }
-                    return;
-                }
-            }
-            let next = self.unless_ordered(std::future::pending::<()>());
-            match self.stop.or(next).await {
-                Some(Err(next)) => order = next,
-                Some(Ok(())) | None => return,
-            }
-        }
-    }
-
-    async fn stop_rings(
-        &self,
-        held: &mut Option<Held<'_>>,
-        flush: bool,
-    ) -> Result<SavedRings, String> {
-        let messages = match held {
-            Some((_, _, backend)) => backend.pause().await.map_err(|error| error.to_string())?,
-            None => Vec::new(),
-        };
-        if flush {
-            self.flush().await.map_err(|error| error.to_string())?;
-        }
-        Ok(SavedRings { messages, device: self.device.save() })
-    }
-
-    /// What there is to hand over.
-    fn describe(
-        &self,
-        listener: &Listener,
-        held: Option<(&Connection, &Session, &Backend)>,
-    ) -> io::Result<SavedServer> {
-        let (listener, file) = listener.hand_over()?;
-        let Some((connection, session, backend)) = held else {
-            return Ok(SavedServer { listener, file, session: None });
-        };
-        if backend.log.is_known() {
-            return Err(io::Error::other("its guest is being migrated, or was"));
-        }
-        let mut messages = session.save()?;
-        let channel = self.channel.borrow();
-        messages.extend(channel.as_ref().map(BackendChannel::save).transpose()?);
-        messages.extend(backend.save()?);
-        let session = Some(SavedSession { socket: connection.save()?, messages });
-        Ok(SavedServer { listener, file, session })
-    }
-
-    /// Goes on with what another process has handed over, once it is told to.
-    async fn go_on(&self, listener: &Listener, beginning: Beginning) {
-        let Beginning { session, ready, begin } = beginning;
-        match session {
-            Some(SavedSession { socket, messages }) => {
-                let connection = Connection::new(&self.event_loop, socket);
-                self.serve(listener, connection, Some((messages, (ready, begin)))).await;
-            }
-            None => {
-                ready.send(Ok(()));
-                if let Some(Ok(rings)) = self.stop.or(begin).await {
-                    self.device.restore(&rings.device);
-                }
-            }
-        }
-    }
-
-    /// Hears what the front end has said to another process. `None`: it is not gone on with.
-    async fn repeat(
-        &self,
-        messages: Vec<Saved>,
-        (ready, begin): Waiting,
-        session: &mut Session,
-        backend: &mut Backend,
-    ) -> Option<()> {
-        if let Err(error) = self.hear(messages, session, backend).await {
-            ready.send(Err(error));
-            return None;
-        }
-        ready.send(Ok(()));
-        let rings = self.stop.or(begin).await?.ok()?;
-        self.device.restore(&rings.device);
-        if let Err(error) = self.hear(rings.messages, session, backend).await {
-            log::error!("export {}: {error}", self.id);
-        }
-        Some(())
-    }
-
-    async fn hear(
-        &self,
-        messages: Vec<Saved>,
-        session: &mut Session,
-        backend: &mut Backend,
-    ) -> Result<(), String> {
-        for Saved { code, payload, fds } in messages {
-            let heard = match Message::parse(code, &payload, fds) {
-                Ok(message) => carry_out(&self.channel, session, backend, message).await,
-                Err(error) => Err(error.into()),
-            };
-            heard.map_err(|error| format!("{}: {error}", request_name(code)))?;
-        }
-        Ok(())
-    }
-
     /// Makes what was answered durable. One thread's flush is the node's.
     async fn flush(&self) -> Result<(), ExportError> {
         let Some(worker) = self.workers.first() else { return Ok(()) };
@@ -581,12 +435,6 @@ impl Service {
             .map_err(|errno| ExportError::Flush(errno.into()))
     }
 }
-
-/// A front end that is served.
-type Held<'a> = (&'a mut Connection, &'a mut Session, &'a mut Backend);
-
-/// Who is told that all is there, and what is then waited for.
-type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<SavedRings>);
 
 /// A reply, and the descriptor that goes along with it.
 struct Answer {

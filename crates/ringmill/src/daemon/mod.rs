@@ -23,6 +23,7 @@ mod snapshot;
 mod stalls;
 mod statistics;
 mod status;
+mod surroundings;
 mod threads;
 mod turn;
 mod upgrade;
@@ -30,7 +31,6 @@ mod watchdog;
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::env;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -41,7 +41,6 @@ use block::job::Report;
 use control::qmp::Command;
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
-use nix::unistd::Pid;
 use sandbox::Sandbox;
 use serde_json::json;
 
@@ -60,6 +59,7 @@ use signals::StopSignals;
 pub(crate) use signals::{block as block_signals, handled as handled_signals};
 use statistics::{ProcessStatistics, Statistics};
 pub(crate) use status::Status;
+pub(crate) use surroundings::Surroundings;
 use threads::IoThreads;
 use turn::Turn;
 use upgrade::{Definitions, HandedOver};
@@ -114,47 +114,6 @@ pub(crate) struct Start {
     pub(crate) pidfile: Rc<OnceCell<Pidfile>>,
     /// What it takes over itself.
     pub(crate) taken: Option<TakenOver>,
-}
-
-/// What the process was started with, beside its command line.
-#[derive(Debug, Default)]
-pub(crate) struct Surroundings {
-    /// Sockets to listen on.
-    pub(crate) given: GivenSockets,
-    /// Who wants to know how it goes.
-    pub(crate) manager: Option<ServiceManager>,
-    /// What it may do; `None`: all that its user may.
-    pub(crate) sandbox: Option<Sandbox>,
-}
-
-impl Surroundings {
-    /// Those of this process, and of `parent`, which has started it to go on in its place, without a
-    /// sandbox. To be called once, before anything is opened.
-    ///
-    /// # Errors
-    ///
-    /// The environment says what is not so.
-    pub(crate) fn of_environment(parent: Option<Pid>) -> Result<Self, DaemonError> {
-        let given = GivenSockets::of_environment(parent)?;
-        let manager = ServiceManager::of_environment(parent)?;
-        Ok(Surroundings { given, manager, sandbox: None })
-    }
-}
-
-impl Surroundings {
-    /// Those that another process was in, which hands over. Sockets that it was given come with all else.
-    /// `watchdog`: it had to give signs of life.
-    ///
-    /// # Errors
-    ///
-    /// As of [`of_environment`](Self::of_environment).
-    pub(crate) fn taken_over(watchdog: bool) -> Result<Self, DaemonError> {
-        // That of the first in the row.
-        let watched = env::var("WATCHDOG_PID").ok().filter(|_| watchdog);
-        let watched = watched.and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
-        let manager = ServiceManager::of_environment(watched)?;
-        Ok(Surroundings { manager, ..Surroundings::default() })
-    }
 }
 
 /// What happens while the daemon serves.

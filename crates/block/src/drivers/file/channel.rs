@@ -1,34 +1,28 @@
 //! One loop's way to a file or device: requests in, operations out, step by step.
 //!
 //! Nearly every request is one operation with the request's own memory; all others are cut into the
-//! steps of [`plan`](super::plan), one after the other.
+//! steps of [`plan`](super::plan), one after the other: [`steps`] says which.
+
+mod steps;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use event_loop::{
-    AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, trace,
-};
+use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, trace};
 use nix::errno::Errno;
 
 use super::FileNode;
-use super::bounce::{Bounce, Bounces};
+use super::bounce::Bounces;
 use super::describe;
 use super::merge::Run;
-use super::plan::{Position, Step};
+use super::plan::Step;
 use super::slots::{Slot, Slots, Stage};
-use super::zeroes::{Method, discard_failed, discard_op};
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::drivers::serialise::Mailbox;
 use crate::node::Channel;
 use crate::options::DetectZeroes;
 use crate::request::{Detached, Op, Request};
-use crate::status;
-
-/// Bytes of zeroes written at once where nothing better is there.
-const ZEROES: usize = 1 << 20;
 
 /// The channel as its users hold it.
 pub(crate) struct FileChannel {
@@ -298,314 +292,6 @@ impl Inner {
                 slot.request.complete(result);
             }
         }
-    }
-
-    // ---- what next -----------------------------------------------------------------------------
-
-    fn next(&self, slot: &mut Slot, part: &mut IoBufs, token: u32) -> Next {
-        if !slot.claimed && !self.claim(slot, token) {
-            return Next::Wait;
-        }
-        let Request { op, offset, len, .. } = slot.request;
-        let left = len - slot.done;
-        match op {
-            Op::Read | Op::Write { .. } if left == 0 => Next::Done(Ok(())),
-            Op::Read | Op::Write { .. } => self.transfer(slot, part, token, left),
-            Op::Flush => self.sync(slot),
-            Op::BlockStatus => {
-                slot.stage = Stage::Status;
-                let bufs = std::mem::take(&mut slot.request.bufs);
-                Next::Submit { tail: false, op: IoOp::Extents { offset, len }, bufs }
-            }
-            Op::Discard => match discard_op(&self.node, offset, len) {
-                Some(op) => {
-                    slot.stage = Stage::Discard;
-                    Next::Submit { tail: false, op, bufs: IoBufs::new() }
-                }
-                None => Next::Done(Ok(())),
-            },
-            Op::WriteZeroes { fua: true, .. } if left == 0 => self.sync(slot),
-            Op::WriteZeroes { .. } if left == 0 => Next::Done(Ok(())),
-            Op::WriteZeroes { may_unmap, no_fallback, .. } => {
-                self.zero(slot, part, token, left, may_unmap, no_fallback)
-            }
-        }
-    }
-
-    /// Claims the blocks of a request that writes. `false`: it has to wait.
-    fn claim(&self, slot: &mut Slot, token: u32) -> bool {
-        slot.claimed = true;
-        let Request { op, offset, len, .. } = slot.request;
-        let limits = &self.node.limits;
-        let align = limits.align.request as u64;
-        let modify = limits.is_misaligned(offset, len);
-        let writes = !op.only_reads();
-        if align == 1 || !writes || !(modify || self.node.serialise.all) {
-            return true;
-        }
-        let start = offset - offset % align;
-        let end = (offset + len).next_multiple_of(align);
-        let (ticket, granted) =
-            self.node.serialise.claim(start..end, modify, self.mailbox(), token);
-        slot.ticket = Some(ticket);
-        granted
-    }
-
-    fn mailbox(&self) -> &Arc<Mailbox> {
-        self.mailbox.get_or_init(|| {
-            let me = self.me.clone();
-            Mailbox::new(self.event_loop.bottom_half(move || {
-                let Some(me) = me.upgrade() else { return };
-                let tokens = me.mailbox.get().map(|mailbox| mailbox.take());
-                for token in tokens.into_iter().flatten() {
-                    me.go_on(token);
-                }
-            }))
-        })
-    }
-
-    /// The next step of a transfer of `left` bytes.
-    fn transfer(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, left: u64) -> Next {
-        let Some(zeroes) = self.zeroes_for(slot) else { return Next::Done(Err(Errno::ENOMEM)) };
-        let write = slot.request.op != Op::Read;
-        let at = slot.request.offset + slot.done;
-        let memory = if slot.zeroes { 0 } else { slot.done as usize };
-        let bufs = zeroes.unwrap_or(&slot.request.bufs);
-        let limits = self.node.limits_now();
-        let step = limits.next(Position { at, memory, left, write }, bufs, part);
-        let op = match step {
-            Step::InPlace { .. } if write => self.write_op(slot.request.op, at),
-            Step::InPlace { .. } => IoOp::Read { offset: at },
-            _ => {
-                if slot.bounce.is_none() {
-                    let align = limits.align.memory.max(limits.align.request);
-                    match self.bounces.borrow_mut().take(token, align) {
-                        Bounce::Here(buf) => slot.bounce = Some(buf),
-                        Bounce::Wait => {
-                            slot.stage = Stage::Turn;
-                            return Next::Wait;
-                        }
-                        Bounce::NoMemory => return Next::Done(Err(Errno::ENOMEM)),
-                    }
-                }
-                let Some(bounce) = &mut slot.bounce else { return Next::Wait };
-                match step {
-                    Step::BounceWrite { len } => {
-                        bufs.copy_to(memory, bounce, 0, len);
-                        if bufs.is_lost() {
-                            return Next::Done(Err(Errno::EFAULT));
-                        }
-                        part.set_part(bounce, 0, len, 1);
-                        self.write_op(slot.request.op, at)
-                    }
-                    Step::BounceRead { start, span, .. } => {
-                        part.set_part(bounce, 0, span, 1);
-                        IoOp::Read { offset: start }
-                    }
-                    Step::Modify { start, .. } => {
-                        part.set_part(bounce, 0, limits.align.request, 1);
-                        IoOp::Read { offset: start }
-                    }
-                    Step::InPlace { .. } => return Next::Wait,
-                }
-            }
-        };
-        slot.stage = Stage::Step(step);
-        Next::Submit { tail: limits.in_tail(at), op, bufs: std::mem::take(part) }
-    }
-
-    fn write_op(&self, op: Op, offset: u64) -> IoOp {
-        let fua = matches!(op, Op::Write { fua: true });
-        IoOp::Write { offset, dsync: fua && !self.node.no_flush }
-    }
-
-    /// The memory of a step that writes zeroes; `Some(None)` for one that does not. `None`: there
-    /// is no memory.
-    fn zeroes_for(&self, slot: &Slot) -> Option<Option<&IoBufs>> {
-        if !slot.zeroes {
-            return Some(None);
-        }
-        if self.zeroes.get().is_none() {
-            // Never written, so it takes up no memory but the page tables'.
-            self.zeroes.set(AlignedBuf::io_bufs(ZEROES, 4096)?).ok();
-        }
-        self.zeroes.get().map(Some)
-    }
-
-    /// The next step of zeroing `left` bytes: a call where there is one and where whole blocks are
-    /// concerned, else zeroes.
-    fn zero(
-        &self,
-        slot: &mut Slot,
-        part: &mut IoBufs,
-        token: u32,
-        left: u64,
-        may_unmap: bool,
-        no_fallback: bool,
-    ) -> Next {
-        let at = slot.request.offset + slot.done;
-        let sector = self.node.limits.sector;
-        let head = at % sector;
-        // A format on top takes what it has written zeroes to for a part of the file.
-        let extends = at + left > self.node.size();
-        let method = Method::best(&self.node, may_unmap, extends);
-        let write = match method {
-            Some(method) if head == 0 && left >= sector => {
-                let len = left - left % sector;
-                slot.stage = Stage::Zero(method, len);
-                return Next::Submit {
-                    tail: false,
-                    op: method.op(at, len, extends),
-                    bufs: IoBufs::new(),
-                };
-            }
-            Some(_) if head != 0 => left.min(sector - head),
-            Some(_) => left,
-            None if no_fallback => return Next::Done(Err(Errno::EOPNOTSUPP)),
-            None => left,
-        };
-        slot.zeroes = true;
-        self.transfer(slot, part, token, write.min(ZEROES as u64))
-    }
-
-    fn sync(&self, slot: &mut Slot) -> Next {
-        if self.node.no_flush || self.node.geometry.read_only {
-            return Next::Done(Ok(()));
-        }
-        if self.node.flush_failed.load(Ordering::Relaxed) {
-            return Next::Done(Err(Errno::EIO));
-        }
-        slot.stage = Stage::Sync;
-        Next::Submit { tail: false, op: IoOp::Fsync { data_only: true }, bufs: IoBufs::new() }
-    }
-
-    // ---- what came of it -----------------------------------------------------------------------
-
-    fn took_step(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, result: i32) -> Next {
-        let Ok(n) = usize::try_from(result) else {
-            return self.failed(slot, part, token, Errno::from_raw(result.wrapping_neg()));
-        };
-        match slot.stage {
-            Stage::Turn | Stage::Merged => return Next::Wait,
-            Stage::Step(step) => match self.took_transfer_step(slot, part, step, n) {
-                Ok(Some(next)) => return next,
-                Ok(None) => {}
-                Err(errno) => return Next::Done(Err(errno)),
-            },
-            // One block, which no system call cuts.
-            Stage::ModifyWrite(len) if n == self.node.limits.align.request => {
-                slot.done += len as u64;
-            }
-            Stage::ModifyWrite(_) => return Next::Done(Err(Errno::EIO)),
-            Stage::Zero(_, len) => slot.done += len,
-            Stage::Status => {
-                status::end_after(&mut slot.request.bufs, n);
-                return Next::Done(Ok(()));
-            }
-            // Of flushes at the same time Linux tells one of an error.
-            Stage::Sync if self.node.flush_failed.load(Ordering::Relaxed) => {
-                return Next::Done(Err(Errno::EIO));
-            }
-            Stage::Discard | Stage::Sync => return Next::Done(Ok(())),
-        }
-        self.next(slot, part, token)
-    }
-
-    /// Accounts for `n` bytes of a step; `None`: the next one is to be planned.
-    fn took_transfer_step(
-        &self,
-        slot: &mut Slot,
-        part: &mut IoBufs,
-        step: Step,
-        n: usize,
-    ) -> Result<Option<Next>, Errno> {
-        // Planned before a resize, maybe, so what was asked for counts more than where it lies now.
-        let limits = self.node.limits_now();
-        let at = slot.request.offset + slot.done;
-        let align = if limits.in_tail(at) { 1 } else { limits.align.request };
-        let memory = slot.done as usize;
-        match step {
-            Step::InPlace { len } | Step::BounceWrite { len } if slot.request.op != Op::Read => {
-                let whole = if n >= len { len } else { n - n % align };
-                if whole == 0 {
-                    return Err(Errno::EIO);
-                }
-                slot.done += whole.min(len) as u64;
-            }
-            Step::InPlace { len } => {
-                let (got, ended) = bytes_read(n, len, align);
-                slot.done += got.min(len) as u64;
-                if ended {
-                    self.zero_rest(slot);
-                }
-            }
-            Step::BounceRead { span, skip, len, .. } => {
-                let (got, ended) = bytes_read(n, span, align);
-                let got = got.saturating_sub(skip).min(len);
-                if let Some(bounce) = &slot.bounce {
-                    bounce.copy_to(skip, &mut slot.request.bufs, memory, got);
-                }
-                slot.done += got as u64;
-                if ended && got < len {
-                    self.zero_rest(slot);
-                }
-            }
-            Step::BounceWrite { .. } => return Err(Errno::EIO),
-            Step::Modify { start, skip, len } => {
-                let zeroes = self.zeroes_for(slot).flatten();
-                let Slot { bounce: Some(bounce), request, .. } = slot else {
-                    return Err(Errno::EIO);
-                };
-                bounce.zero(n, align.saturating_sub(n));
-                match zeroes {
-                    Some(zeroes) => zeroes.copy_to(0, bounce, skip, len),
-                    None => request.bufs.copy_to(memory, bounce, skip, len),
-                };
-                if request.bufs.is_lost() {
-                    return Err(Errno::EFAULT);
-                }
-                part.set_part(bounce, 0, align, 1);
-                let op = self.write_op(request.op, start);
-                slot.stage = Stage::ModifyWrite(len);
-                return Ok(Some(Next::Submit { tail: false, op, bufs: std::mem::take(part) }));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The file ends here: what is left of a read is zeroes.
-    fn zero_rest(&self, slot: &mut Slot) {
-        let memory = slot.done as usize;
-        let left = slot.request.bufs.len().saturating_sub(memory);
-        slot.request.bufs.zero(memory, left);
-        slot.done = slot.request.len;
-    }
-
-    fn failed(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, errno: Errno) -> Next {
-        if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
-            return self.next(slot, part, token);
-        }
-        match slot.stage {
-            Stage::Zero(method, _) if method.failed(&self.node, errno) => {
-                self.next(slot, part, token)
-            }
-            Stage::Discard if discard_failed(&self.node, errno) => Next::Done(Ok(())),
-            Stage::Sync if self.node.page_cache => {
-                self.node.flush_failed.store(true, Ordering::Relaxed);
-                Next::Done(Err(errno))
-            }
-            _ => Next::Done(Err(errno)),
-        }
-    }
-}
-
-/// How many bytes of a read of `asked` count, and whether the file ends there. Where blocks are read,
-/// a part of one is what is left before the end; after whole blocks it has to show again.
-fn bytes_read(n: usize, asked: usize, align: usize) -> (usize, bool) {
-    match n - n % align {
-        _ if n >= asked => (n, false),
-        0 => (n, true),
-        whole => (whole, false),
     }
 }
 
