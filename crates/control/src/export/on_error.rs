@@ -3,7 +3,7 @@
 use super::Draft;
 use crate::error::OptionError;
 use crate::rows::{OnErrorHelp, on_error};
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::table::{Choice, Field, Kind, Need};
 
 /// What becomes of the request.
 const THEN: OnErrorHelp = OnErrorHelp {
