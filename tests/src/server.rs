@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 
+use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::signal::{self, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -311,7 +312,11 @@ impl Server {
             let pid = fs::read_to_string(&file).ok()?.trim().parse::<u32>().ok()?;
             (pid != before).then_some(pid)
         });
-        self.process = Process::TookOver(Pid::from_raw(pid.cast_signed()));
+        let pid = Pid::from_raw(pid.cast_signed());
+        eventually("the end of who has started it, so that it is ours", || {
+            (waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)).then_some(())
+        });
+        self.process = Process::TookOver(pid);
     }
 
     /// Ends it with SIGKILL, and removes the pid file that it leaves behind.

@@ -4,6 +4,7 @@ mod ablation;
 mod blocking;
 mod bottom_half;
 mod buf;
+mod cancel;
 mod clock;
 #[cfg(feature = "counting")]
 pub mod counting;

@@ -99,6 +99,11 @@ impl LoopFile {
         self.0.fd.as_raw_fd()
     }
 
+    /// Whether both are clones of one.
+    pub(crate) fn is_same(&self, other: &LoopFile) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Sends to a socket what it takes now; bytes. Nothing is in flight afterwards, and no completion
     /// comes: for what a socket nearly always takes, such as replies. The rest is an
     /// [`IoOp::Write`], which waits for room.

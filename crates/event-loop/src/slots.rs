@@ -132,10 +132,15 @@ impl Slots {
     }
 
     pub(crate) fn ids(&self) -> Vec<SlotId> {
+        self.ids_of(|_| true)
+    }
+
+    /// Of the operations that `wanted` holds of.
+    pub(crate) fn ids_of(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<SlotId> {
         self.slots
             .iter()
             .zip(0..)
-            .filter(|(slot, _)| slot.content.is_some())
+            .filter(|(slot, _)| slot.content.as_ref().is_some_and(&wanted))
             .map(|(slot, index)| SlotId { index, generation: slot.generation })
             .collect()
     }

@@ -178,6 +178,33 @@ fn e12_what_waits_for_a_socket_ends_with_the_loop() {
 }
 
 #[test]
+fn what_waits_for_a_socket_can_be_called_back_and_nothing_is_lost() {
+    let _watchdog = Watchdog::new("what was called back");
+    each(|name, event_loop, engine| {
+        let (mut theirs, ours) = pair(false);
+        let (_theirs_too, other) = pair(false);
+        let (results, target) = Results::new();
+        let [ours, other] = [ours, other].map(|fd| event_loop.register_file(fd));
+        let read = |file, token| {
+            let op = IoOp::Read { offset: 0 };
+            event_loop.submit(file, op, engine, filled(0, 16), &target, token);
+        };
+        read(&ours, 0);
+        read(&other, 1);
+        event_loop.run_once(false).unwrap();
+        event_loop.cancel(&ours);
+        turn_until(event_loop, "the end of the read", || results.len() == 1);
+        assert_eq!(results.0.take(), [(0, -libc::ECANCELED)], "{name}, {engine:?}");
+        theirs.write_all(b"still there").unwrap();
+        // None is in flight.
+        event_loop.cancel(&ours);
+        read(&ours, 2);
+        turn_until(event_loop, "a read", || results.len() == 1);
+        assert_eq!(results.0.take(), [(2, 11)], "{name}, {engine:?}");
+    });
+}
+
+#[test]
 fn what_is_sent_now_is_taken_now_or_refused() {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let (mut theirs, ours) = pair(false);

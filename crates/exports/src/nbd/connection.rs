@@ -6,6 +6,8 @@
 //! the input's memory and the slots. A client that sends more than its share, or does not read its
 //! replies, waits for itself.
 
+mod pause;
+
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
@@ -20,6 +22,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
 use tls::Progress;
 
+pub(super) use self::pause::MAX_LEFT;
+use self::pause::Pause;
+pub use self::pause::SavedClient;
 use super::handshake::Secured;
 use super::secure::Secure;
 use super::session::transmission::{Agreed, Command};
@@ -68,6 +73,8 @@ pub(super) struct Service {
     /// Each write is on stable storage before the reply.
     pub(super) writethrough: bool,
     pub(super) stats: Arc<QueueStats>,
+    /// What another process has left: bytes that came from the client, and bytes that go to it.
+    pub(super) left: (Vec<u8>, Vec<u8>),
 }
 
 /// Called once, when nothing of a connection is under way any more.
@@ -100,6 +107,7 @@ pub(super) struct Connection {
     queued: Cell<bool>,
     /// Answers that are not counted yet.
     batch: Batch,
+    pause: Pause,
 }
 
 impl Connection {
@@ -115,6 +123,7 @@ impl Connection {
             Some(secured) => Some(RefCell::new(Secure::new(*secured, &mut state)?)),
             None => None,
         };
+        let (input, output) = std::mem::take(&mut service.left);
         Some(Rc::new_cyclic(|me| Connection {
             me: me.clone(),
             event_loop: event_loop.clone(),
@@ -135,16 +144,14 @@ impl Connection {
             ended: Cell::new(Some(ended)),
             queued: Cell::new(false),
             batch: Batch::default(),
+            pause: Pause::new(input, output),
         }))
     }
 
     /// Begins to take requests.
     pub(super) fn start(&self) {
-        match &self.secure {
-            None => self.receive(),
-            // Some may have come already.
-            Some(_) => self.take_requests(),
-        }
+        // Some may have come already.
+        self.go_on();
     }
 
     /// The export has another size now, bytes.
@@ -184,6 +191,10 @@ impl Connection {
     fn received(&self, result: i32, bufs: IoBufs) {
         self.receiving.set(false);
         self.receive_bufs.replace(bufs);
+        let called_back = self.pause.receive_called_back.take();
+        if self.pause.is_paused() {
+            self.reply_later();
+        }
         if self.end.get().is_some() {
             // What is ready, the end of a TLS session among it, goes out first.
             return self.reply_later();
@@ -202,7 +213,8 @@ impl Connection {
                 self.take_requests();
             }
             Err(_) => match Errno::from_raw(result.wrapping_neg()) {
-                Errno::EINTR | Errno::EAGAIN => self.receive(),
+                Errno::EINTR | Errno::EAGAIN => self.take_requests(),
+                Errno::ECANCELED if called_back => self.take_requests(),
                 Errno::ECONNRESET => self.end_input(End::Left),
                 errno => self.end_input(End::Socket(errno)),
             },
@@ -213,6 +225,9 @@ impl Connection {
     fn take_requests(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let me: Rc<dyn Completion> = me;
+        if self.pause.is_paused() {
+            return self.stalled.set(true);
+        }
         self.stalled.set(false);
         let now_ns = self.event_loop.now_ns();
         let mut share = self.share.get().at(now_ns);
@@ -237,7 +252,7 @@ impl Connection {
                     self.reply_later();
                 }
                 Next::Answered => self.reply_later(),
-                Next::Input if self.decrypt() => {}
+                Next::Input if self.decrypt() || self.give_input() => {}
                 Next::Input => return self.receive(),
                 Next::Wait => return self.stalled.set(true),
                 Next::End(end) => self.end_input(end),
@@ -305,6 +320,9 @@ impl Connection {
 
     fn send_when_ready(&self, bufs: IoBufs) {
         let Some(me) = self.me.upgrade() else { return };
+        if self.holds_output() {
+            return self.hold_output(bufs);
+        }
         self.sending.set(true);
         let target: Rc<dyn IoTarget> = me;
         let op = IoOp::Write { offset: 0, dsync: false };
@@ -313,6 +331,7 @@ impl Connection {
 
     fn sent(&self, result: i32, mut bufs: IoBufs) {
         self.sending.set(false);
+        let called_back = self.pause.send_called_back.take();
         match usize::try_from(result) {
             Ok(bytes) if bytes > 0 => {
                 bufs.advance(bytes);
@@ -322,7 +341,8 @@ impl Connection {
             }
             _ => {
                 let errno = Errno::from_raw(result.wrapping_neg());
-                if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
+                let again = matches!(errno, Errno::EINTR | Errno::EAGAIN);
+                if again || called_back && errno == Errno::ECANCELED {
                     return self.send_when_ready(bufs);
                 }
                 self.deaf.set(true);
@@ -394,7 +414,7 @@ impl Connection {
     /// Ends once all is done.
     fn finish_if_idle(&self) {
         let Some(end) = self.end.get() else { return };
-        if self.receiving.get() || self.sending.get() {
+        if self.receiving.get() || self.sending.get() || self.pause.has_output() {
             return;
         }
         if self.state.borrow().slots.are_all_free()
@@ -463,7 +483,7 @@ impl DeferredCall for Connection {
         if self.deaf.get() {
             self.state.borrow_mut().drop_replies();
             self.publish();
-        } else if !self.sending.get() {
+        } else if !self.sending.get() && !self.pause.has_output() {
             match &self.secure {
                 None if self.state.borrow().has_replies() => {
                     let mut bufs = self.send_bufs.take();
@@ -479,6 +499,7 @@ impl DeferredCall for Connection {
             self.take_requests();
         }
         self.finish_if_idle();
+        self.tell_if_quiet();
     }
 
     fn queued(&self) -> &Cell<bool> {

@@ -46,6 +46,9 @@ pub enum NbdListen {
     /// Listening stream sockets that were inherited (`addr.type=fd`). Held for as long as they are
     /// listened on.
     Fds(Vec<Arc<OwnedFd>>),
+    /// Those that another process has handed over, with the file of one that is to be removed in the
+    /// end. Nobody is taken before the server is told to [go on](super::NbdServer::resume).
+    TakenOver(Vec<(OwnedFd, Option<PathBuf>)>),
 }
 
 impl NbdListen {
@@ -70,6 +73,7 @@ impl fmt::Display for NbdListen {
                 write!(f, "[{host}]:{port}")
             }
             NbdListen::Inet { host, port, .. } => write!(f, "{host}:{port}"),
+            NbdListen::TakenOver(_) => f.write_str("what was handed over"),
             NbdListen::Fds(fds) => {
                 let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
                 write!(f, "file descriptor {}", fds.join(", "))
@@ -112,6 +116,19 @@ impl Listener {
                 let listener = listener::Listener::new(event_loop, Listen::Path(path))?;
                 return Ok(Listener::Path(listener));
             }
+            NbdListen::TakenOver(mut sockets) => {
+                if let [(_, Some(_))] = sockets.as_slice()
+                    && let Some((fd, file)) = sockets.pop()
+                {
+                    let at = Listen::TakenOver(Arc::new(fd), file);
+                    return Ok(Listener::Path(listener::Listener::new(event_loop, at)?));
+                }
+                let held = |(fd, _)| {
+                    let fd = Arc::new(fd);
+                    Ok((inherited(&fd, &name)?, Some(fd)))
+                };
+                sockets.into_iter().map(held).collect::<Result<_, ExportError>>()?
+            }
             NbdListen::Inet { host, port, to, ipv4, ipv6 } => {
                 let found = resolve(&host, ipv4, ipv6).map_err(fail("address resolution"))?;
                 let bound = bind_first(&found, port..=to.max(port)).map_err(fail("bind"))?;
@@ -140,6 +157,24 @@ impl Listener {
             sockets.push(Socket { kind, readable: Readiness::new(event_loop, fd, events) });
         }
         Ok(Listener::Sockets(event_loop.clone(), sockets))
+    }
+
+    /// What whoever takes over listens on.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(super) fn hand_over(&self) -> io::Result<Vec<(OwnedFd, Option<PathBuf>)>> {
+        match self {
+            Listener::Path(listener) => Ok(vec![listener.hand_over()?]),
+            Listener::Sockets(_, sockets) => sockets
+                .iter()
+                .map(|socket| match &socket.kind {
+                    Kind::Tcp(listener) => Ok((listener.try_clone()?.into(), None)),
+                    Kind::Unix(listener) => Ok((listener.try_clone()?.into(), None)),
+                })
+                .collect(),
+        }
     }
 
     /// Waits for the next client.

@@ -20,6 +20,7 @@ mod slots;
 mod state;
 mod worker;
 
+pub use connection::SavedClient;
 pub use listener::NbdListen;
 pub use nbd_wire as wire;
 pub use server::{NbdExport, NbdExportConfig, NbdServer, NbdServerConfig};

@@ -1,6 +1,8 @@
 //! The server: clients are accepted and negotiated with on the control loop, then handed over to an
 //! I/O thread of the export they have chosen.
 
+mod hand_over;
+
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::os::fd::OwnedFd;
@@ -21,7 +23,7 @@ use super::session::handshake::ExportInfo;
 use super::session::transmission::Agreed;
 use super::state::End;
 use super::wire::MAX_STRING;
-use super::worker::WorkerHandle;
+use super::worker::{Client, WorkerHandle};
 use crate::vhost_user::ExportError;
 
 /// What `--nbd-server` says.
@@ -59,6 +61,7 @@ pub struct NbdExportConfig {
 /// A server with its exports. Lives on the control loop.
 pub struct NbdServer {
     shared: Rc<Shared>,
+    listener: Rc<Listener>,
     ended: oneshot::Receiver<()>,
 }
 
@@ -76,6 +79,8 @@ struct Shared {
     exports: RefCell<Vec<Rc<Export>>>,
     connections: Cell<u32>,
     stopping: Cell<bool>,
+    /// Nobody is taken for now.
+    held: Cell<bool>,
     changed: Changed,
 }
 
@@ -100,7 +105,8 @@ impl NbdServer {
     /// The socket cannot be listened on.
     pub fn start(event_loop: &EventLoop, config: NbdServerConfig) -> Result<Self, ExportError> {
         let NbdServerConfig { listen, max_connections, handshake_max_seconds, tls } = config;
-        let listener = Listener::new(event_loop, listen)?;
+        let held = Cell::new(matches!(listen, NbdListen::TakenOver(_)));
+        let listener = Rc::new(Listener::new(event_loop, listen)?);
         let shared = Rc::new(Shared {
             event_loop: event_loop.clone(),
             max_connections,
@@ -109,17 +115,17 @@ impl NbdServer {
             exports: RefCell::default(),
             connections: Cell::new(0),
             stopping: Cell::new(false),
+            held,
             changed: Changed::default(),
         });
         let (end, ended) = oneshot::channel();
-        let accepting = shared.clone();
+        let (accepting, on) = (shared.clone(), listener.clone());
         event_loop.spawn(async move {
-            accepting.accept(&listener).await;
-            // The socket's file goes before the stop is over.
-            drop(listener);
+            accepting.accept(&on).await;
+            drop(on);
             end.send(());
         });
-        Ok(NbdServer { shared, ended })
+        Ok(NbdServer { shared, listener, ended })
     }
 
     /// Whether there is an export of that name.
@@ -146,6 +152,8 @@ impl NbdServer {
         self.shared.changed.tell();
         // Its task is gone only with the loop.
         let _ = self.ended.await;
+        // The socket's file goes before the stop is over.
+        drop(self.listener);
     }
 }
 
@@ -312,20 +320,18 @@ impl Shared {
         loop {
             let has_room =
                 || self.max_connections == 0 || self.connections.get() < self.max_connections;
-            if self.or_stop(self.changed.until(has_room)).await.is_none() {
+            let takes = || has_room() && !self.held.get();
+            if self.or_stop(self.changed.until(takes)).await.is_none() {
                 return;
             }
-            match self.or_stop(listener.accept()).await {
-                Some(Ok(socket)) => {
-                    self.connections.set(self.connections.get() + 1);
+            let accepted = first(listener.accept(), self.changed.until(|| self.held.get()));
+            match self.or_stop(accepted).await {
+                Some(None) => {}
+                Some(Some(Ok(socket))) => {
                     let me = self.clone();
-                    self.event_loop.spawn(async move {
-                        me.serve(socket).await;
-                        me.connections.set(me.connections.get() - 1);
-                        me.changed.tell();
-                    });
+                    self.count(async move { me.serve(socket).await });
                 }
-                Some(Err(error)) => {
+                Some(Some(Err(error))) => {
                     log::error!("NBD server: takes no more clients: accept failed: {error}");
                     self.or_stop(std::future::pending::<()>()).await;
                     return;
@@ -333,6 +339,17 @@ impl Shared {
                 None => return,
             }
         }
+    }
+
+    /// Serves a client, which counts as one until it has ended.
+    fn count(self: &Rc<Self>, client: impl Future<Output = ()> + 'static) {
+        self.connections.set(self.connections.get() + 1);
+        let me = self.clone();
+        self.event_loop.spawn(async move {
+            client.await;
+            me.connections.set(me.connections.get() - 1);
+            me.changed.tell();
+        });
     }
 
     /// Serves a client to its end.
@@ -343,12 +360,20 @@ impl Shared {
         else {
             return;
         };
+        if self.or_stop(self.changed.until(|| !self.held.get())).await.is_some() {
+            let left = Default::default();
+            self.attend(&export, Client { socket, agreed, secured, left }).await;
+        }
+    }
+
+    /// Serves a client that has chosen an export to its end.
+    async fn attend(&self, export: &Export, client: Client) {
         let workers = &export.workers;
         let turn = export.next.get() % workers.len();
         export.next.set(turn + 1);
         let Some(worker) = workers.get(turn) else { return };
         let id = &export.id;
-        match &secured {
+        match &client.secured {
             None => log::info!("export {id}: client connected"),
             Some(tls) => {
                 log::info!("export {id}: client connected, {}", tls.session.description());
@@ -356,8 +381,8 @@ impl Shared {
         }
         export.clients.set(export.clients.get() + 1);
         // It may have another one since the handshake.
-        let agreed = Agreed { size: export.info.borrow().size, ..agreed };
-        let served = worker.serve(socket, agreed, secured).await;
+        let agreed = Agreed { size: export.info.borrow().size, ..client.agreed };
+        let served = worker.serve(Client { agreed, ..client }).await;
         export.clients.set(export.clients.get() - 1);
         match served {
             Ok(End::Left) => log::info!("export {id}: client disconnected"),

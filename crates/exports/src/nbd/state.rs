@@ -19,7 +19,9 @@ use super::wire::MAX_PAYLOAD;
 use super::wire::reply::{
     Asked, NbdError, Reply, ReplyMode, allocation, encode_extent, extent_len,
 };
-use super::wire::request::{EXTENDED_HEADER_LEN, HEADER_LEN, RequestHeader};
+use super::wire::request::{
+    CommandType, EXTENDED_HEADER_LEN, HEADER_LEN, RequestHeader, command_flag,
+};
 
 /// Extents of a block status reply at most.
 const MAX_EXTENTS: usize = 1024;
@@ -66,7 +68,7 @@ enum Incoming {
     /// The payload of a write, of which `got` bytes are there.
     Payload { tag: u32, len: usize, got: usize },
     /// The payload of a request that is refused.
-    Skip { left: usize, asked: Asked, error: NbdError },
+    Skip { left: usize, header: RequestHeader, error: NbdError },
 }
 
 /// What came of looking for the next request.
@@ -184,14 +186,15 @@ impl State {
                 self.submit(tag)
             }
             Incoming::Payload { .. } => Next::Input,
-            Incoming::Skip { left, asked, error } => {
+            Incoming::Skip { left, header, error } => {
                 let part = (*left).min(self.end - self.begin);
                 self.begin += part;
                 *left -= part;
                 if *left > 0 {
                     return Next::Input;
                 }
-                let (asked, error) = (*asked, *error);
+                let asked = Asked { cookie: header.cookie, offset: header.offset };
+                let error = *error;
                 let Some(tag) = self.slots.take() else { return Next::Wait };
                 self.incoming = Incoming::Header;
                 self.answer_at_once(tag, asked, Reply::Error(error), now_ns)
@@ -217,7 +220,7 @@ impl State {
             Verdict::Refuse { error, payload } => {
                 self.begin += header_len;
                 self.trace_request(&header);
-                self.incoming = Incoming::Skip { left: payload as usize, asked, error };
+                self.incoming = Incoming::Skip { left: payload as usize, header, error };
                 return Next::Answered;
             }
             Verdict::Do(command) => command,
@@ -382,6 +385,56 @@ impl State {
         while let Some(tag) = self.ready.pop_front() {
             self.forget(tag);
         }
+    }
+
+    // ---- handing over --------------------------------------------------------------------------
+
+    /// The bytes that came and belong to no request under way, from the beginning of a request on: given
+    /// them, another state is where this one is. What was skipped is zeroes.
+    pub(super) fn unparsed(&mut self) -> Vec<u8> {
+        let extended = self.agreed.mode == ReplyMode::Extended;
+        let mut bytes = Vec::new();
+        let mut put_header = |header: RequestHeader| {
+            let (encoded, len) = header.encode(extended);
+            bytes.extend_from_slice(&encoded[..len]);
+        };
+        let mut payload = None;
+        match self.incoming {
+            Incoming::Header => {}
+            Incoming::Payload { tag, got, .. } => {
+                if let Some(slot) = self.slots.get(tag)
+                    && let Command::Write { offset, len, fua } = slot.command
+                {
+                    let fua = if fua { command_flag::FUA } else { 0 };
+                    let flags = fua | if extended { command_flag::PAYLOAD_LEN } else { 0 };
+                    let (command, cookie) = (CommandType::Write, slot.asked.cookie);
+                    put_header(RequestHeader { flags, command, cookie, offset, len: len.into() });
+                    payload = slot.memory.map(|memory| (memory.offset, got));
+                }
+            }
+            Incoming::Skip { left, header, .. } => {
+                put_header(header);
+                let len = if header.has_payload(extended) { header.len as usize } else { 0 };
+                bytes.resize(bytes.len() + len.saturating_sub(left), 0);
+            }
+        }
+        let input = (INPUT.start + self.begin, self.end - self.begin);
+        for (at, len) in payload.into_iter().chain([input]) {
+            let end = bytes.len();
+            bytes.resize(end + len, 0);
+            self.arena.whole.copy_out(at, &mut bytes[end..]);
+        }
+        bytes
+    }
+
+    /// Appends the bytes of all replies that are ready, which then count as sent.
+    pub(super) fn take_replies(&mut self, bytes: &mut Vec<u8>) {
+        let mut bufs = IoBufs::new();
+        self.gather(&mut bufs);
+        let end = bytes.len();
+        bytes.resize(end + bufs.len(), 0);
+        bufs.copy_out(0, &mut bytes[end..]);
+        self.sent();
     }
 
     fn forget(&mut self, tag: u32) {

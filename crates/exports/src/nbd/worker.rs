@@ -15,13 +15,23 @@ use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
 
-use super::connection::{Connection, Service};
+use super::connection::{Connection, MAX_LEFT, SavedClient, Service};
 use super::handshake::Secured;
 use super::session::transmission::Agreed;
 use super::state::End;
 use crate::vhost_user::flush::flush;
 
 type Job = Box<dyn FnOnce(&Rc<Worker>) + Send>;
+
+/// A client in the transmission phase.
+pub(super) struct Client {
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) agreed: Agreed,
+    /// TLS, if it was begun.
+    pub(super) secured: Option<Box<Secured>>,
+    /// See [`Service::left`].
+    pub(super) left: (Vec<u8>, Vec<u8>),
+}
 
 /// The control plane's way to a [`Worker`]. Dropping it ends the worker, and its connections.
 pub(super) struct WorkerHandle {
@@ -92,13 +102,62 @@ impl WorkerHandle {
     }
 
     /// Serves a client there. The answer comes at the end of it.
-    pub(super) fn serve(
-        &self,
-        fd: Arc<OwnedFd>,
-        agreed: Agreed,
-        secured: Option<Box<Secured>>,
-    ) -> oneshot::Receiver<End> {
-        self.ask(move |worker, answer| worker.serve(fd, agreed, secured, answer))
+    pub(super) fn serve(&self, client: Client) -> oneshot::Receiver<End> {
+        self.ask(move |worker, answer| worker.serve(client, answer))
+    }
+
+    /// Has all connections stand still, until they are to [go on](Self::resume); with `flush`, makes
+    /// durable what was written. The answer comes when no request is under way any more: the clients
+    /// that another process can go on with.
+    pub(super) fn pause(&self, flush: bool) -> oneshot::Receiver<Result<Vec<SavedClient>, Errno>> {
+        self.ask(move |worker, answer| {
+            let (worker, connections) = (worker.clone(), worker.all_connections());
+            let quiet: Vec<_> = connections.iter().map(|connection| connection.pause()).collect();
+            worker.event_loop.clone().spawn(async move {
+                for quiet in quiet {
+                    // One that has ended, or goes on again, does not tell.
+                    let _ = quiet.await;
+                }
+                if flush {
+                    let (flushed, is_flushed) = oneshot::channel();
+                    worker.flush(flushed);
+                    if let Ok(Err(errno)) = is_flushed.await {
+                        return answer.send(Err(errno));
+                    }
+                }
+                let mut room = MAX_LEFT;
+                let saved = connections.iter().map(|connection| connection.save(&mut room));
+                let saved = saved.filter_map(Result::transpose).collect::<io::Result<_>>();
+                let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(0));
+                answer.send(saved.map_err(errno));
+            });
+        })
+    }
+
+    /// All connections go on.
+    pub(super) fn resume(&self) {
+        let resume = |worker: &Rc<Worker>| {
+            worker.all_connections().iter().for_each(|connection| connection.resume());
+        };
+        // One whose loop is gone serves nobody.
+        let _ = self.jobs.send(Box::new(resume));
+    }
+
+    /// Ends those that stand still and could not be handed over. The answer comes when they have ended.
+    pub(super) fn part(&self) -> oneshot::Receiver<()> {
+        self.ask(|worker, answer| {
+            let secure = |connection: &Rc<Connection>| connection.is_secure();
+            let mut connections = worker.all_connections();
+            connections.retain(secure);
+            connections.iter().for_each(|connection| connection.stop());
+            let ends: Vec<_> = connections.iter().map(|connection| connection.end()).collect();
+            worker.event_loop.spawn(async move {
+                for end in ends {
+                    let _ = end.await;
+                }
+                answer.send(());
+            });
+        })
     }
 
     /// Ends all connections, once their requests are done, and makes durable what was written.
@@ -146,13 +205,8 @@ impl WorkerHandle {
 }
 
 impl Worker {
-    fn serve(
-        self: &Rc<Self>,
-        fd: Arc<OwnedFd>,
-        agreed: Agreed,
-        secured: Option<Box<Secured>>,
-        answer: oneshot::Sender<End>,
-    ) {
+    fn serve(self: &Rc<Self>, client: Client, answer: oneshot::Sender<End>) {
+        let Client { socket: fd, agreed, secured, left } = client;
         let id = self.next_connection.get();
         self.next_connection.set(id + 1);
         let service = Service {
@@ -161,6 +215,7 @@ impl Worker {
             secured,
             writethrough: self.writethrough,
             stats: self.stats.clone(),
+            left,
         };
         let me: Weak<Worker> = Rc::downgrade(self);
         let ended = Box::new(move |end| {
@@ -179,8 +234,12 @@ impl Worker {
     }
 
     fn stop_connections(&self) {
-        let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
-        connections.iter().for_each(|connection| connection.stop());
+        self.all_connections().iter().for_each(|connection| connection.stop());
+    }
+
+    /// Out of the borrow, as one may end at once.
+    fn all_connections(&self) -> Vec<Rc<Connection>> {
+        self.connections.borrow().values().cloned().collect()
     }
 
     fn check_idle(&self) {

@@ -24,7 +24,7 @@ use super::errors::{policy_of, under};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
-use super::upgrade::TakenExport;
+use super::upgrade::{self, TakenExport};
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
 /// How long the last requests of a killed daemon may take, nanoseconds,
@@ -320,7 +320,9 @@ impl Daemon {
     }
 
     fn start_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), DaemonError> {
+        let taken = self.taken.as_mut().map(upgrade::TakenOver::nbd_listeners).unwrap_or_default();
         let listen = match &options.addr {
+            _ if !taken.is_empty() => NbdListen::TakenOver(taken),
             NbdAddr::Unix { path } => match self.given.at_path(path)? {
                 Some(socket) => NbdListen::Fds(vec![socket]),
                 None => NbdListen::Unix(path.clone()),

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,14 +10,11 @@ use control::ExportOptions;
 use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
 use exports::vhost_user::HandOver;
-use exports::vhost_user::handover::{SavedRings, SavedServer};
+use exports::vhost_user::handover::SavedServer;
 
-use super::running::Running;
+use super::running::{Asked, Running, Stopped};
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
-
-/// What comes of a question, or why nothing does.
-type Asked<T> = Pin<Box<dyn Future<Output = Result<T, String>>>>;
 
 /// The exports, in the order in which they were made.
 pub(super) struct Exports {
@@ -236,11 +232,10 @@ impl Exports {
     pub(super) fn stop_queues(
         &self,
         keeps_back: impl Fn(&str) -> bool,
-    ) -> Vec<(String, Asked<SavedRings>)> {
+    ) -> Vec<(String, Asked<Stopped>)> {
         let stop = |export: &Export| {
-            let Some(Running::VhostUser(serving)) = &export.serving else { return None };
             let flush = export.nodes.iter().any(|node| keeps_back(node));
-            let stopped: Asked<SavedRings> = Box::pin(serving.hand_over().stop(flush));
+            let stopped = export.serving.as_ref()?.stand_still(flush);
             Some((export.id.clone(), stopped))
         };
         self.exports.iter().filter_map(stop).collect()
@@ -270,14 +265,25 @@ impl Exports {
 
     /// Has all of them go on where they were.
     pub(super) fn resume(&self) {
-        self.ways().for_each(|(_, way)| way.resume());
+        self.exports.iter().filter_map(|export| export.serving.as_ref()).for_each(Running::go_on);
     }
 
     /// Has all that were taken over begin.
-    pub(super) fn begin(&self, mut rings: BTreeMap<String, SavedRings>) {
+    pub(super) fn begin(&self, mut stopped: BTreeMap<String, Stopped>) {
         for export in &self.exports {
-            if let Some(Running::VhostUser(serving)) = &export.serving {
-                serving.begin(rings.remove(&export.id).unwrap_or_default());
+            if let Some(serving) = &export.serving {
+                serving.begin(stopped.remove(&export.id));
+            }
+        }
+    }
+
+    /// Another process goes on: sends those away who could not be handed over.
+    pub(super) fn part(&self) -> impl Future<Output = ()> + use<> {
+        let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
+        let parted: Vec<_> = serving.filter_map(Running::part).collect();
+        async move {
+            for parted in parted {
+                parted.await;
             }
         }
     }

@@ -410,8 +410,13 @@ impl Daemon {
         let pause_us = to.pause_ns / 1000;
         log::info!("upgrade: pid {} serves now, after a pause of {pause_us} us", to.pid);
         self.turn.end();
+        let parted = self.exports.part();
+        let last = async {
+            self.clients.settle().await;
+            parted.await;
+        };
         let deadline = self.control.now_ns() + LINGER_NS;
-        let _ = until(self.clients.settle(), self.control.sleep_until(deadline)).await;
+        let _ = until(last, self.control.sleep_until(deadline)).await;
         // Nothing is to be taken down: it belongs to the other one.
         std::process::exit(0);
     }

@@ -6,13 +6,23 @@ use std::sync::Arc;
 use devices::QueueStats;
 use devices::virtio::InFlight;
 use event_loop::LoopHandle;
-use exports::nbd::NbdExport;
+use exports::nbd::{NbdExport, SavedClient};
+use exports::vhost_user::handover::SavedRings;
 use exports::vhost_user::{ExportError, VhostUserExport};
 
 use super::statistics::QueueStatistics;
 
 /// Requests in flight, with the queue or connection of each.
 type InFlightOf = Vec<(u64, InFlight)>;
+
+/// What comes of a question, or why nothing does.
+pub(super) type Asked<T> = Pin<Box<dyn Future<Output = Result<T, String>>>>;
+
+/// What an export that stands still is handed over with.
+pub(super) enum Stopped {
+    Rings(SavedRings),
+    Clients(Vec<SavedClient>),
+}
 
 /// An export that runs.
 pub(super) enum Running {
@@ -65,6 +75,47 @@ impl Running {
         match self {
             Running::VhostUser(export) => export.set_paused(paused).await,
             Running::Nbd(_) => {}
+        }
+    }
+
+    /// Takes no more requests and finishes those in flight, and with `flush` flushes, until it is to
+    /// [go on](Self::go_on).
+    pub(super) fn stand_still(&self, flush: bool) -> Asked<Stopped> {
+        match self {
+            Running::VhostUser(export) => {
+                let stopped = export.hand_over().stop(flush);
+                Box::pin(async move { stopped.await.map(Stopped::Rings) })
+            }
+            Running::Nbd(export) => {
+                let paused = export.pause(flush);
+                Box::pin(async move { paused.await.map(Stopped::Clients) })
+            }
+        }
+    }
+
+    /// Goes on where it was.
+    pub(super) fn go_on(&self) {
+        match self {
+            Running::VhostUser(export) => export.hand_over().resume(),
+            Running::Nbd(export) => export.resume(),
+        }
+    }
+
+    /// Goes on where it was in another process.
+    pub(super) fn begin(&self, stopped: Option<Stopped>) {
+        match (self, stopped) {
+            (Running::VhostUser(export), Some(Stopped::Rings(rings))) => export.begin(rings),
+            (Running::VhostUser(export), _) => export.begin(SavedRings::default()),
+            (Running::Nbd(export), Some(Stopped::Clients(clients))) => export.begin(clients),
+            (Running::Nbd(_), _) => {}
+        }
+    }
+
+    /// Sends those away who were not handed over.
+    pub(super) fn part(&self) -> Option<impl Future<Output = ()> + use<>> {
+        match self {
+            Running::VhostUser(_) => None,
+            Running::Nbd(export) => Some(export.part()),
         }
     }
 

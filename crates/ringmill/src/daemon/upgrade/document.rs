@@ -6,9 +6,15 @@
 //! both stay what they are from version to version.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 
+use exports::nbd::SavedClient;
+use exports::nbd::session::transmission::Agreed;
+use exports::nbd::wire::reply::ReplyMode;
 use exports::vhost_user::handover::{Saved, SavedRings};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::{Value as Json, json};
 
 /// The version of the documents. A process that knows another one does not take over.
@@ -48,6 +54,35 @@ impl Collected {
         messages.into_iter().map(message).collect()
     }
 
+    /// Clients of an NBD export: what they have sent, and are sent, in memory of its own where there is
+    /// something.
+    pub(super) fn clients(&mut self, clients: Vec<SavedClient>) -> Result<Json, String> {
+        let mut all = Vec::new();
+        for SavedClient { socket, agreed, input, output } in clients {
+            let Agreed { read_only, mode, minimum_block, allocation, size: _ } = agreed;
+            all.push(json!({
+                "socket": self.add(socket),
+                "replies": mode_name(mode),
+                "read-only": read_only,
+                "minimum-block": minimum_block,
+                "allocation": allocation,
+                "input": self.memory(&input)?,
+                "output": self.memory(&output)?,
+            }));
+        }
+        Ok(all.into())
+    }
+
+    fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
+        match bytes {
+            [] => Ok(Json::Null),
+            bytes => {
+                let memory = memory(bytes).map_err(|error| format!("memfd failed: {error}"))?;
+                Ok(self.add(memory))
+            }
+        }
+    }
+
     pub(super) fn rings(&mut self, rings: SavedRings) -> Json {
         json!({"messages": self.messages(rings.messages), "device": rings.device})
     }
@@ -82,10 +117,78 @@ impl Document {
         Ok(saved)
     }
 
+    pub(super) fn clients(&mut self, clients: &Json) -> Result<Vec<SavedClient>, String> {
+        let mut saved = Vec::new();
+        for client in list(clients)? {
+            let minimum_block = number(&client["minimum-block"])?;
+            if !u32::is_power_of_two(minimum_block) {
+                return Err(format!("{minimum_block} is no size of blocks"));
+            }
+            let agreed = Agreed {
+                // That of the export.
+                size: 0,
+                read_only: boolean(&client["read-only"])?,
+                mode: mode(text(&client["replies"])?)?,
+                minimum_block,
+                allocation: boolean(&client["allocation"])?,
+            };
+            let socket = self.fd(&client["socket"])?;
+            let (input, output) =
+                (self.content(&client["input"])?, self.content(&client["output"])?);
+            saved.push(SavedClient { socket, agreed, input, output });
+        }
+        Ok(saved)
+    }
+
+    fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
+        match memory {
+            Json::Null => Ok(Vec::new()),
+            fd => content(self.fd(fd)?).map_err(|error| format!("descriptor {fd}: {error}")),
+        }
+    }
+
     pub(super) fn rings(&mut self, rings: &Json) -> Result<SavedRings, String> {
         let messages = self.messages(&rings["messages"])?;
         Ok(SavedRings { messages, device: bytes(&rings["device"])? })
     }
+}
+
+/// Longest memory that is received, bytes.
+const MAX_MEMORY: u64 = 256 << 20;
+
+/// Memory that holds the bytes, to be handed over.
+pub(super) fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create("ringmill-upgrade", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file.into())
+}
+
+/// What is in memory that was handed over.
+pub(super) fn content(memory: OwnedFd) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut file = File::from(memory);
+    file.rewind()?;
+    file.take(MAX_MEMORY).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+const MODES: [(ReplyMode, &str); 3] = [
+    (ReplyMode::Simple, "simple"),
+    (ReplyMode::Structured, "structured"),
+    (ReplyMode::Extended, "extended"),
+];
+
+fn mode_name(mode: ReplyMode) -> &'static str {
+    MODES.iter().find(|(known, _)| *known == mode).map_or("simple", |(_, name)| name)
+}
+
+fn mode(name: &str) -> Result<ReplyMode, String> {
+    let found = MODES.iter().find(|(_, known)| *known == name).map(|(mode, _)| *mode);
+    found.ok_or_else(|| format!("'{name}' are no replies"))
+}
+
+fn boolean(json: &Json) -> Result<bool, String> {
+    json.as_bool().ok_or_else(|| format!("{json} is neither true nor false"))
 }
 
 pub(super) fn list(json: &Json) -> Result<&Vec<Json>, String> {

@@ -11,10 +11,12 @@ use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
 
+use super::super::running::Stopped;
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION};
 use super::packets::Packets;
+use super::take_over::{TakenListener, nbd_listener};
 
 /// How long the new process may take until all is there, nanoseconds;
 const READY_NS: u64 = 10_000_000_000;
@@ -75,6 +77,9 @@ impl Daemon {
         let asked = spawner.end();
         // Not only when it is gone, which may take its time: it touches no queue.
         self.exports.resume();
+        if let Some(server) = &self.nbd_server {
+            server.resume();
+        }
         let ended = match asked {
             Ok(()) => spawner.ended(&self.control).await,
             Err(error) => Err(error),
@@ -97,9 +102,6 @@ impl Daemon {
         }
         if let Some(export) = self.exports.all().find(|export| export.shutting_down) {
             return Err(format!("export '{}' is shutting down", export.id));
-        }
-        if self.nbd_server.is_some() {
-            return Err("the NBD server cannot be handed over yet".into());
         }
         self.check_flushes()?;
         self.definitions.arguments()
@@ -167,6 +169,9 @@ impl Daemon {
             let listener = json!({"fd": fds.add(duplicate(fd)?), "file": file});
             listeners.insert(name.clone(), listener);
         }
+        for (name, (fd, file)) in self.nbd_listeners()? {
+            listeners.insert(name, json!({"fd": fds.add(fd), "file": file}));
+        }
         let mut exports = Map::new();
         // All at once: each may have to wait for its front end.
         for (id, described) in self.exports.describe() {
@@ -196,6 +201,13 @@ impl Daemon {
         Ok((graph, fds.0))
     }
 
+    /// The NBD server's sockets, by their names; it takes nobody any more.
+    fn nbd_listeners(&self) -> Result<Vec<(String, TakenListener)>, String> {
+        let Some(server) = &self.nbd_server else { return Ok(Vec::new()) };
+        let sockets = server.hand_over().map_err(|error| dup_failed(&error))?;
+        Ok((0..).map(nbd_listener).zip(sockets).collect())
+    }
+
     /// Whether a node, or one below it, does not write everything at once, or writes it where it is
     /// durable only for who has written it.
     fn keeps_back(&self, name: &str) -> bool {
@@ -210,8 +222,12 @@ impl Daemon {
         let mut fds = Collected::default();
         let mut exports = Map::new();
         for (id, stopped) in self.exports.stop_queues(|node| self.keeps_back(node)) {
-            let rings = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
-            exports.insert(id, fds.rings(rings));
+            let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
+            let stopped = match stopped {
+                Stopped::Rings(rings) => fds.rings(rings),
+                Stopped::Clients(clients) => json!({"clients": fds.clients(clients)?}),
+            };
+            exports.insert(id, stopped);
         }
         self.check_flushes()?;
         let queues = json!({"exports": exports});

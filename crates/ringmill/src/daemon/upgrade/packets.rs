@@ -1,7 +1,6 @@
 //! Packets and documents on the socket between the two processes.
 
-use std::fs::File;
-use std::io::{self, IoSlice, Read, Seek, Write};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -9,18 +8,15 @@ use event_loop::{EventLoop, Readiness};
 use exports::vhost_user::fd_passing;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::MsgFlags;
 use serde_json::Value as Json;
 
-use super::document::{DESCRIPTORS, Document};
+use super::document::{DESCRIPTORS, Document, content, memory};
 
 /// Descriptors that go with one packet: less than SCM_MAX_FD.
 const FDS_AT_ONCE: usize = 200;
 /// Longest packet, bytes.
 const MAX_PACKET: usize = 4096;
-/// Longest document, bytes.
-const MAX_DOCUMENT: u64 = 256 << 20;
 
 /// A packet: its letter, what follows it, its descriptors.
 pub(super) type Packet = (u8, Vec<u8>, Vec<OwnedFd>);
@@ -110,10 +106,7 @@ pub(super) fn receive_document(socket: &OwnedFd, kind: u8) -> io::Result<Documen
         return Err(wrong());
     }
     let count = u32::from_ne_bytes(count) as usize;
-    let mut text = Vec::new();
-    let mut file = File::from(memory);
-    file.rewind()?;
-    file.take(MAX_DOCUMENT).read_to_end(&mut text)?;
+    let text = content(memory)?;
     let mut fds = Vec::new();
     while fds.len() < count {
         let (found, _, more) = receive_blocking(socket)?;
@@ -126,10 +119,9 @@ pub(super) fn receive_document(socket: &OwnedFd, kind: u8) -> io::Result<Documen
 }
 
 fn pack(json: &Json, fds: usize) -> io::Result<([u8; 4], OwnedFd)> {
-    let mut file = File::from(memfd_create("ringmill-upgrade", MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(json.to_string().as_bytes())?;
+    let text = memory(json.to_string().as_bytes())?;
     let count = u32::try_from(fds).map_err(io::Error::other)?;
-    Ok((count.to_ne_bytes(), file.into()))
+    Ok((count.to_ne_bytes(), text))
 }
 
 fn try_send(socket: &OwnedFd, kind: u8, bytes: &[u8], fds: &[OwnedFd]) -> Result<(), Errno> {

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
 use control::{Action, Step};
-use exports::vhost_user::handover::{SavedRings, SavedSession};
+use exports::vhost_user::handover::SavedSession;
 use nix::unistd::dup2_stdin;
 use serde_json::Value as Json;
 
+use super::super::running::Stopped;
 use super::super::{Daemon, DaemonError};
 use super::document::{
     Document, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION, list, number, text,
@@ -134,6 +135,11 @@ impl TakenOver {
         self.listeners.remove(name)
     }
 
+    /// Takes the listening sockets of the NBD server; none: it had none.
+    pub(in crate::daemon) fn nbd_listeners(&mut self) -> Vec<TakenListener> {
+        (0..).map_while(|number| self.listener(&nbd_listener(number))).collect()
+    }
+
     /// Tells the other process why nothing comes of it.
     pub(crate) fn refuse(&self, error: &DaemonError) {
         refuse(&self.socket, &error.to_string());
@@ -145,14 +151,20 @@ impl TakenOver {
     /// # Errors
     ///
     /// The other process goes on, or has died.
-    fn stop_other(&self) -> Result<BTreeMap<String, SavedRings>, DaemonError> {
+    fn stop_other(&self) -> Result<BTreeMap<String, Stopped>, DaemonError> {
         let failed = |error| self.failed(&error);
         send(&self.socket, READY, &[]).map_err(failed)?;
         let mut queues = receive_document(&self.socket, QUEUES).map_err(failed)?;
         let json = queues.json.take();
-        let rings = |(id, export): (&String, &Json)| Ok((id.clone(), queues.rings(export)?));
+        let stopped = |(id, export): (&String, &Json)| {
+            let stopped = match &export["clients"] {
+                Json::Null => Stopped::Rings(queues.rings(export)?),
+                clients => Stopped::Clients(queues.clients(clients)?),
+            };
+            Ok((id.clone(), stopped))
+        };
         object(&json["exports"])
-            .and_then(|exports| exports.iter().map(rings).collect())
+            .and_then(|exports| exports.iter().map(stopped).collect())
             .map_err(|why: String| DaemonError::new(why))
     }
 
@@ -204,14 +216,17 @@ impl Daemon {
             steps.into_iter().partition(|step| is_late(&step.action, &mut late_nodes));
         self.make(&early).await?;
         let Some(taken) = &self.taken else { return Ok(()) };
-        let rings = taken.stop_other()?;
+        let stopped = taken.stop_other()?;
         self.make(&late).await?;
         let Some(mut taken) = self.taken.take() else { return Ok(()) };
         if let Err(error) = taken.commit() {
             self.taken = Some(taken);
             return Err(error);
         }
-        self.exports.begin(rings);
+        self.exports.begin(stopped);
+        if let Some(server) = &self.nbd_server {
+            server.resume();
+        }
         self.nodes.own_images();
         self.turn.begin();
         if let Some((path, file)) = taken.pidfile.take() {
@@ -221,6 +236,11 @@ impl Daemon {
         log::info!("upgrade: took over from pid {}", taken.pid);
         Ok(())
     }
+}
+
+/// The name of a socket of the NBD server, which may have several.
+pub(super) fn nbd_listener(number: usize) -> String {
+    format!("nbd-server {number}")
 }
 
 /// Whether something can be made only when the other process has stopped: qcow2 images, whose metadata

@@ -1,0 +1,199 @@
+//! A connection that stands still, to be gone on with here or by another process.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::OwnedFd;
+
+use event_loop::{AlignedBuf, IoBufs, oneshot};
+use nix::errno::Errno;
+
+use super::Connection;
+use crate::nbd::session::transmission::Agreed;
+use crate::nbd::state::End;
+use crate::nbd::wire::MAX_PAYLOAD;
+
+/// What all connections of a thread have of messages, bytes: those for which there is no room are not
+/// handed over, since all wait for its being copied.
+pub(in crate::nbd) const MAX_LEFT: usize = 2 * MAX_PAYLOAD as usize;
+
+/// A client in the transmission phase, of whose requests none is under way, as it is handed over to
+/// another process.
+#[derive(Debug)]
+pub struct SavedClient {
+    /// The connection.
+    pub socket: OwnedFd,
+    /// What was negotiated.
+    pub agreed: Agreed,
+    /// What came and was not looked at yet; it begins with a request.
+    pub input: Vec<u8>,
+    /// Replies, or the rest of some, that are to be sent before all others.
+    pub output: Vec<u8>,
+}
+
+#[derive(Default)]
+pub(super) struct Pause {
+    paused: Cell<bool>,
+    /// Told once nothing is under way.
+    quiet: Cell<Option<oneshot::Sender<()>>>,
+    /// Dropped with it.
+    end: Cell<Option<oneshot::Sender<()>>>,
+    /// The socket's operations that were called back.
+    pub(super) receive_called_back: Cell<bool>,
+    pub(super) send_called_back: Cell<bool>,
+    /// The list of what is sent has something that goes out first.
+    unsent: Cell<bool>,
+    /// What another process has left of what came, from the second on,
+    input: RefCell<(Vec<u8>, usize)>,
+    /// and what is to be sent before all else.
+    output: RefCell<Vec<u8>>,
+}
+
+impl Pause {
+    pub(super) fn new(input: Vec<u8>, output: Vec<u8>) -> Self {
+        let (input, output) = (RefCell::new((input, 0)), RefCell::new(output));
+        Pause { input, output, ..Pause::default() }
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.get()
+    }
+
+    /// Whether something is to be sent before what is ready.
+    pub(super) fn has_output(&self) -> bool {
+        self.unsent.get() || !self.output.borrow().is_empty()
+    }
+}
+
+impl Connection {
+    /// Takes no more requests and calls the socket's operations back. The answer comes when nothing is
+    /// under way any more; replies that the client does not take are not waited for. With TLS they go
+    /// on being sent.
+    pub(in crate::nbd) fn pause(&self) -> oneshot::Receiver<()> {
+        let (quiet, is_quiet) = oneshot::channel();
+        self.pause.quiet.set(Some(quiet));
+        self.pause.paused.set(true);
+        let (receiving, sending) = (self.receiving.get(), self.sending.get());
+        self.pause.receive_called_back.set(receiving);
+        self.pause.send_called_back.set(sending);
+        if receiving || sending {
+            self.event_loop.cancel(&self.socket);
+        }
+        self.reply_later();
+        is_quiet
+    }
+
+    /// Goes on where it was.
+    pub(in crate::nbd) fn resume(&self) {
+        if self.pause.paused.replace(false) {
+            drop(self.pause.quiet.take());
+            self.go_on();
+        }
+    }
+
+    pub(super) fn go_on(&self) {
+        if self.pause.unsent.take() {
+            let bufs = self.send_bufs.take();
+            self.send_when_ready(bufs);
+        }
+        let output = self.pause.output.take();
+        if !output.is_empty() {
+            match AlignedBuf::io_bufs(output.len(), 64) {
+                Some(mut bufs) => {
+                    bufs.copy_in(0, &output);
+                    self.send(bufs);
+                }
+                None => self.end_input(End::Socket(Errno::ENOMEM)),
+            }
+        }
+        // What was called back may come yet.
+        if !self.receiving.get() {
+            self.take_requests();
+        }
+    }
+
+    /// As it is to be handed over. `None`: it is not to be, because it ends, has TLS, has gone on, or has
+    /// more bytes than there is `room` for, which it takes up.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(in crate::nbd) fn save(&self, room: &mut usize) -> io::Result<Option<SavedClient>> {
+        let ends = self.end.get().is_some() || self.deaf.get() || self.secure.is_some();
+        if ends || !self.pause.is_paused() || !self.is_quiet() {
+            return Ok(None);
+        }
+        let mut state = self.state.borrow_mut();
+        let mut output = self.pause.output.borrow_mut();
+        if self.pause.unsent.take() {
+            let mut bufs = self.send_bufs.take();
+            let end = output.len();
+            output.resize(end + bufs.len(), 0);
+            bufs.copy_out(0, &mut output[end..]);
+            state.sent();
+            bufs.clear();
+            self.send_bufs.replace(bufs);
+        }
+        state.take_replies(&mut output);
+        self.publish();
+        let mut input = state.unparsed();
+        let (left, at) = &*self.pause.input.borrow();
+        input.extend_from_slice(left.get(*at..).unwrap_or_default());
+        let Some(left) = room.checked_sub(input.len() + output.len()) else { return Ok(None) };
+        *room = left;
+        let socket = self.fd.try_clone()?;
+        Ok(Some(SavedClient { socket, agreed: self.service.agreed, input, output: output.clone() }))
+    }
+
+    /// Gives the state what another process has left of what came. `false`: there is nothing more.
+    pub(super) fn give_input(&self) -> bool {
+        let (input, at) = &mut *self.pause.input.borrow_mut();
+        let Some(rest) = input.get(*at..).filter(|rest| !rest.is_empty()) else { return false };
+        let mut state = self.state.borrow_mut();
+        let mut place = IoBufs::with_capacity(2);
+        state.input_memory(&mut place);
+        let given = place.copy_in(0, rest);
+        state.received(given);
+        *at += given;
+        if *at == input.len() {
+            (*input, *at) = (Vec::new(), 0);
+        }
+        given > 0
+    }
+
+    /// Whether what the socket does not take at once is kept.
+    pub(super) fn holds_output(&self) -> bool {
+        self.pause.is_paused() && self.secure.is_none()
+    }
+
+    pub(super) fn hold_output(&self, bufs: IoBufs) {
+        self.send_bufs.replace(bufs);
+        self.pause.unsent.set(true);
+        self.reply_later();
+    }
+
+    fn is_quiet(&self) -> bool {
+        let sending = self.sending.get() && self.secure.is_none();
+        !self.receiving.get() && !sending && self.under_way.get() == 0
+    }
+
+    pub(super) fn tell_if_quiet(&self) {
+        if self.pause.is_paused()
+            && self.is_quiet()
+            && let Some(quiet) = self.pause.quiet.take()
+        {
+            quiet.send(());
+        }
+    }
+
+    /// Completes, whichever way, when it has ended.
+    pub(in crate::nbd) fn end(&self) -> oneshot::Receiver<()> {
+        let (end, ended) = oneshot::channel();
+        self.pause.end.set(Some(end));
+        ended
+    }
+
+    /// Whether it cannot be handed over, but has to end in this process.
+    pub(in crate::nbd) fn is_secure(&self) -> bool {
+        self.secure.is_some()
+    }
+}

@@ -1,0 +1,85 @@
+//! A server and its exports are handed over to another process.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{Client, NbdExport, NbdServer, WorkerHandle};
+use crate::nbd::connection::SavedClient;
+use crate::nbd::session::transmission::Agreed;
+
+impl NbdServer {
+    /// Takes nobody from here on, nor has anybody use an export who is still to choose one; they wait
+    /// until it is to [go on](Self::resume). Gives the sockets that it listens on, with the file of one
+    /// that is to be removed in the end.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub fn hand_over(&self) -> io::Result<Vec<(OwnedFd, Option<PathBuf>)>> {
+        self.shared.held.set(true);
+        self.shared.changed.tell();
+        self.listener.hand_over()
+    }
+
+    /// Takes clients, and serves them.
+    pub fn resume(&self) {
+        self.shared.held.set(false);
+        self.shared.changed.tell();
+    }
+}
+
+impl NbdExport {
+    /// Takes no more requests, until it is to [go on](Self::resume); with `flush`, makes durable what was
+    /// written. When none is under way any more, gives the clients that another process can go on
+    /// with: those without TLS.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be handed over.
+    pub fn pause(
+        &self,
+        flush: bool,
+    ) -> impl Future<Output = Result<Vec<SavedClient>, String>> + use<> {
+        let workers = &self.export.workers;
+        let paused: Vec<_> = workers.iter().map(|worker| worker.pause(flush)).collect();
+        async move {
+            let mut all = Vec::new();
+            for answer in paused {
+                let saved = answer.await.map_err(|gone| gone.to_string())?;
+                all.extend(saved.map_err(|errno| errno.desc().to_owned())?);
+            }
+            Ok(all)
+        }
+    }
+
+    /// All of its clients go on.
+    pub fn resume(&self) {
+        self.export.workers.iter().for_each(WorkerHandle::resume);
+    }
+
+    /// Another process goes on with the clients that could be handed over: sends the others away.
+    pub fn part(&self) -> impl Future<Output = ()> + use<> {
+        let parted: Vec<_> = self.export.workers.iter().map(WorkerHandle::part).collect();
+        async move {
+            for answer in parted {
+                // One whose loop is gone serves nobody.
+                let _ = answer.await;
+            }
+        }
+    }
+
+    /// Goes on with the clients of another process.
+    pub fn begin(&self, clients: Vec<SavedClient>) {
+        for SavedClient { socket, agreed, input, output } in clients {
+            let (shared, export) = (self.shared.clone(), self.export.clone());
+            let read_only = agreed.read_only || export.info.borrow().read_only;
+            let agreed = Agreed { read_only, ..agreed };
+            let left = (input, output);
+            let client = Client { socket: Arc::new(socket), agreed, secured: None, left };
+            self.shared.count(async move { shared.attend(&export, client).await });
+        }
+    }
+}
