@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::address::check_socket_path;
 use crate::error::OptionError;
-use crate::export::check_socket_path;
 use crate::fd::FdName;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Union, Variant};

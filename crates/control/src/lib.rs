@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod blockdev;
 mod chardev;
 mod cli;

@@ -1,9 +1,9 @@
 //! `--metrics`: where Prometheus asks for the daemon's numbers.
 
+use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::chardev::SocketAddr;
 use crate::error::OptionError;
-use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
-use crate::shape::{Member, Shape, Union, Variant};
+use crate::shape::{Member, Shape};
 use crate::table::{self, Context, Field, Kind, Need};
 use crate::value::{Object, Value};
 
@@ -67,17 +67,10 @@ static INET: &[Field<InetDraft>] = &[
 const TYPES: [&str; 3] = ["inet", "unix", "fd"];
 
 fn addr_shape() -> Shape {
-    let variant = |name, help, members| Variant { name, help, example: "", members };
-    Shape::Union(Union {
-        tag: "type",
-        help: "kind of address",
-        common: Vec::new(),
-        variants: vec![
-            variant("inet", "TCP", table::members(INET)),
-            variant("unix", "a unix socket", table::members(UNIX_ADDR)),
-            variant("fd", "a socket that was inherited", table::members(FD_ADDR)),
-        ],
-    })
+    let inet = ("inet", "TCP", table::members(INET));
+    let unix = ("unix", "a unix socket", table::members(UNIX_ADDR));
+    let fd = ("fd", "a socket that was inherited", table::members(FD_ADDR));
+    addresses("kind of address", [inet, unix, fd])
 }
 
 fn addr(metrics: &mut Draft, value: Value, at: &Context) -> table::Set {

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
+use crate::address::{FD_ADDR, InetDraft, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
-use crate::export::{FD_ADDR, SocketDraft, UNIX_ADDR};
 use crate::fd::FdName;
-use crate::shape::{Member, Shape, Union, Variant};
+use crate::shape::{Member, Shape};
 use crate::storage_daemon::{Action, Step};
 use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::{Object, Value};
@@ -160,41 +160,9 @@ const TLS_AUTHZ: Field<NbdServerOptions> = Field {
     help: "object that says which clients are let in",
 };
 
-/// `addr.*` of type `inet` while it is read.
-#[derive(Default)]
-struct InetDraft {
-    host: String,
-    port: String,
-    to: Option<u16>,
-    ipv4: Option<bool>,
-    ipv6: Option<bool>,
-}
-
 static INET: &[Field<InetDraft>] = &[
-    Field {
-        name: "host",
-        kind: Kind::Text {
-            meta: "<host>",
-            set: |addr, host| {
-                addr.host = host;
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "name or address to listen on",
-    },
-    Field {
-        name: "port",
-        kind: Kind::Text {
-            meta: "<port>",
-            set: |addr, port| {
-                addr.port = port;
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "TCP port",
-    },
+    InetDraft::host("name or address to listen on"),
+    InetDraft::PORT,
     Field {
         name: "to",
         kind: Kind::Int {
@@ -210,24 +178,8 @@ static INET: &[Field<InetDraft>] = &[
         need: Need::Optional("port alone"),
         help: "last port to try when those before are taken",
     },
-    Field {
-        name: "ipv4",
-        kind: Kind::Bool(|addr, on| {
-            addr.ipv4 = Some(on);
-            Ok(())
-        }),
-        need: Need::Optional("what host has"),
-        help: "whether IPv4 addresses are used",
-    },
-    Field {
-        name: "ipv6",
-        kind: Kind::Bool(|addr, on| {
-            addr.ipv6 = Some(on);
-            Ok(())
-        }),
-        need: Need::Optional("what host has"),
-        help: "whether IPv6 addresses are used",
-    },
+    InetDraft::IPV4,
+    InetDraft::IPV6,
     Field {
         name: "numeric",
         kind: Kind::Bool(|_, on| match on {
@@ -251,17 +203,10 @@ static INET: &[Field<InetDraft>] = &[
 const TYPES: [&str; 3] = ["inet", "unix", "fd"];
 
 fn addr_shape() -> Shape {
-    let variant = |name, help, members| Variant { name, help, example: "", members };
-    Shape::Union(Union {
-        tag: "type",
-        help: "kind of address that clients connect to",
-        common: Vec::new(),
-        variants: vec![
-            variant("inet", "TCP", table::members(INET)),
-            variant("unix", "a unix socket", table::members(UNIX_ADDR)),
-            variant("fd", "a socket that was inherited", table::members(FD_ADDR)),
-        ],
-    })
+    let inet = ("inet", "TCP", table::members(INET));
+    let unix = ("unix", "a unix socket", table::members(UNIX_ADDR));
+    let fd = ("fd", "a socket that was inherited", table::members(FD_ADDR));
+    addresses("kind of address that clients connect to", [inet, unix, fd])
 }
 
 fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set {
@@ -269,7 +214,8 @@ fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set
     server.addr = match kind.as_str() {
         "inet" => {
             let draft: InetDraft = table::read_typed(INET, object, at, &kind)?;
-            inet(draft)?
+            let (port, (ipv4, ipv6)) = (draft.port()?, draft.families()?);
+            NbdAddr::Inet { host: draft.host, port, to: draft.to.unwrap_or(port), ipv4, ipv6 }
         }
         "unix" => {
             let draft: SocketDraft = table::read_typed(UNIX_ADDR, object, at, &kind)?;
@@ -315,26 +261,6 @@ fn legacy_addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> tab
     };
     data.push(("type".into(), Value::Text(kind)));
     addr(server, Value::Object(data), &at.below("data"))
-}
-
-fn inet(draft: InetDraft) -> Result<NbdAddr, OptionError> {
-    let InetDraft { host, port, to, ipv4, ipv6 } = draft;
-    let Ok(number) = port.parse::<u16>() else {
-        return Err(OptionError::new(format!(
-            "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
-        ))
-        .hint("A port is a number from 0 to 65535."));
-    };
-    // Asking for one kind alone leaves the other out.
-    let (ipv4, ipv6) = match (ipv4, ipv6) {
-        (Some(true), None) => (true, false),
-        (None, Some(true)) => (false, true),
-        (ipv4, ipv6) => (ipv4.unwrap_or(true), ipv6.unwrap_or(true)),
-    };
-    if !ipv4 && !ipv6 {
-        return Err(OptionError::new("Cannot disable IPv4 and IPv6 at same time"));
-    }
-    Ok(NbdAddr::Inet { host, port: number, to: to.unwrap_or(number), ipv4, ipv6 })
 }
 
 /// What the option may have.

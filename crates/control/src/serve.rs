@@ -7,10 +7,10 @@ use block::options::{
     Aio, BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
 };
 
+use crate::address::check_socket_path;
 use crate::error::OptionError;
 use crate::export::{
     Addr, ExportKind, ExportOptions, MAX_QUEUES, STALL_TIMEOUT_MS, VhostUserOptions,
-    check_socket_path,
 };
 use crate::object::{IothreadOptions, ObjectOptions};
 use crate::rows::{

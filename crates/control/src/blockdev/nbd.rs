@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use block::options::{Driver, NbdOptions, NbdServerAddr};
 
 use super::{DriverRow, OwnTable};
+use crate::address::{InetDraft, addresses, check_socket_path};
 use crate::error::OptionError;
-use crate::export::check_socket_path;
-use crate::shape::{Shape, Union, Variant};
+use crate::shape::Shape;
 use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::Value;
 
@@ -117,17 +117,13 @@ static FIELDS: &[Field<Draft>] = &[
     },
 ];
 
-/// `server.*` while it is read.
+/// `server.*` of type `unix` while it is read.
 #[derive(Default)]
-struct Server {
+struct UnixDraft {
     path: PathBuf,
-    host: String,
-    port: String,
-    ipv4: Option<bool>,
-    ipv6: Option<bool>,
 }
 
-static UNIX: &[Field<Server>] = &[
+static UNIX: &[Field<UnixDraft>] = &[
     Field {
         name: "path",
         kind: Kind::Path(|server, path| {
@@ -155,31 +151,11 @@ static UNIX: &[Field<Server>] = &[
     },
 ];
 
-static INET: &[Field<Server>] = &[
-    Field {
-        name: "host",
-        kind: Kind::Text { meta: "<host>", set: |server, host| put(&mut server.host, host) },
-        need: Need::Required,
-        help: "name or address of the server",
-    },
-    Field {
-        name: "port",
-        kind: Kind::Text { meta: "<port>", set: |server, port| put(&mut server.port, port) },
-        need: Need::Required,
-        help: "TCP port",
-    },
-    Field {
-        name: "ipv4",
-        kind: Kind::Bool(|server, on| put(&mut server.ipv4, Some(on))),
-        need: Need::Optional("what host has"),
-        help: "whether IPv4 addresses are used",
-    },
-    Field {
-        name: "ipv6",
-        kind: Kind::Bool(|server, on| put(&mut server.ipv6, Some(on))),
-        need: Need::Optional("what host has"),
-        help: "whether IPv6 addresses are used",
-    },
+static INET: &[Field<InetDraft>] = &[
+    InetDraft::host("name or address of the server"),
+    InetDraft::PORT,
+    InetDraft::IPV4,
+    InetDraft::IPV6,
     Field {
         name: "keep-alive",
         kind: Kind::Bool(|_, on| match on {
@@ -194,53 +170,28 @@ static INET: &[Field<Server>] = &[
 const TYPES: [&str; 2] = ["inet", "unix"];
 
 fn server_shape() -> Shape {
-    let variant = |name, help, fields| {
-        let members = table::members(fields);
-        Variant { name, help, example: "", members }
-    };
-    Shape::Union(Union {
-        tag: "type",
-        help: "kind of address",
-        common: Vec::new(),
-        variants: vec![variant("inet", "TCP", INET), variant("unix", "a unix socket", UNIX)],
-    })
+    let inet = ("inet", "TCP", table::members(INET));
+    let unix = ("unix", "a unix socket", table::members(UNIX));
+    addresses("kind of address", [inet, unix])
 }
 
 fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
     let (kind, object) = table::take_type(value, at, &TYPES)?;
-    let fields = match kind.as_str() {
-        "inet" => INET,
-        "unix" => UNIX,
+    node.server = Some(match kind.as_str() {
+        "inet" => {
+            let draft: InetDraft = table::read_typed(INET, object, at, &kind)?;
+            let (port, (ipv4, ipv6)) = (draft.port()?, draft.families()?);
+            NbdServerAddr::Inet { host: draft.host, port, ipv4, ipv6 }
+        }
+        "unix" => {
+            let draft: UnixDraft = table::read_typed(UNIX, object, at, &kind)?;
+            NbdServerAddr::Unix { path: draft.path }
+        }
         "fd" | "vsock" => {
             let what = format!("Parameter 'server.type' with value '{kind}'");
             return Err(OptionError::not_yet(&what));
         }
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
-    };
-    let server: Server = table::read_typed(fields, object, at, &kind)?;
-    node.server = Some(match kind.as_str() {
-        "unix" => NbdServerAddr::Unix { path: server.path },
-        _ => inet(server)?,
     });
     Ok(())
-}
-
-fn inet(server: Server) -> Result<NbdServerAddr, OptionError> {
-    let Server { host, port, ipv4, ipv6, .. } = server;
-    let Ok(port) = port.parse::<u16>() else {
-        return Err(OptionError::new(format!(
-            "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
-        ))
-        .hint("A port is a number from 0 to 65535."));
-    };
-    // Asking for one kind alone leaves the other out.
-    let (ipv4, ipv6) = match (ipv4, ipv6) {
-        (Some(true), None) => (true, false),
-        (None, Some(true)) => (false, true),
-        (ipv4, ipv6) => (ipv4.unwrap_or(true), ipv6.unwrap_or(true)),
-    };
-    if !ipv4 && !ipv6 {
-        return Err(OptionError::new("Cannot disable IPv4 and IPv6 at same time"));
-    }
-    Ok(NbdServerAddr::Inet { host, port, ipv4, ipv6 })
 }

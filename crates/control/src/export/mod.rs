@@ -6,7 +6,6 @@ mod vhost_user;
 
 pub use nbd::NbdOptions;
 pub use vhost_user::{Addr, MAX_QUEUES, VhostUserOptions};
-pub(crate) use vhost_user::{FD_ADDR, SocketDraft, UNIX_ADDR, check_socket_path};
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};

@@ -1,15 +1,16 @@
 //! Exports over vhost-user: a device of another process, usually a virtual machine monitor.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use block::job::OnError;
 
 use super::on_error::{RERROR, WERROR};
 use super::{Draft, ExportKind, NODE_NAME};
+use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, block_size};
-use crate::shape::{Shape, Union, Variant};
+use crate::shape::Shape;
 use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::Value;
 
@@ -169,92 +170,16 @@ const PIN_MEMORY: Field<Draft> = Field {
     help: PIN_MEMORY_HELP,
 };
 
-/// Whether a socket can be bound to `path`.
-pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
-    let bytes = path.as_os_str().as_encoded_bytes();
-    if bytes.is_empty() || bytes.contains(&0) {
-        return Err(OptionError::new(format!("Parameter '{name}' expects a path")));
-    }
-    if bytes.len() > 107 {
-        return Err(OptionError::new(format!("UNIX socket path '{}' is too long", path.display()))
-            .hint("Path must be less than 108 bytes"));
-    }
-    Ok(())
-}
-
-/// `addr.*` of a unix or an inherited socket while it is read.
-pub(crate) struct SocketDraft {
-    pub(crate) path: PathBuf,
-    pub(crate) fd: FdName,
-}
-
-impl Default for SocketDraft {
-    fn default() -> Self {
-        SocketDraft { path: PathBuf::new(), fd: FdName::Number(0) }
-    }
-}
-
-/// `addr.*` of type `unix`.
-pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
-    Field {
-        name: "path",
-        kind: Kind::Path(|addr, path| {
-            check_socket_path("addr.path", &path)?;
-            addr.path = path;
-            Ok(())
-        }),
-        need: Need::Required,
-        help: "path of the socket to create and listen on",
-    },
-    Field {
-        name: "abstract",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'addr.abstract' with value 'on'")),
-            false => Ok(()),
-        }),
-        need: Need::Default("off"),
-        help: "abstract socket name; only off so far",
-    },
-    Field {
-        name: "tight",
-        // Only of abstract sockets.
-        kind: Kind::Bool(|_, _| Ok(())),
-        need: Need::Default("on"),
-        help: "how abstract names are padded; without effect on paths",
-    },
-];
-
-/// `addr.*` of type `fd`.
-pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
-    name: "str",
-    kind: Kind::Text { meta: "<fd>", set: |addr, text| put(&mut addr.fd, FdName::read(&text)?) },
-    need: Need::Required,
-    help: "number of an inherited listening socket, or its name in LISTEN_FDNAMES",
-}];
+const TYPES: [&str; 2] = ["unix", "fd"];
 
 fn addr_shape() -> Shape {
-    let variant =
-        |name, help, fields| Variant { name, help, example: "", members: table::members(fields) };
-    Shape::Union(Union {
-        tag: "type",
-        help: "kind of address the front end connects to",
-        common: Vec::new(),
-        variants: vec![
-            variant("unix", "a unix socket", UNIX_ADDR),
-            variant("fd", "a socket that was inherited", FD_ADDR),
-        ],
-    })
+    let unix = ("unix", "a unix socket", table::members(UNIX_ADDR));
+    let fd = ("fd", "a socket that was inherited", table::members(FD_ADDR));
+    addresses("kind of address the front end connects to", [unix, fd])
 }
 
 fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {
-    let Value::Object(mut object) = value else {
-        return Err(table::wrong_type(at.whole(), "object"));
-    };
-    let kind = match table::take(&mut object, "type") {
-        Some(kind) => table::text(kind, &at.full("type"), at)?,
-        None => return Err(table::missing(&at.full("type")).hint("Known values: unix, fd")),
-    };
-    let mut draft = SocketDraft::default();
+    let (kind, object) = table::take_type(value, at, &TYPES)?;
     let fields = match kind.as_str() {
         "unix" => UNIX_ADDR,
         "fd" => FD_ADDR,
@@ -263,11 +188,9 @@ fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {
                 "Only socket address types 'unix' and 'fd' are supported",
             ));
         }
-        _ => return Err(table::not_accepted("type", at, &kind, ["unix", "fd"].into_iter())),
+        _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     };
-    table::read(fields, &mut draft, &mut object, at)?;
-    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
-    table::refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
+    let draft: SocketDraft = table::read_typed(fields, object, at, &kind)?;
     export.vhost_user.addr = match kind.as_str() {
         "fd" => Addr::Fd { fd: draft.fd },
         _ => Addr::Unix { path: draft.path },

@@ -1,0 +1,149 @@
+//! Addresses of sockets, as options name them.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::OptionError;
+use crate::fd::FdName;
+use crate::shape::{Member, Shape, Union, Variant};
+use crate::table::{self, Field, Kind, Need, put};
+
+/// The shape of an address that has one of these types: name, help, members.
+pub(crate) fn addresses<const N: usize>(
+    help: &'static str,
+    types: [(&'static str, &'static str, Vec<Member>); N],
+) -> Shape {
+    let variant = |(name, help, members)| Variant { name, help, example: "", members };
+    let variants = types.into_iter().map(variant).collect();
+    Shape::Union(Union { tag: "type", help, common: Vec::new(), variants })
+}
+
+/// Whether a socket can be bound to `path`.
+pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    if bytes.is_empty() || bytes.contains(&0) {
+        return Err(OptionError::new(format!("Parameter '{name}' expects a path")));
+    }
+    if bytes.len() > 107 {
+        return Err(OptionError::new(format!("UNIX socket path '{}' is too long", path.display()))
+            .hint("Path must be less than 108 bytes"));
+    }
+    Ok(())
+}
+
+/// `addr.*` of a unix or an inherited socket while it is read.
+pub(crate) struct SocketDraft {
+    pub(crate) path: PathBuf,
+    pub(crate) fd: FdName,
+}
+
+impl Default for SocketDraft {
+    fn default() -> Self {
+        SocketDraft { path: PathBuf::new(), fd: FdName::Number(0) }
+    }
+}
+
+/// `addr.*` of type `unix`.
+pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
+    Field {
+        name: "path",
+        kind: Kind::Path(|addr, path| {
+            check_socket_path("addr.path", &path)?;
+            addr.path = path;
+            Ok(())
+        }),
+        need: Need::Required,
+        help: "path of the socket to create and listen on",
+    },
+    Field {
+        name: "abstract",
+        kind: Kind::Bool(|_, on| match on {
+            true => Err(OptionError::not_yet("Parameter 'addr.abstract' with value 'on'")),
+            false => Ok(()),
+        }),
+        need: Need::Default("off"),
+        help: "abstract socket name; only off so far",
+    },
+    Field {
+        name: "tight",
+        // Only of abstract sockets.
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("on"),
+        help: "how abstract names are padded; without effect on paths",
+    },
+];
+
+/// `addr.*` of type `fd`.
+pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
+    name: "str",
+    kind: Kind::Text { meta: "<fd>", set: |addr, text| put(&mut addr.fd, FdName::read(&text)?) },
+    need: Need::Required,
+    help: "number of an inherited listening socket, or its name in LISTEN_FDNAMES",
+}];
+
+/// An address of type `inet` while it is read.
+#[derive(Default)]
+pub(crate) struct InetDraft {
+    pub(crate) host: String,
+    port: String,
+    pub(crate) to: Option<u16>,
+    ipv4: Option<bool>,
+    ipv6: Option<bool>,
+}
+
+impl InetDraft {
+    /// `host`; its help text differs.
+    pub(crate) const fn host(help: &'static str) -> Field<InetDraft> {
+        Field {
+            name: "host",
+            kind: Kind::Text { meta: "<host>", set: |addr, host| put(&mut addr.host, host) },
+            need: Need::Required,
+            help,
+        }
+    }
+
+    pub(crate) const PORT: Field<InetDraft> = Field {
+        name: "port",
+        kind: Kind::Text { meta: "<port>", set: |addr, port| put(&mut addr.port, port) },
+        need: Need::Required,
+        help: "TCP port",
+    };
+
+    pub(crate) const IPV4: Field<InetDraft> = Field {
+        name: "ipv4",
+        kind: Kind::Bool(|addr, on| put(&mut addr.ipv4, Some(on))),
+        need: Need::Optional("what host has"),
+        help: "whether IPv4 addresses are used",
+    };
+
+    pub(crate) const IPV6: Field<InetDraft> = Field {
+        name: "ipv6",
+        kind: Kind::Bool(|addr, on| put(&mut addr.ipv6, Some(on))),
+        need: Need::Optional("what host has"),
+        help: "whether IPv6 addresses are used",
+    };
+
+    /// The port's number.
+    pub(crate) fn port(&self) -> Result<u16, OptionError> {
+        let InetDraft { host, port, .. } = self;
+        port.parse().map_err(|_| {
+            OptionError::new(format!(
+                "address resolution failed for {host}:{port}: \
+                 Servname not supported for ai_socktype"
+            ))
+            .hint("A port is a number from 0 to 65535.")
+        })
+    }
+
+    /// Whether IPv4 is used, and whether IPv6 is.
+    pub(crate) fn families(&self) -> Result<(bool, bool), OptionError> {
+        // Asking for one kind alone leaves the other out.
+        match (self.ipv4, self.ipv6) {
+            (Some(true), None) => Ok((true, false)),
+            (None, Some(true)) => Ok((false, true)),
+            (Some(false), Some(false)) => {
+                Err(OptionError::new("Cannot disable IPv4 and IPv6 at same time"))
+            }
+            (ipv4, ipv6) => Ok((ipv4.unwrap_or(true), ipv6.unwrap_or(true))),
+        }
+    }
+}
