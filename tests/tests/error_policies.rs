@@ -1,7 +1,7 @@
 //! `rerror` and `werror` of an export, as a front end and a monitor's client see them.
 
 use integration::{
-    BlkClient, Completion, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
+    BlkClient, Completion, Guest, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
     eventually, request,
 };
 use serde_json::{Value, json};
@@ -145,4 +145,64 @@ fn errors_are_reported_by_default_and_may_be_ignored() {
             assert_eq!(info[0].get("io-status"), None);
         }
     }
+}
+
+/// What Linux makes of the sense data, and a write that waits until somebody has made space.
+const SCSI: &str = "
+    dmesg -c >/dev/null
+    if dd if=/dev/sda of=/dev/null bs=512 skip=1024 count=1 iflag=direct 2>/dev/null; then exit 1; fi
+    if dd if=/dev/zero of=/dev/sda bs=512 seek=1032 count=1 oflag=direct 2>/dev/null; then exit 1; fi
+    dmesg | sed -n 's/.*Sense Key : //p; s/.*Add. Sense: //p; s/.*critical medium error.*/failed/p'
+    echo full
+    dd if=/dev/zero of=/dev/sda bs=512 seek=1040 count=1 oflag=direct 2>/dev/null
+    dd if=/dev/sda bs=512 skip=1040 count=1 iflag=direct 2>/dev/null | md5sum";
+
+#[test]
+fn a_scsi_disk_has_policies_and_sense_data() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let rule = |n: u32, kind: &str, sector: u64, errno: i32| {
+        let rule = format!("inject-error.{n}");
+        format!(
+            ",{rule}.event=none,{rule}.iotype={kind},{rule}.sector={sector},{rule}.errno={errno}"
+        )
+    };
+    let rules = [rule(0, "read", 1024, 5), rule(1, "write", 1032, 5), rule(2, "write", 1040, 28)];
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg(format!(
+            "driver=blkdebug,node-name=disk,image.driver=file,image.filename={}{},\
+             inject-error.2.count=1",
+            image.path().display(),
+            rules.concat(),
+        ))
+        .export_scsi("scsi", &["disk"], "rerror=report,werror=enospc")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut guest = Guest::new().scsi(server.socket("scsi")).boot(SCSI);
+    guest.expect("full");
+    let event = loop {
+        let event = qmp.wait_for("BLOCK_IO_ERROR");
+        if event["action"] != "report" {
+            break event;
+        }
+    };
+    assert_eq!((&event["action"], &event["nospace"]), (&json!("stop"), &json!(true)));
+    qmp.execute("x-block-export-resume", json!({"id": "scsi"}));
+    let lines = guest.finish();
+    server.stop();
+    let expected = [
+        "Medium Error [current] ",
+        "Unrecovered read error",
+        "failed",
+        "Medium Error [current] ",
+        "Write error",
+        "failed",
+        "full",
+        // 512 zeroes.
+        "bf619eac0cdf3f68d496ea9344137e8b  -",
+    ];
+    assert_eq!(lines, expected);
+    assert_eq!(image.read(512 * 1040, 512), [0; 512]);
 }

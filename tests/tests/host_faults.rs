@@ -2,6 +2,9 @@
 //! device goes, a clock that is set, clients that come and go without end. Each ends as docs/DESIGN.md says ("Faults around the daemon").
 
 mod common;
+#[path = "../../crates/block/tests/common/zram.rs"]
+#[allow(unreachable_pub, reason = "shared with the tests of block nodes")]
+mod zram;
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -19,6 +22,7 @@ use integration::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::json;
+use zram::Zram;
 
 /// `VIRTIO_BLK_S_IOERR`.
 const IO_ERROR: u8 = 1;
@@ -158,6 +162,14 @@ fn a_full_file_system() {
     assert_eq!(client.call(request::DISCARD, 0, &range, 0).status, 0);
     assert_eq!(write(&mut client, full), 0);
     assert_eq!(client.read(full * 8, pattern::BLOCK), block(full));
+    // 63 blocks are left. What fits in part is no success: the rest finds no room.
+    let long: Vec<u8> = (0..16).flat_map(block).collect();
+    let at = |nth: u64| (full + 1 + 16 * nth) * 8;
+    let statuses = (0..4).map(|nth| client.call(request::OUT, at(nth), &long, 0).status);
+    assert_eq!(statuses.collect::<Vec<_>>(), [0, 0, 0, IO_ERROR]);
+    for nth in 0..3 {
+        assert!(client.read(at(nth), long.len()) == long, "long write {nth}");
+    }
     drop(client);
     server.stop();
 }
@@ -223,6 +235,57 @@ fn a_loop_device_that_goes() {
     drop(client);
     let mut client = connect(&server);
     assert_eq!(client.call(request::IN, 16, &[], pattern::BLOCK).status, IO_ERROR);
+    drop(client);
+    server.stop();
+}
+
+/// A compressed device in memory that somebody would reset is in use, so the kernel refuses; one without memory left
+/// gives I/O errors for what has no room, until it has some.
+#[test]
+fn a_zram_device_that_is_reset_and_has_no_memory() {
+    const RESOURCE_BUSY: i32 = 16;
+    let Some(zram) = Zram::new(16 << 20) else { return };
+    let set = |attribute: &str, value: &str| {
+        fs::write(Path::new("/sys/block/zram0").join(attribute), value)
+    };
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch)
+        .iothread("io0")
+        .arg("--blockdev")
+        .arg(format!(
+            "host_device,node-name=disk,filename={},cache.direct=on",
+            zram.path().display()
+        ))
+        .export("disk", "iothread=io0")
+        .start();
+    let mut client = connect(&server);
+    let block = |index: u64| {
+        // Which does not compress.
+        let mut state = index + 1;
+        let next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        std::iter::repeat_with(next).take(pattern::BLOCK).collect::<Vec<u8>>()
+    };
+    client.write(0, &block(0));
+    let refused = set("reset", "1").expect_err("the device is in use");
+    assert_eq!(refused.raw_os_error(), Some(RESOURCE_BUSY));
+    assert_eq!(client.read(0, pattern::BLOCK), block(0));
+    set("mem_limit", "1M").expect("a limit");
+    let write = |client: &mut BlkClient, index: u64| {
+        client.call(request::OUT, index * 8, &block(index), 0).status
+    };
+    let full = (1..1024).find(|index| write(&mut client, *index) != 0).expect("1 MiB is full");
+    assert_eq!(write(&mut client, full), IO_ERROR);
+    for index in 0..full {
+        assert_eq!(client.read(index * 8, pattern::BLOCK), block(index), "block {index}");
+    }
+    set("mem_limit", "0").expect("no limit");
+    assert_eq!(write(&mut client, full), 0);
+    assert_eq!(client.read(full * 8, pattern::BLOCK), block(full));
     drop(client);
     server.stop();
 }
