@@ -152,7 +152,7 @@ const SCSI: &str = "
     dmesg -c >/dev/null
     if dd if=/dev/sda of=/dev/null bs=512 skip=1024 count=1 iflag=direct 2>/dev/null; then exit 1; fi
     if dd if=/dev/zero of=/dev/sda bs=512 seek=1032 count=1 oflag=direct 2>/dev/null; then exit 1; fi
-    dmesg | sed -n 's/.*Sense Key : //p; s/.*Add. Sense: //p; s/.*critical medium error.*/failed/p'
+    dmesg | sed -n 's/.*Sense Key : //p; s/.*Add. Sense: //p'
     echo full
     dd if=/dev/zero of=/dev/sda bs=512 seek=1040 count=1 oflag=direct 2>/dev/null
     dd if=/dev/sda bs=512 skip=1040 count=1 iflag=direct 2>/dev/null | md5sum";
@@ -195,10 +195,8 @@ fn a_scsi_disk_has_policies_and_sense_data() {
     let expected = [
         "Medium Error [current] ",
         "Unrecovered read error",
-        "failed",
         "Medium Error [current] ",
         "Write error",
-        "failed",
         "full",
         // 512 zeroes.
         "bf619eac0cdf3f68d496ea9344137e8b  -",
