@@ -16,6 +16,7 @@ use event_loop::ring::sim::{Faults, Happened, Storage};
 use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 
+use crate::guest;
 use crate::image::{Format, Image};
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
@@ -47,6 +48,7 @@ pub(crate) struct Plan {
 pub(crate) struct Disk {
     pub(crate) image: Image,
     pub(crate) socket: Rc<Socket>,
+    pub(crate) device: guest::Device,
     pub(crate) queues: u16,
     pub(crate) discard: Discard,
     pub(crate) throttled: bool,
@@ -140,11 +142,20 @@ impl Daemon {
                 taken_over: None,
             };
             let sender = sender.clone();
+            let device = disk.device;
             let start = move |event_loop: &EventLoop| {
-                let export = VhostUserExport::blk(event_loop.clone(), config, node, name);
+                let control = event_loop.clone();
                 event_loop.spawn(async move {
+                    let export = match device {
+                        guest::Device::Blk => {
+                            VhostUserExport::blk(control, config, node, name).await
+                        }
+                        guest::Device::Scsi => {
+                            VhostUserExport::scsi(control, config, vec![node]).await
+                        }
+                    };
                     // Nobody waits for it any more if the daemon was killed.
-                    let _ = sender.send(export.await.expect("an export"));
+                    let _ = sender.send(export.expect("an export"));
                 });
             };
             loops[0].handle.spawn(start).expect("the loop is there");

@@ -24,8 +24,7 @@ impl Plan {
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
-        // Some kinds of worlds cost more than others: of eight, one has power cuts, one qcow2 images, and
-        // half of these both.
+        // Of sixteen, four have power cuts, two qcow2 images, and three virtio-scsi.
         match seed % 16 {
             0 => {
                 plan.cut_power(&random);
@@ -33,6 +32,11 @@ impl Plan {
             }
             7 | 15 => plan.cut_power(&random),
             8 => plan.format(&random),
+            5 | 10 => plan.guests.iter_mut().for_each(guest::Plan::attach_scsi),
+            12 => {
+                plan.cut_power(&random);
+                plan.guests.iter_mut().for_each(guest::Plan::attach_scsi);
+            }
             _ => {}
         }
         plan

@@ -84,6 +84,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         .map(|((guest, image), socket)| Disk {
             image: image.clone(),
             socket: socket.clone(),
+            device: guest.device,
             queues: guest.queues,
             discard: plan.daemon.discard,
             throttled: plan.daemon.throttled,

@@ -170,7 +170,7 @@ impl Guest {
             Some(known) => known,
             None => {
                 let mut payload = u64s(&[0, 0]);
-                payload.extend(plan.queues.to_ne_bytes());
+                payload.extend((plan.device.first_queue() + plan.queues).to_ne_bytes());
                 payload.extend(plan.queue_size.to_ne_bytes());
                 let (description, fd) = connection.ask_with_fd(Request::GetInflightFd, &payload)?;
                 let made = (description, fd.expect("memory comes along"));

@@ -1,9 +1,11 @@
 //! A guest: a disk, queues, and the VMM around them.
 
+mod blk;
 mod life;
 mod plan;
 mod queue;
 mod request;
+mod scsi;
 mod vmm;
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use guest_memory::{GuestMemory, MemoryView, Region};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-pub(crate) use self::plan::Plan;
+pub(crate) use self::plan::{Device, Plan};
 use self::queue::{Queue, Shared};
 use crate::fds::Kept;
 use crate::model::Model;

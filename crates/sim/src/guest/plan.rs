@@ -1,12 +1,40 @@
 //! What a guest is like.
 
 use super::life::Disturbance;
+use super::{blk, scsi};
 use crate::image::Format;
 use crate::random::Random;
+
+/// What its disk is attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Device {
+    Blk,
+    Scsi,
+}
+
+impl Device {
+    /// Bytes that it writes besides data.
+    pub(super) fn answer(self) -> u32 {
+        match self {
+            Device::Blk => blk::ANSWER,
+            Device::Scsi => scsi::ANSWER,
+        }
+    }
+
+    /// The first queue for requests.
+    pub(super) fn first_queue(self) -> u16 {
+        match self {
+            Device::Blk => 0,
+            Device::Scsi => scsi::FIRST_QUEUE,
+        }
+    }
+}
 
 /// What a guest is like.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
+    pub(crate) device: Device,
+    /// For requests.
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
     /// Requests of a queue at the same time, at most.
@@ -37,12 +65,20 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Has its disk as a logical unit of a virtio-scsi device.
+    pub(crate) fn attach_scsi(&mut self) {
+        self.device = Device::Scsi;
+        // That is in a mode page there.
+        self.disturbances.retain(|disturbance| *disturbance != Disturbance::WriteCache);
+    }
+
     pub(crate) fn new(random: &Random) -> Self {
         let queue_size = random.pick(&[4, 16, 64, 128, 256]);
         let depth = random.pick(&[1, 2, 8, 32, 64]).min(queue_size);
         let calm = random.one_in(3);
         let disturbances = Disturbance::ALL.iter().filter(|_| !calm && random.one_in(2));
         Plan {
+            device: Device::Blk,
             queues: random.pick(&[1, 1, 2, 4]),
             queue_size,
             depth,

@@ -9,7 +9,9 @@ use guest_memory::MemoryView;
 use queue::Segment;
 use queue::driver::Driver;
 
-use super::request::{Kind, MOST_SECTORS, Request, UNANSWERED};
+use super::plan::Device;
+use super::request::{Kind, MOST_SECTORS, Request, UNANSWERED, UNIT_ATTENTION};
+use super::{blk, scsi};
 use crate::fds::Kept;
 use crate::machine::{ActorId, FOREVER};
 use crate::model::{self, Model, SECTOR};
@@ -21,10 +23,12 @@ pub(super) const RINGS: u64 = 0x4000;
 pub(super) const SLOTS: u64 = 0x4_0000;
 /// and are this far from one another: a page for header, status and table, then data.
 const SLOT: u64 = 0x1000 + MOST_SECTORS as u64 * SECTOR as u64 + 0x1000;
-/// In a place: the status byte, the indirect table.
+/// In a place: the status byte or response, the indirect table.
 const STATUS: u64 = 0x40;
 const TABLE: u64 = 0x100;
 const DATA: u64 = 0x1000;
+/// Bytes of a status or response, at most.
+const ANSWER: usize = scsi::ANSWER as usize;
 
 /// Bytes of memory of a guest with so many queues of such a depth.
 pub(super) fn memory_len(queues: u16, depth: u16) -> u64 {
@@ -81,10 +85,12 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(shared: Rc<Shared>, index: u16) -> Rc<Self> {
+    /// The one of that number among those for requests.
+    pub(super) fn new(shared: Rc<Shared>, number: u16) -> Rc<Self> {
         let plan = &shared.plan;
+        let index = plan.device.first_queue() + number;
         let driver = new_driver(&shared, index);
-        let places = u64::from(index) * u64::from(plan.depth);
+        let places = u64::from(number) * u64::from(plan.depth);
         let free = (0..plan.depth).map(|n| places as u16 + n).rev().collect();
         Rc::new(Queue {
             index,
@@ -233,47 +239,32 @@ impl Queue {
         };
         drop(model);
         let data = base + DATA + random.below(8) * 64;
-        let mut header = [0; 16];
-        header[..4].copy_from_slice(&kind.number().to_le_bytes());
-        let sector = match kind {
-            Kind::Read | Kind::Write => first,
-            // However large the disk becomes.
-            Kind::OutOfRange => u32::MAX,
-            _ => 0,
+        let parts = match plan.device {
+            Device::Blk => blk::parts(kind, first, count),
+            Device::Scsi => scsi::parts(random, slot.into(), kind, first, count),
         };
-        header[8..].copy_from_slice(&u64::from(sector).to_le_bytes());
-        view.write_bytes(base, &header).expect("memory");
-        view.write_u8(base + STATUS, UNANSWERED).expect("memory");
-        let (mut to_device, mut from_device) = (0, 0);
-        match kind {
-            Kind::Read => from_device = count * SECTOR as u32,
-            Kind::OutOfRange => from_device = SECTOR as u32,
-            Kind::GetId => from_device = 20,
-            Kind::Write => {
-                let ticket = ticket.as_ref().expect("of the write");
-                let mut bytes = self.shared.bytes.borrow_mut();
-                bytes.resize(count as usize * SECTOR, 0);
-                for (at, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
-                    model::fill(ticket.version, first + at as u32, sector);
-                }
-                view.write_bytes(data, &bytes).expect("memory");
-                to_device = count * SECTOR as u32;
+        view.write_bytes(base, &parts.header).expect("memory");
+        view.write_bytes(base + STATUS, &[UNANSWERED; ANSWER]).expect("memory");
+        view.write_bytes(data, &parts.parameters).expect("memory");
+        let (mut to_device, from_device) = (parts.parameters.len() as u32, parts.from_device);
+        if kind == Kind::Write {
+            let ticket = ticket.as_ref().expect("of the write");
+            let mut bytes = self.shared.bytes.borrow_mut();
+            bytes.resize(count as usize * SECTOR, 0);
+            for (at, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
+                model::fill(ticket.version, first + at as u32, sector);
             }
-            Kind::Zeroes(_) | Kind::Discard => {
-                let mut range = [0; 16];
-                range[..8].copy_from_slice(&u64::from(first).to_le_bytes());
-                range[8..12].copy_from_slice(&count.to_le_bytes());
-                range[12] = (kind == Kind::Zeroes(true)).into();
-                view.write_bytes(data, &range).expect("memory");
-                to_device = 16;
-            }
-            Kind::Flush | Kind::Unknown => {}
+            view.write_bytes(data, &bytes).expect("memory");
+            to_device = count * SECTOR as u32;
         }
-        let readable = segments(random, Segment { addr: base, len: 16 }, data, to_device);
-        let status = Segment { addr: base + STATUS, len: 1 };
-        let mut writable = segments(random, status, data, from_device);
-        // The status is the last.
-        writable.rotate_left(1);
+        let header = Segment { addr: base, len: parts.header.len() as u32 };
+        let readable = segments(random, header, data, to_device);
+        let answer = Segment { addr: base + STATUS, len: plan.device.answer() };
+        let mut writable = segments(random, answer, data, from_device);
+        if plan.device == Device::Blk {
+            // The status is the last.
+            writable.rotate_left(1);
+        }
         let mut driver = self.driver.borrow_mut();
         let head = match random.one_in(plan.indirect) {
             true => driver.add_indirect(base + TABLE, &readable, &writable).expect("memory"),
@@ -286,6 +277,7 @@ impl Queue {
             slot,
             data,
             writable: from_device,
+            fua: parts.fua,
             write_through: kind == Kind::Write && self.shared.write_through.get(),
             offered_ns: world.machine.now_ns(),
         };
@@ -330,7 +322,12 @@ impl Queue {
         let Shared { world, view, model, guest, plan, .. } = &*self.shared;
         let coverage = &world.coverage;
         let base = SLOTS + u64::from(request.slot) * SLOT;
-        let status = view.read_u8(base + STATUS).expect("memory");
+        let mut answer = [0; ANSWER];
+        view.read_bytes(base + STATUS, &mut answer).expect("memory");
+        let status = match plan.device {
+            Device::Blk => answer[0],
+            Device::Scsi => scsi::status(request.kind, &answer),
+        };
         let now = world.machine.now_ns();
         let took = self.shared.took_ns(request);
         let id = (*guest as u64) << 48 | u64::from(self.index) << 32 | u64::from(request.slot);
@@ -339,14 +336,15 @@ impl Queue {
         let of =
             || format!("guest {guest}, queue {}: {request:?} is answered {status}", self.index);
         world.machine.say(of);
-        if !request.may_get(status, || world.has_failed()) {
+        let attention = plan.device == Device::Scsi && status == UNIT_ATTENTION;
+        if !attention && !request.may_get(status, || world.has_failed()) {
             self.fail(&format!("{request:?} was answered {status}"));
         }
         if took > plan.patience_ns {
             self.fail(&format!("{request:?} took {took} ns"));
         }
         let good = status == 0;
-        if good && written != request.writable + 1 {
+        if good && written != request.writable + plan.device.answer() {
             self.fail(&format!("{request:?}: {written} bytes are said to be written"));
         }
         match request.kind {
@@ -358,7 +356,12 @@ impl Queue {
             Kind::GetId => coverage.ids.one(),
             Kind::OutOfRange | Kind::Unknown => coverage.refused.one(),
         }
-        if !good && !matches!(request.kind, Kind::OutOfRange | Kind::Unknown) {
+        if plan.device == Device::Scsi {
+            coverage.scsi.one();
+        }
+        if attention {
+            coverage.attentions.one();
+        } else if !good && !matches!(request.kind, Kind::OutOfRange | Kind::Unknown) {
             coverage.failed.one();
         }
         self.free.borrow_mut().push(request.slot);
@@ -366,7 +369,7 @@ impl Queue {
         let mut model = model.borrow_mut();
         let checked = if request.kind.writes() {
             // What was discarded is there or not.
-            let stable = request.write_through && self.shared.write_through.get();
+            let stable = request.fua || request.write_through && self.shared.write_through.get();
             model.end_write(ticket, good && request.kind != Kind::Discard, stable);
             Ok(())
         } else if request.kind == Kind::Flush {

@@ -1,4 +1,4 @@
-//! Requests as a driver of virtio-blk makes them (virtio 1.3, 5.2.6), and what is right as an answer.
+//! Requests, whatever the device, and what is right as an answer: in terms of virtio-blk.
 
 use crate::model::{SECTOR, Ticket};
 use crate::random::Random;
@@ -8,6 +8,8 @@ pub(super) const UNANSWERED: u8 = 0xff;
 pub(super) const OK: u8 = 0;
 pub(super) const IO_ERROR: u8 = 1;
 pub(super) const UNSUPPORTED: u8 = 2;
+/// Not done, since something else is to be told first; of SCSI alone.
+pub(super) const UNIT_ATTENTION: u8 = 3;
 
 /// Most sectors of a request: 16 KiB.
 pub(super) const MOST_SECTORS: u32 = 32;
@@ -28,18 +30,21 @@ pub(super) enum Kind {
     Unknown,
 }
 
+/// What a request is made of, but for the data of a write.
+pub(super) struct Parts {
+    pub(super) header: Vec<u8>,
+    /// Follow the header.
+    pub(super) parameters: Vec<u8>,
+    /// Bytes of data that the device may write.
+    pub(super) from_device: u32,
+    /// What is written is stable once this is answered.
+    pub(super) fua: bool,
+}
+
 impl Kind {
-    /// The type in the header.
-    pub(super) fn number(self) -> u32 {
-        match self {
-            Kind::Read | Kind::OutOfRange => 0,
-            Kind::Write => 1,
-            Kind::Flush => 4,
-            Kind::GetId => 8,
-            Kind::Discard => 11,
-            Kind::Zeroes(_) => 13,
-            Kind::Unknown => 77,
-        }
+    /// Whether it comes to operations, which may fail.
+    pub(super) fn moves_data(self) -> bool {
+        !matches!(self, Kind::GetId | Kind::OutOfRange | Kind::Unknown)
     }
 
     /// Reads and writes, mostly.
@@ -75,6 +80,8 @@ pub(super) struct Request {
     pub(super) data: u64,
     /// Bytes that the device may write, besides the status.
     pub(super) writable: u32,
+    /// What it writes is stable once it is answered.
+    pub(super) fua: bool,
     /// Offered while the write cache was off.
     pub(super) write_through: bool,
     pub(super) offered_ns: u64,
