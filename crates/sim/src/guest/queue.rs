@@ -140,6 +140,8 @@ impl Queue {
                 true => world.machine.now_ns() + random.below(plan.think_ns + 1),
                 false => FOREVER,
             };
+            // An interrupt that came before wakes nobody who falls asleep after.
+            self.take_call();
             self.asleep.set(true);
             world.machine.wait_until(until);
             self.asleep.set(false);
@@ -161,9 +163,7 @@ impl Queue {
         if !self.asleep.get() || !self.driver.borrow().has_used() {
             return;
         }
-        let call = self.call.borrow();
-        let Some(call) = call.as_ref() else { return };
-        if nix::unistd::read(&***call, &mut [0; 8]).is_ok()
+        if self.take_call()
             && let Some(actor) = self.actor.get()
         {
             let world = self.world();
@@ -172,6 +172,12 @@ impl Queue {
             world.machine.wake_at(actor, world.machine.now_ns() + delay);
             self.asleep.set(false);
         }
+    }
+
+    /// Whether it was interrupted since the last time.
+    fn take_call(&self) -> bool {
+        let call = self.call.borrow();
+        call.as_ref().is_some_and(|call| nix::unistd::read(&***call, &mut [0; 8]).is_ok())
     }
 
     // ---- offering ------------------------------------------------------------------------------
