@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the integration tests need on a bare Debian 12 (amd64) machine, and builds the guest that they boot:
-# Debian's cloud kernel and an initramfs, both under target/guest. Run it again at any time; it redoes only what changed.
+# Debian's cloud kernel and its initramfs, under target/guest. Run it again at any time; it redoes only what changed.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -67,13 +67,24 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root/bin" "$root/dev" "$root/proc" "$root/sys" "$root/tmp" "$root/mnt" "$root/lib/modules"
 
+# NAME [FOLDER], which is /bin unless it is told.
 add_program() {
-    path=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1")
-    rm -f "$root/bin/$1"
-    cp -L "$path" "$root/bin/$1"
+    path=$(PATH=$PATH:/usr/sbin:/sbin:/lib/systemd command -v "$1")
+    to=$root${2-/bin}
+    mkdir -p "$to"
+    rm -f "$to/$1"
+    cp -L "$path" "$to/$1"
     ldd "$path" | grep -o '/[^ ]*' | while read -r library; do
         mkdir -p "$root$(dirname "$library")"
         cp -L "$library" "$root$library"
+    done
+}
+
+add_busybox() {
+    mkdir -p "$root/bin"
+    cp /bin/busybox "$root/bin/"
+    for applet in $(/bin/busybox --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
     done
 }
 
@@ -82,10 +93,7 @@ pack() {
     mv "$guest/$1.new" "$guest/$1"
 }
 
-cp /bin/busybox "$root/bin/"
-for applet in $(/bin/busybox --list); do
-    [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
-done
+add_busybox
 for program in mke2fs e2fsck blkdiscard blockdev fallocate \
     sg_inq sg_vpd sg_luns sg_modes sg_opcodes sg_persist sg_readcap sg_requests sg_reset sg_sync sg_unmap sg_verify \
     sg_wr_mode sg_write_same; do
@@ -106,5 +114,31 @@ chmod 755 "$root/init"
 pack initramfs
 add_program fio
 pack initramfs-fio
+
+# A third one, in which systemd is process 1: this machine's, with the units that all others hang on. It is all in a
+# folder that /init makes the root: services have roots of their own, by pivot_root(2), which leaves no initramfs.
+rm -rf "$root"
+mkdir -p "$root/bin" "$root/lib/modules"
+cp /bin/busybox "$root/bin/"
+cp tests/guest/init-systemd "$root/init"
+chmod 755 "$root/init"
+cp "$guest/kernel/lib/modules/$version/kernel/drivers/firmware/qemu_fw_cfg.ko" "$root/lib/modules/"
+top=$root
+root=$root/system
+mkdir -p "$root/dev" "$root/lib/systemd/system" "$root/proc" "$root/run" "$root/sys" "$root/tmp" \
+    "$root/usr/bin" "$root/var/lib" "$root/var/tmp"
+add_busybox
+for program in systemctl systemd-sysusers; do
+    add_program "$program"
+done
+# The second of them since version 255.
+add_program systemd /lib/systemd
+[ ! -e /lib/systemd/systemd-executor ] || add_program systemd-executor /lib/systemd
+for target in basic multi-user paths shutdown slices sockets sysinit timers umount; do
+    cp "/lib/systemd/system/$target.target" "$root/lib/systemd/system/"
+done
+cp -R tests/guest/systemd/. "$root/"
+root=$top
+pack initramfs-systemd
 echo "The guest is in $guest:"
-ls -lh "$guest/vmlinuz" "$guest/initramfs" "$guest/initramfs-fio"
+ls -lh "$guest/vmlinuz" "$guest/initramfs" "$guest/initramfs-fio" "$guest/initramfs-systemd"

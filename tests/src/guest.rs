@@ -13,7 +13,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::program::{guest_file, tied_command};
-use crate::{Qmp, eventually, tool};
+use crate::{Initramfs, Qmp, eventually, tool};
 
 /// How long a guest may live. One that does as it should is done in seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(240);
@@ -22,6 +22,9 @@ const TIME_LIMIT: Duration = Duration::from_secs(240);
 #[derive(Debug)]
 pub struct Guest {
     initramfs: &'static str,
+    files: Option<Initramfs>,
+    kernel_options: &'static str,
+    time_limit: Duration,
     memory_mib: u32,
     cpus: u32,
     queues: u32,
@@ -58,6 +61,9 @@ impl Guest {
     pub fn new() -> Self {
         Self {
             initramfs: "initramfs",
+            files: None,
+            kernel_options: "",
+            time_limit: TIME_LIMIT,
             memory_mib: 256,
             cpus: 2,
             queues: 1,
@@ -115,6 +121,17 @@ impl Guest {
         self
     }
 
+    /// Has systemd be its first process, which runs the job as `job.service`, with these files beside it.
+    pub fn with_systemd(mut self, files: Initramfs) -> Self {
+        self.initramfs = "initramfs-systemd";
+        self.files = Some(files);
+        self.kernel_options = " systemd.unit=job.service printk.devkmsg=on";
+        self.memory_mib = 512;
+        // It starts a daemon each time that one is reloaded, whose first seconds are TCG's.
+        self.time_limit *= 2;
+        self
+    }
+
     /// Runs all the guest's processors in one thread. For tests that change the guest's memory map: QEMU
     /// 10.0's TCG aborts now and then when another thread is in the middle of an access
     /// (`iotlb_to_section: Assertion failed`).
@@ -142,16 +159,19 @@ impl Guest {
     /// Boots it and has it run `job`, as [`Guest::run`] does, and does not wait for the end.
     ///
     /// Guests take turns: this waits until no other test's guest runs on the machine.
-    pub fn boot(self, job: &str) -> Boot {
+    pub fn boot(mut self, job: &str) -> Boot {
         let turn = File::open(guest_file("vmlinuz")).expect("the guest's kernel");
         let turn = Flock::lock(turn, FlockArg::LockExclusive).expect("a lock");
 
         let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
         let job = [include_str!("../guest/functions.sh"), job].concat();
         fs::write(dir.path().join("job"), job).expect("space for the job");
+        if let Some(files) = self.files.take() {
+            files.write_behind(&guest_file(self.initramfs), &dir.path().join("initramfs"));
+        }
         let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
         let (qemu, to_job, from_job) = start(self.arguments(dir.path()), stderr);
-        let deadline = Instant::now() + TIME_LIMIT;
+        let deadline = Instant::now() + self.time_limit;
         Boot { qemu, to_job, from_job, transcript: Vec::new(), deadline, dir, _turn: turn }
     }
 
@@ -167,10 +187,14 @@ impl Guest {
         add("cpu", "max".into());
         add("smp", self.cpus.to_string());
         add("kernel", guest_file("vmlinuz").display().to_string());
-        add("initrd", guest_file(self.initramfs).display().to_string());
+        let own = dir.join("initramfs");
+        let initramfs = if own.exists() { own } else { guest_file(self.initramfs) };
+        add("initrd", initramfs.display().to_string());
         // The kernel's test of the timer counts its ticks for a moment in which a busy host may give the
         // guest none, and panics then.
-        add("append", "console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check".into());
+        let options = self.kernel_options;
+        let append = format!("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check{options}");
+        add("append", append);
         add("serial", format!("file:{}", file("console")));
         add("chardev", "stdio,id=job,signal=off".into());
         add("serial", "chardev:job".into());

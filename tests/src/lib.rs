@@ -11,6 +11,7 @@ mod blk_client;
 mod deny;
 mod guest;
 mod image;
+mod initramfs;
 pub mod nbd;
 pub mod pattern;
 mod program;
@@ -26,6 +27,7 @@ pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, 
 pub use deny::{run_program, run_without};
 pub use guest::{Boot, Guest};
 pub use image::Image;
+pub use initramfs::Initramfs;
 pub use program::{client, daemon, python, release_daemon, tied_command, tool};
 pub use qmp::Qmp;
 pub use scratch::Scratch;

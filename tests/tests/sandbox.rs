@@ -107,6 +107,48 @@ fn each_thread_is_confined() {
     server.stop();
 }
 
+/// By QMP the same is told as by the line.
+#[test]
+fn what_is_in_force_can_be_asked() {
+    let scratch = Scratch::new();
+    let folder = scratch.path("images");
+    fs::create_dir(&folder).expect("a folder");
+    let paths = format!("on,paths={}", folder.display());
+    for option in ["on", paths.as_str(), "log", "off"] {
+        let command = ServerCommand::new(&scratch).arg("--sandbox").arg(option).iothread("io0");
+        let server = command.monitor("qmp").start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let told = qmp.execute("x-query-sandbox", json!({}));
+        drop(qmp);
+        let line = in_force(&server);
+        server.stop();
+        let mode = option.split(',').next().expect("a mode");
+        assert_eq!(told["mode"], mode, "{told}");
+        let is_on = mode != "off";
+        assert_eq!(told["no-new-privs"], is_on, "{told}");
+        assert_eq!(told["ring-restrictions"] == true, line.contains(", ring restrictions"));
+        assert_eq!(told["not-in-force"] == json!([]), is_on && !line.contains("not in force"));
+        let calls = told.get("seccomp").map(|calls| {
+            let number = |kind: &str| calls[kind].as_u64().expect("a number");
+            let [control, io, pool] = ["control", "io", "pool"].map(number);
+            format!("seccomp (control {control} calls, I/O {io}, pools {pool}")
+        });
+        assert_eq!(calls.is_some(), line.contains("seccomp (control"), "{told}");
+        assert!(line.contains(&calls.unwrap_or_default()), "{told}: {line}");
+        let landlock = told.get("landlock");
+        assert_eq!(landlock.is_some(), line.contains("Landlock ABI"), "{told}");
+        if let Some(landlock) = landlock {
+            assert!(line.contains(&format!("Landlock ABI {} ", landlock["abi"])), "{told}");
+            let folder = json!(folder);
+            let paths = landlock["paths"].as_array();
+            assert_eq!(paths.is_some_and(|paths| paths.contains(&folder)), option != "on");
+        }
+        for name in told["capabilities"].as_array().into_iter().flatten() {
+            assert!(line.contains(name.as_str().expect("a name")), "{told}: {line}");
+        }
+    }
+}
+
 #[test]
 fn without_a_sandbox_nothing_is_confined() {
     let scratch = Scratch::new();

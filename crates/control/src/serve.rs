@@ -17,7 +17,7 @@ use crate::rows::{
     BLOCK_SIZE_HELP, ImageDraft, NodeDraft, PIN_MEMORY_HELP, ThreadDraft, block_size,
 };
 use crate::sandbox::{SandboxDraft, SandboxOptions};
-use crate::storage_daemon::{Action, Step};
+use crate::storage_daemon::{Action, PIDFILE_HELP, Step};
 use crate::table::{Choice, Field, Kind, Need, put};
 use crate::trace::{self, TraceOptions};
 
@@ -57,6 +57,8 @@ pub struct ServeOptions {
     pub pin_memory: bool,
     /// `--poll-max-ns`: longest time to busy-poll before sleeping, nanoseconds.
     pub poll_max_ns: u64,
+    /// `--pidfile`: where to write the process's id once everything is ready.
+    pub pidfile: Option<PathBuf>,
     /// `--trace`.
     pub trace: TraceOptions,
     /// `--sandbox` and `--user`.
@@ -111,6 +113,7 @@ impl ServeOptions {
             block_size: 512,
             pin_memory: false,
             poll_max_ns: IothreadOptions::default().poll_max_ns,
+            pidfile: None,
             trace: TraceOptions::default(),
             sandbox: SandboxOptions::default(),
         }
@@ -304,6 +307,12 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         help: PIN_MEMORY_HELP,
     },
     ServeOptions::POLL_MAX_NS,
+    Field {
+        name: "pidfile",
+        kind: Kind::Path(|serve, path| put(&mut serve.pidfile, Some(path))),
+        need: Need::Optional(""),
+        help: PIDFILE_HELP,
+    },
     Field {
         name: "trace",
         kind: Kind::Text {

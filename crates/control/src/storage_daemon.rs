@@ -15,6 +15,10 @@ use crate::table::{self, Field, Kind, Need, Syntax, put};
 use crate::trace::{self, TraceOptions};
 use crate::{blockdev, export, metrics, nbd_server, object};
 
+/// Of the option `pidfile`.
+pub(crate) const PIDFILE_HELP: &str =
+    "write the process's id to this file once everything is ready";
+
 /// A QSD command line: steps to carry out in order, and how to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StorageDaemonOptions {
@@ -163,7 +167,7 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         name: "pidfile",
         kind: Kind::Path(|draft, path| put(&mut draft.options.pidfile, Some(path))),
         need: Need::Optional(""),
-        help: "write the process's id to this file once everything is ready",
+        help: PIDFILE_HELP,
     },
     Draft::SANDBOX,
     Field {

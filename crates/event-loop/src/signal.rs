@@ -13,14 +13,17 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::linux_aio::Signals;
+
 /// The way to signal an eventfd of a stranger's, who may have filled its counter: a write(2) would
 /// then wait until somebody reads it, and with it the loop.
 ///
 /// Whether it waits is a flag of the description that both sides have, and setting it would change
 /// how the other side reads. So an eventfd that does not wait is written to, and one that does is
 /// registered with a ring of its own (io_uring_register(2), `IORING_REGISTER_EVENTFD`), which has the
-/// kernel add to it: that never waits, and leaves a counter that is full as it is. A stranger that
-/// changes the flag later can still make a write wait.
+/// kernel add to it: that never waits, and leaves a counter that is full as it is. Where there is no
+/// io_uring, Linux AIO does the same (`IOCB_FLAG_RESFD`). A stranger that changes the flag later can still
+/// make a write wait.
 #[derive(Debug)]
 pub struct Signal {
     fd: Arc<OwnedFd>,
@@ -32,8 +35,16 @@ enum Way {
     Write,
     /// What completes in this ring adds to it.
     Ring(Box<RefCell<IoUring>>),
-    /// There is no ring: it is written to if it is not full.
+    /// What completes by Linux AIO does.
+    LinuxAio(Box<Signals>),
+    /// There is neither: it is written to if it is not full.
     Look,
+}
+
+impl Way {
+    fn without_a_ring() -> Way {
+        Signals::new().map_or(Way::Look, |signals| Way::LinuxAio(Box::new(signals)))
+    }
 }
 
 impl std::fmt::Debug for Way {
@@ -41,6 +52,7 @@ impl std::fmt::Debug for Way {
         f.write_str(match self {
             Way::Write => "write",
             Way::Ring(_) => "ring",
+            Way::LinuxAio(_) => "Linux AIO",
             Way::Look => "look",
         })
     }
@@ -52,13 +64,16 @@ impl Signal {
         let flags = fcntl(fd.as_fd(), FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
         let way = match flags {
             Ok(flags) if flags.contains(OFlag::O_NONBLOCK) => Way::Write,
-            _ => ring_of(&fd).map_or(Way::Look, |ring| Way::Ring(Box::new(RefCell::new(ring)))),
+            _ => match ring_of(&fd) {
+                Ok(ring) => Way::Ring(Box::new(RefCell::new(ring))),
+                Err(_) => Way::without_a_ring(),
+            },
         };
         Signal { fd, way }
     }
 
     /// Adds one to its counter, unless that is full: then its reader has something to wake for. One
-    /// system call, or two where there is no ring.
+    /// system call, or two where there are neither rings nor Linux AIO.
     pub fn send(&self) {
         let sent = match &self.way {
             Way::Write => {
@@ -67,6 +82,7 @@ impl Signal {
                 return;
             }
             Way::Ring(ring) => complete_one(&mut ring.borrow_mut()),
+            Way::LinuxAio(signals) => signals.send(&self.fd),
             Way::Look => false,
         };
         if !sent {
@@ -130,14 +146,14 @@ mod tests {
     fn each_signal_adds_one() {
         for flags in [EfdFlags::empty(), EfdFlags::EFD_NONBLOCK] {
             let (reader, fd) = eventfd(flags);
-            for way in [None, Some(Way::Look)] {
+            for way in [None, Some(Way::without_a_ring()), Some(Way::Look)] {
                 let mut signal = Signal::new(fd.clone());
                 assert_eq!(matches!(signal.way, Way::Write), !flags.is_empty(), "{signal:?}");
                 if let Some(way) = way {
                     signal.way = way;
                 }
-                (0..100).for_each(|_| signal.send());
-                assert_eq!(reader.read(), Ok(100), "{signal:?}");
+                (0..1000).for_each(|_| signal.send());
+                assert_eq!(reader.read(), Ok(1000), "{signal:?}");
             }
         }
     }
@@ -146,15 +162,15 @@ mod tests {
     #[test]
     fn a_full_counter_holds_nobody_up() {
         for flags in [EfdFlags::empty(), EfdFlags::EFD_NONBLOCK] {
-            for look in [false, true] {
+            for way in [None, Some(Way::without_a_ring as fn() -> Way), Some(|| Way::Look)] {
                 let (reader, fd) = eventfd(flags);
                 let full = u64::MAX - 1;
                 reader.write(full).unwrap();
                 let (done, sent) = mpsc::channel();
                 std::thread::spawn(move || {
                     let mut signal = Signal::new(fd);
-                    if look {
-                        signal.way = Way::Look;
+                    if let Some(way) = way {
+                        signal.way = way();
                     }
                     (0..3).for_each(|_| signal.send());
                     done.send(()).unwrap();
@@ -163,5 +179,19 @@ mod tests {
                 assert!(reader.read().unwrap() >= full);
             }
         }
+    }
+
+    /// A look before a write has a gap; this has none.
+    #[test]
+    fn without_a_ring_linux_aio_signals() {
+        assert!(matches!(Way::without_a_ring(), Way::LinuxAio(_)));
+        let (reader, fd) = eventfd(EfdFlags::empty());
+        let signals = Signals::new().unwrap();
+        reader.write(u64::MAX - 1).unwrap();
+        // As if somebody had filled it since it was looked at.
+        assert!(signals.send(&fd));
+        assert_eq!(reader.read(), Ok(u64::MAX));
+        assert!(signals.send(&fd));
+        assert_eq!(reader.read(), Ok(1));
     }
 }

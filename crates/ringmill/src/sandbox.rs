@@ -9,7 +9,10 @@ use control::{
     NbdAddr, SandboxMode, SandboxOptions, SocketAddr, Step, UserOptions,
 };
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
-use sandbox::{Beneath, Capabilities, Config, Identity, Mode, Purpose, Reach, Sandbox};
+use sandbox::{
+    Beneath, Calls, Capabilities, Config, Identity, InForce, Mode, Purpose, Reach, Sandbox,
+};
+use serde_json::{Value as Json, json};
 
 use crate::daemon::DaemonError;
 
@@ -33,6 +36,43 @@ pub(crate) fn begin(
     let keep = keep(identity.is_some(), steps);
     let reach = reach(options.paths.as_deref(), steps, removed);
     Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
+}
+
+/// `x-query-sandbox`; `None`: nothing is in force.
+pub(crate) fn told(in_force: Option<&InForce>) -> Json {
+    let Some(in_force) = in_force else {
+        return json!({
+            "mode": "off", "no-new-privs": false, "ring-restrictions": false,
+            "not-in-force": ["all of it (--sandbox off, or an error in the log)"],
+        });
+    };
+    let mut told = json!({
+        "mode": match in_force.mode() {
+            Mode::On => "on",
+            Mode::Log => "log",
+        },
+        "no-new-privs": true,
+        "capabilities": in_force.capabilities().names().collect::<Json>(),
+        "ring-restrictions": in_force.rings_restricted(),
+        "not-in-force": in_force.missing(),
+    });
+    if let Some(Identity { uid, gid, .. }) = in_force.identity() {
+        (told["user"], told["group"]) = ((*uid).into(), (*gid).into());
+    }
+    if let Some(Calls { control, io, pool }) = in_force.seccomp() {
+        told["seccomp"] = json!({"control": control, "io": io, "pool": pool});
+    }
+    if let Some((abi, reach)) = in_force.landlock() {
+        told["landlock"] = json!({"abi": abi});
+        if let Some(files) = reach.files {
+            let paths = files.iter().map(|beneath| beneath.path.to_string_lossy());
+            told["landlock"]["paths"] = paths.collect();
+        }
+        if let Some(ports) = reach.connect {
+            told["landlock"]["connect"] = ports.into();
+        }
+    }
+    told
 }
 
 /// What the control thread goes on reaching: what the command line names and `paths`. With a monitor and

@@ -1,13 +1,16 @@
 //! `ringmill serve IMAGE`: the short way to a served disk.
 
+use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use control::{ImageKind, ServeOptions, Step};
 
 use crate::daemon::{self, Daemon, DaemonError, Start, Status, Surroundings};
+use crate::pidfile::Pidfile;
 use crate::{sandbox, spawner, trace};
 
 /// Serves the image until a signal comes.
@@ -17,13 +20,18 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     trace::start(&options.trace)?;
     let (kind, made) = find_or_make(options)?;
     let steps = options.steps(kind);
-    surroundings.sandbox = sandbox::begin(&options.sandbox, &steps, None)?;
+    surroundings.sandbox = sandbox::begin(&options.sandbox, &steps, options.pidfile.as_deref())?;
     let words = std::env::args_os().skip(1).map(std::ffi::OsString::into_string);
     let command_line = words.collect::<Result<_, _>>().ok();
-    let start = Start { steps, command_line, spawner, ..Start::default() };
+    let pidfile = Rc::<OnceCell<_>>::default();
+    let start =
+        Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
     let mut is_ready = false;
     let result = daemon::run(start, surroundings, |daemon| {
         is_ready = true;
+        if let Some(path) = &options.pidfile {
+            let _ = pidfile.set(Pidfile::create(path).map_err(DaemonError::new)?);
+        }
         print!("{}", describe(options, daemon)?);
         daemon.confine()?;
         Ok(Some(Status::new()))

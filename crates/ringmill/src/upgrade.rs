@@ -1,6 +1,7 @@
 //! `ringmill upgrade`: asks a daemon to give place to a newer one, and says how it went.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::thread;
@@ -71,10 +72,13 @@ fn check_is_locked(pidfile: &Path, pid: i32) -> Result<(), DaemonError> {
     }
 }
 
-/// SIGUSR2 ends a process that knows nothing of it.
-fn check_takes_signal(pid: i32) -> Result<(), DaemonError> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))
-        .map_err(|error| DaemonError::new(format!("process {pid}: {error}")))?;
+/// SIGUSR2 ends a process that knows nothing of it. One that is hidden from us, as services are by systemd's
+/// `ProtectProc=` or `PrivateUsers=`, is a daemon if a pid file says so that somebody has locked.
+fn check_takes_signal(pid: i32, is_in_locked_file: bool) -> Result<(), DaemonError> {
+    let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
+        Err(error) if error.kind() == ErrorKind::NotFound && is_in_locked_file => return Ok(()),
+        status => status.map_err(|error| DaemonError::new(format!("process {pid}: {error}")))?,
+    };
     match takes_signal(&status) {
         true => Ok(()),
         false => Err(DaemonError::new(format!(
@@ -109,7 +113,7 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
     let failed = |errno: Errno| {
         DaemonError::new(format!("process {pid} cannot be signalled: {}", errno.desc()))
     };
-    check_takes_signal(pid)?;
+    check_takes_signal(pid, pidfile.is_some())?;
     kill(process, Signal::SIGUSR2).map_err(failed)?;
     let deadline = Instant::now() + PATIENCE;
     while kill(process, None).is_ok() && !has_ended(pid) {

@@ -100,6 +100,26 @@ const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23];
 /// `PR_SET_DUMPABLE`.
 const PRCTL_START: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23, 8, 24, 47, 4];
 
+/// `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`, `F_OFD_GETLK`, `F_OFD_SETLK`, `F_DUPFD_CLOEXEC`,
+/// `F_ADD_SEALS`, `F_GET_SEALS`. Not `F_SETOWN`: the kernel would signal other processes for a thread.
+const FCNTL: &[u64] = &[1, 2, 3, 4, 36, 37, 1030, 1033, 1034];
+
+/// `IORING_REGISTER_*` of a ring in use, as `event-loop/src/ring/restrict.rs` has them: `FILES_UPDATE`,
+/// `BUFFERS2`, `BUFFERS_UPDATE`.
+const REGISTERING: &[u64] = &[6, 15, 16];
+
+/// `TCP_NODELAY`, `SO_KEEPALIVE`, of connections that come. Not `SO_ATTACH_FILTER`: that gives the kernel
+/// programs to run.
+const SOCKET_OPTIONS: &[u64] = &[libc::TCP_NODELAY as u64, libc::SO_KEEPALIVE as u64];
+
+/// With it a TCP socket that is closed connects to whoever is named, as connect(2) does, of which neither
+/// that call's filter nor Landlock hears.
+const FAST_OPEN: u64 = libc::MSG_FASTOPEN as u64;
+
+/// `SECCOMP_FILTER_FLAG_SPEC_ALLOW` alone: a filter is put on the thread itself, not on others
+/// (`SECCOMP_FILTER_FLAG_TSYNC`), and nobody is asked (`SECCOMP_FILTER_FLAG_NEW_LISTENER`).
+const FILTER_FLAGS: &[u64] = &[4];
+
 /// `PROT_EXEC`: no memory becomes code.
 const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
 /// Of clone(2): a thread of this process, in its namespaces.
@@ -118,15 +138,10 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(LOOPS, calls![SYS_io_uring_enter], Any, "the ring: once per iteration"),
     row(ALL, calls![SYS_write], Any, "wake-ups of loops, calls of guests; the log"),
     row(ALL, calls![SYS_futex], Any, "locks, joining threads"),
-    row(
-        LOOPS,
-        calls![SYS_io_uring_register],
-        Any,
-        "places for files and buffers; rings are restricted",
-    ),
+    row(IO, calls![SYS_io_uring_register], OneOf(1, REGISTERING), "places for files and buffers"),
     row(
         MAIN,
-        calls![SYS_io_uring_setup],
+        calls![SYS_io_uring_setup, SYS_io_uring_register],
         Any,
         "rings that signal eventfds; those of threads to come, which make them at birth",
     ),
@@ -178,26 +193,22 @@ pub(crate) static ALLOWED: &[Row] = &[
         Bits(3, libc::AT_EMPTY_PATH as u64, libc::AT_EMPTY_PATH as u64),
         "what a descriptor is",
     ),
-    row(
-        LOOPS,
-        calls![SYS_fcntl, SYS_close, SYS_dup],
-        Any,
-        "descriptors and image locks come and go",
-    ),
+    row(LOOPS, calls![SYS_close, SYS_dup], Any, "descriptors come and go"),
+    row(LOOPS, calls![SYS_fcntl], OneOf(1, FCNTL), "descriptors and image locks"),
     row(LOOPS, calls![SYS_fadvise64], Any, "cache.direct=off"),
     // Sockets that are open.
+    row(LOOPS, calls![SYS_recvfrom, SYS_recvmsg], Any, "front ends and NBD"),
+    row(LOOPS, calls![SYS_sendto], Bits(3, FAST_OPEN, 0), "NBD"),
+    row(LOOPS, calls![SYS_sendmsg], Bits(2, FAST_OPEN, 0), "front ends and NBD"),
+    row(MAIN, calls![SYS_sendmmsg], Bits(3, FAST_OPEN, 0), "names of hosts are asked for"),
     row(
         LOOPS,
-        calls![SYS_recvfrom, SYS_recvmsg, SYS_sendto, SYS_sendmsg, SYS_sendmmsg],
-        Any,
-        "front ends and NBD; names",
-    ),
-    row(
-        LOOPS,
-        calls![SYS_shutdown, SYS_getsockopt, SYS_setsockopt, SYS_getsockname, SYS_getpeername],
+        calls![SYS_shutdown, SYS_getsockopt, SYS_getsockname, SYS_getpeername],
         Any,
         "connections come and go",
     ),
+    row(IO, calls![SYS_setsockopt], OneOf(2, SOCKET_OPTIONS), "connections of NBD clients"),
+    row(MAIN, calls![SYS_setsockopt], Any, "sockets that are made"),
     row(MAIN, calls![SYS_socket], OneOf(0, FAMILIES), "the nbd client"),
     row(MAIN, calls![SYS_connect], Any, "the nbd client; whether somebody listens on a socket"),
     // Memory and threads.
@@ -263,10 +274,10 @@ pub(crate) static ALLOWED: &[Row] = &[
         "I/O threads' birth",
     ),
     // None of these gives a thread anything that it has not.
+    row(LOOPS, calls![SYS_seccomp], OneOf(1, FILTER_FLAGS), "threads that they start"),
     row(
         LOOPS,
         calls![
-            SYS_seccomp,
             SYS_capget,
             SYS_capset,
             SYS_landlock_create_ruleset,

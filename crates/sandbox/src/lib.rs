@@ -63,10 +63,13 @@ struct Filters {
 
 /// How many system calls each kind of thread may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Calls {
-    control: usize,
-    io: usize,
-    pool: usize,
+pub struct Calls {
+    /// The control thread.
+    pub control: usize,
+    /// An I/O thread.
+    pub io: usize,
+    /// A thread of a pool.
+    pub pool: usize,
 }
 
 /// What is in force.
@@ -203,38 +206,86 @@ impl Filters {
     }
 }
 
+impl InForce {
+    /// How strict it is.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.config.mode
+    }
+
+    /// Whom the process has become; `None`: it is who it was.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Identity> {
+        self.config.identity.as_ref()
+    }
+
+    /// What the control thread has kept.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// How many system calls there are; `None`: there is no filter.
+    #[must_use]
+    pub fn seccomp(&self) -> Option<Calls> {
+        self.seccomp.as_ref().ok().copied()
+    }
+
+    /// The version of Landlock, and what it leaves the control thread, as far as that version sees to it:
+    /// `connect` is `None` where it does not. `None`: no Landlock.
+    #[must_use]
+    pub fn landlock(&self) -> Option<(i32, Reach)> {
+        let mut reach = self.config.reach.clone();
+        let version = self.landlock?;
+        reach.connect = reach.connect.filter(|_| reach::covers_tcp(version));
+        Some((version, reach))
+    }
+
+    /// Whether rings can do what they are used for and no more.
+    #[must_use]
+    pub fn rings_restricted(&self) -> bool {
+        self.rings_restricted
+    }
+
+    /// What is not in force, and why.
+    #[must_use]
+    pub fn missing(&self) -> Vec<String> {
+        let seccomp = self.seccomp.as_ref().err().map(|why| format!("seccomp ({why})"));
+        let landlock = match (self.landlock, self.config.mode) {
+            (Some(_), _) => None,
+            (None, Mode::Log) => Some("Landlock (mode=log)"),
+            (None, Mode::On) => Some("Landlock (not there, or not enabled at boot: lsm=)"),
+        };
+        let rings =
+            (!self.rings_restricted).then_some("ring restrictions (see the lines about rings)");
+        let others = [landlock, rings].into_iter().flatten().map(str::to_owned);
+        seccomp.into_iter().chain(others).collect()
+    }
+}
+
 /// `no_new_privs, capabilities none, seccomp (control 128 calls, I/O 90, pools 50), Landlock ABI 7 (…)`.
 impl fmt::Display for InForce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut missing = Vec::new();
         f.write_str("no_new_privs")?;
         if let Some(Identity { uid, gid, .. }) = self.config.identity {
             write!(f, ", user {uid}:{gid}")?;
         }
         write!(f, ", capabilities {}", self.capabilities)?;
-        match &self.seccomp {
-            Ok(Calls { control, io, pool }) => {
-                write!(f, ", seccomp (control {control} calls, I/O {io}, pools {pool}")?;
-                let is_log = self.config.mode == Mode::Log;
-                f.write_str(if is_log { "; others are logged)" } else { ")" })?;
-            }
-            Err(why) => missing.push(format!("seccomp ({why})")),
+        if let Some(Calls { control, io, pool }) = self.seccomp() {
+            write!(f, ", seccomp (control {control} calls, I/O {io}, pools {pool}")?;
+            let is_log = self.config.mode == Mode::Log;
+            f.write_str(if is_log { "; others are logged)" } else { ")" })?;
         }
-        match self.landlock {
-            Some(version) => {
-                write!(f, ", Landlock ABI {version} (control: ")?;
-                self.config.reach.describe(f, version)?;
-                f.write_str("; I/O: no files")?;
-                f.write_str(if reach::covers_tcp(version) { ", no TCP)" } else { ")" })?;
-            }
-            None if self.config.mode == Mode::Log => missing.push("Landlock (mode=log)".into()),
-            None => missing.push("Landlock (not there, or not enabled at boot: lsm=)".into()),
+        if let Some(version) = self.landlock {
+            write!(f, ", Landlock ABI {version} (control: ")?;
+            self.config.reach.describe(f, version)?;
+            f.write_str("; I/O: no files")?;
+            f.write_str(if reach::covers_tcp(version) { ", no TCP)" } else { ")" })?;
         }
         if self.rings_restricted {
             f.write_str(", ring restrictions")?;
-        } else {
-            missing.push("ring restrictions (see the lines about rings)".into());
         }
+        let missing = self.missing();
         if missing.is_empty() {
             Ok(())
         } else {

@@ -73,6 +73,12 @@ impl Capabilities {
         Capabilities(self.0 | others.0)
     }
 
+    /// Their names, as capabilities(7) has them after `CAP_`.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let own = Self::NAMES.into_iter().filter(move |(one, _)| self.0 & one.0 != 0);
+        own.map(|(_, name)| name)
+    }
+
     /// Those that the calling thread has.
     fn own() -> Result<Capabilities, Failed> {
         let (mut header, mut data) = (Header::OWN, [Data::default(); 2]);
@@ -88,7 +94,7 @@ impl Capabilities {
 impl std::fmt::Display for Capabilities {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut separator = "";
-        for (_, name) in Self::NAMES.iter().filter(|(one, _)| self.0 & one.0 != 0) {
+        for name in self.names() {
             write!(f, "{separator}{name}")?;
             separator = "+";
         }

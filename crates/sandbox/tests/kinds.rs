@@ -44,6 +44,34 @@ const CASES: &[Case] = &[
     ("bind", || call(libc::SYS_bind, [-1, 0, 0, 0]), [FD, FD, REFUSED, REFUSED]),
     ("io_uring_setup", || call(libc::SYS_io_uring_setup, [0; 4]), [BAD, BAD, REFUSED, REFUSED]),
     ("io_uring_enter", || call(libc::SYS_io_uring_enter, [-1, 0, 0, 0]), [FD, FD, FD, REFUSED]),
+    // A place of a file; a ring's eventfd.
+    (
+        "io_uring_register",
+        || call(libc::SYS_io_uring_register, [9999, 6, 0, 0]),
+        [FD, FD, FD, REFUSED],
+    ),
+    (
+        "registering more",
+        || call(libc::SYS_io_uring_register, [9999, 4, 0, 0]),
+        [FD, FD, REFUSED, REFUSED],
+    ),
+    ("fcntl(F_GETFL)", || call(libc::SYS_fcntl, [-1, 3, 0, 0]), [FD, FD, FD, REFUSED]),
+    ("fcntl(F_SETOWN)", || call(libc::SYS_fcntl, [0, 8, 1, 0]), [REFUSED; 4]),
+    ("fcntl(F_SETSIG)", || call(libc::SYS_fcntl, [0, 10, 9, 0]), [REFUSED; 4]),
+    ("sendto", || call(libc::SYS_sendto, [-1, 0, 0, NO_SIGNAL]), [FD, FD, FD, REFUSED]),
+    ("sendto that connects", || call(libc::SYS_sendto, [-1, 0, 0, FAST_OPEN]), [REFUSED; 4]),
+    ("sendmsg that connects", || call(libc::SYS_sendmsg, [-1, 0, FAST_OPEN, 0]), [REFUSED; 4]),
+    ("setsockopt(TCP_NODELAY)", || set_option(6, 1), [FD, FD, FD, REFUSED]),
+    ("setsockopt(SO_ATTACH_FILTER)", || set_option(1, 26), [FD, FD, REFUSED, REFUSED]),
+    ("a filter for other threads", || call(libc::SYS_seccomp, [1, 1, 0, 0]), [REFUSED; 4]),
+    ("a filter that asks", || call(libc::SYS_seccomp, [1, 8, 0, 0]), [REFUSED; 4]),
+    ("mprotect to code", || call(libc::SYS_mprotect, [0, 0, 4, 0]), [REFUSED; 4]),
+    ("memfd_create", || call(libc::SYS_memfd_create, [0; 4]), [BAD, BAD, REFUSED, REFUSED]),
+    ("dup of what is not there", || call(libc::SYS_dup, [-1, 0, 0, 0]), [FD, FD, FD, REFUSED]),
+    ("pidfd_open", || call(libc::SYS_pidfd_open, [1, 0, 0, 0]), [REFUSED; 4]),
+    ("shmget", || call(libc::SYS_shmget, [0; 4]), [REFUSED; 4]),
+    ("prctl(PR_SET_PDEATHSIG)", || call(libc::SYS_prctl, [1, 9, 0, 0]), [REFUSED; 4]),
+    ("prctl(PR_SET_MM)", || call(libc::SYS_prctl, [35, 0, 0, 0]), [REFUSED; 4]),
     ("fsync", || call(libc::SYS_fsync, [-1, 0, 0, 0]), [FD; 4]),
     ("mmap of code", || map(libc::PROT_READ | libc::PROT_EXEC), [REFUSED; 4]),
     ("mmap of data", || map(libc::PROT_READ), [Done; 4]),
@@ -58,8 +86,13 @@ const CASES: &[Case] = &[
     ("bpf", || call(libc::SYS_bpf, [0; 4]), [Deadly; 4]),
     ("mount", || call(libc::SYS_mount, [0; 4]), [Deadly; 4]),
     ("unshare", || call(libc::SYS_unshare, [0; 4]), [Deadly; 4]),
+    ("userfaultfd", || call(libc::SYS_userfaultfd, [0; 4]), [Deadly; 4]),
+    ("pidfd_getfd", || call(libc::SYS_pidfd_getfd, [0; 4]), [Deadly; 4]),
     ("process_vm_readv", || call(libc::SYS_process_vm_readv, [0; 4]), [Deadly; 4]),
 ];
+
+const NO_SIGNAL: c_long = libc::MSG_NOSIGNAL as c_long;
+const FAST_OPEN: c_long = libc::MSG_FASTOPEN as c_long;
 
 const BAD: End = Fails(libc::EFAULT);
 const FD: End = Fails(libc::EBADF);
@@ -80,6 +113,11 @@ fn open(path: &str) -> c_long {
 
 fn socket(family: c_int) -> c_long {
     call(libc::SYS_socket, [family.into(), libc::SOCK_STREAM.into(), 0, 0])
+}
+
+/// Of a socket that is none.
+fn set_option(level: c_long, option: c_long) -> c_long {
+    call(libc::SYS_setsockopt, [-1, level, option, 0])
 }
 
 /// To a port on which nobody listens.

@@ -79,6 +79,24 @@ pub(super) fn takes(op: &IoOp) -> bool {
 }
 
 impl Iocb {
+    /// Reads nothing from `file`, and signals the eventfd `notify` when that is done.
+    pub(super) fn nothing(file: RawFd, notify: RawFd) -> Iocb {
+        Iocb {
+            data: 0,
+            key: 0,
+            rw_flags: 0,
+            opcode: IOCB_CMD_PREAD,
+            priority: 0,
+            fd: file,
+            buf: 0,
+            nbytes: 0,
+            offset: 0,
+            reserved: 0,
+            flags: IOCB_FLAG_RESFD,
+            resfd: notify,
+        }
+    }
+
     /// The operation, whose completion signals the eventfd `notify`; `None` where there is no
     /// command for it. Its pointers are good for as long as `in_flight` is in its slot.
     pub(super) fn new(in_flight: &InFlight, user_data: u64, notify: RawFd) -> Option<Iocb> {

@@ -19,6 +19,10 @@ pub(super) struct Context {
     ring: Option<NonNull<RingHead>>,
 }
 
+// SAFETY: a context and the mapping of its ring belong to the process, not to the thread that made them; who has the
+// `Context` is the only one to use them, since it is not `Sync`.
+unsafe impl Send for Context {}
+
 impl Context {
     /// A context with room for `capacity` operations in flight.
     pub(super) fn new(capacity: u32) -> io::Result<Context> {

@@ -10,6 +10,7 @@
 
 mod abi;
 mod context;
+mod signal;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,6 +23,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use self::abi::Iocb;
 use self::context::Context;
+pub(crate) use self::signal::Signals;
 use crate::event_loop::{EventLoop, Inner, REAP_BATCH};
 use crate::handlers::{Handler, Progress, Trigger};
 use crate::iteration::Reaped;

@@ -41,7 +41,7 @@ use block::job::Report;
 use control::qmp::Command;
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
-use sandbox::Sandbox;
+use sandbox::{InForce, Sandbox};
 use serde_json::json;
 
 use crate::given::GivenSockets;
@@ -86,6 +86,8 @@ pub(crate) struct Daemon {
     mailbox: Mailbox<Message>,
     /// `None`: there is none.
     sandbox: Option<Sandbox>,
+    /// Once everything is ready; nothing: it is not.
+    in_force: OnceCell<InForce>,
     control: EventLoop,
     /// What all this was made by.
     definitions: Definitions,
@@ -278,6 +280,7 @@ impl Daemon {
             manager: surroundings.manager.map(Rc::new),
             mailbox,
             sandbox: surroundings.sandbox,
+            in_force: OnceCell::new(),
             control: control.clone(),
             definitions: Definitions::default(),
             listeners: BTreeMap::new(),
@@ -474,6 +477,7 @@ impl Daemon {
         let in_force = sandbox.serve(restricted);
         let in_force = in_force.map_err(|error| DaemonError::new(error).of("sandbox"))?;
         log::info!("sandbox: {in_force}");
+        let _ = self.in_force.set(in_force);
         Ok(())
     }
 

@@ -136,6 +136,7 @@ impl Daemon {
             Command::XQueryIothreadStats => {
                 return Ok(self.threads.statistics().iter().map(statistics::qmp::thread).collect());
             }
+            Command::XQuerySandbox => return Ok(crate::sandbox::told(self.in_force.get())),
             Command::BlockdevReopen { options } => self.reopen(options).await?,
             Command::BlockdevSnapshotSync(snapshot) => self.snapshot_sync(*snapshot).await?,
             Command::BlockdevSnapshot { node, overlay } => self.snapshot(&node, &overlay).await?,

@@ -335,7 +335,7 @@ fn holder(fd: &OwnedFd, byte: i64) -> Result<Holder, LockedBy> {
     let (major, minor) = (nix::sys::stat::major(stat.st_dev), nix::sys::stat::minor(stat.st_dev));
     let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
     let own = std::os::fd::AsRawFd::as_raw_fd(fd).to_string();
-    let mut otherwise = LockedBy::Nobody;
+    let mut otherwise = if shows_all("/proc") { LockedBy::Nobody } else { LockedBy::Unknown };
     let mut refused = |error: io::Error| {
         // Else it has ended.
         if error.kind() == io::ErrorKind::PermissionDenied {
@@ -362,6 +362,15 @@ fn holder(fd: &OwnedFd, byte: i64) -> Result<Holder, LockedBy> {
     Err(otherwise)
 }
 
+/// Whether all processes of the machine are in this /proc: with `hidepid=2` those of others are not, the first
+/// one in front, and in a PID namespace those outside of it.
+fn shows_all(proc: &str) -> bool {
+    // `PROC_PID_INIT_INO`: the first namespace's inode, whatever the kernel.
+    let first = Path::new("pid:[4026531836]");
+    let own = fs::read_link(format!("{proc}/self/ns/pid"));
+    own.is_ok_and(|own| own == first) && Path::new(&format!("{proc}/1")).exists()
+}
+
 /// Whether a line of fdinfo, such as `lock: 1: OFDLCK  ADVISORY  READ -1 fe:00:1234 100 101`, is an
 /// open file description lock of that inode and byte.
 fn is_lock_on(line: &str, inode: &str, byte: i64) -> bool {
@@ -382,6 +391,23 @@ fn is_lock_on(line: &str, inode: &str, byte: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proc_that_hides_the_first_process_does_not_show_all() {
+        let folder = std::env::temp_dir().join(format!("locks-{}", std::process::id()));
+        let proc = folder.to_str().unwrap();
+        let link = folder.join("self/ns/pid");
+        fs::create_dir_all(folder.join("self/ns")).unwrap();
+        std::os::unix::fs::symlink("pid:[4026531836]", &link).unwrap();
+        let hidden = shows_all(proc);
+        fs::create_dir(folder.join("1")).unwrap();
+        let shown = shows_all(proc);
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink("pid:[4026532257]", &link).unwrap();
+        let elsewhere = shows_all(proc);
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((hidden, shown, elsewhere), (false, true, false));
+    }
 
     #[test]
     fn lines_of_fdinfo() {

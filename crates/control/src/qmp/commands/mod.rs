@@ -187,6 +187,8 @@ pub enum Command {
     XQueryExportStats,
     /// `x-query-iothread-stats`.
     XQueryIothreadStats,
+    /// `x-query-sandbox`.
+    XQuerySandbox,
     /// `blockdev-reopen`.
     BlockdevReopen {
         /// All options of each node.

@@ -1,0 +1,37 @@
+//! The units of `packaging/systemd` under a systemd that is process 1: this machine's, in a guest.
+//!
+//! In short a daemon for one disk is started by its first front end, reloaded under load and stopped. With
+//! `RINGMILL_LONG` it is also killed, and one for many disks is ended by the watchdog.
+
+use std::fs;
+use std::path::Path;
+
+use integration::{Guest, Initramfs, Scratch, release_daemon};
+
+/// Where a package puts them.
+const INSTALLED: [(&str, &str); 5] = [
+    ("ringmill.service", "/lib/systemd/system/ringmill.service"),
+    ("ringmill.socket", "/lib/systemd/system/ringmill.socket"),
+    ("ringmill@.service", "/lib/systemd/system/ringmill@.service"),
+    ("ringmill@.socket", "/lib/systemd/system/ringmill@.socket"),
+    ("ringmill.sysusers", "/lib/sysusers.d/ringmill.conf"),
+];
+
+#[test]
+fn systemd_starts_reloads_watches_and_stops_the_daemon() {
+    let scratch = Scratch::new();
+    let mut files = Initramfs::new("/system");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
+    for (unit, at) in INSTALLED {
+        files.file(at, &fs::read(folder.join(unit)).expect("a unit file"));
+    }
+    files.file("/etc/ringmill/ringmill.conf", b"");
+    // The guest has no processor to spare for a debug build.
+    files.program("/usr/bin/ringmill", &release_daemon());
+    files.program("/usr/bin/disk-load", Path::new(env!("CARGO_BIN_EXE_disk-load")));
+    let long = if std::env::var_os("RINGMILL_LONG").is_some() { "long=1\n" } else { "long=\n" };
+    let job = [long, include_str!("../guest/systemd-job.sh")].concat();
+    let lines = Guest::new().with_systemd(files).run(&job);
+    assert_eq!(lines.last().map(String::as_str), Some("all is well"), "{lines:?}");
+    drop(scratch);
+}
