@@ -19,8 +19,8 @@ pub(super) struct Context {
     ring: Option<NonNull<RingHead>>,
 }
 
-// SAFETY: a context and the mapping of its ring belong to the process, not to the thread that made them; who has the
-// `Context` is the only one to use them, since it is not `Sync`.
+// SAFETY: a context and the mapping of its ring belong to the process, not to the thread that made
+// them; who has the `Context` is the only one to use them, since it is not `Sync`.
 unsafe impl Send for Context {}
 
 impl Context {
