@@ -3,8 +3,8 @@
 //!
 //! Both ways go through the loop's ring: one receive that brings as many requests as have come, one
 //! send of all replies that are ready. Nothing is allocated per request, and a turn is bounded by
-//! the input's memory and the slots. A client that sends more than its share, or does not read its
-//! replies, waits for itself.
+//! the input's memory, the slots and what its I/O thread begins at once. A client that does not read
+//! its replies waits for itself.
 
 mod pause;
 
@@ -30,32 +30,8 @@ use super::secure::Secure;
 use super::session::transmission::{Agreed, Command};
 use super::slots::counted;
 use super::state::{End, Next, State};
+use super::turns::Turns;
 use super::wire::reply::Reply;
-
-/// Bytes that requests begun in one iteration may move, but for the last: what the kernel copies from the
-/// page cache it copies within the loop's system call, and others wait for that.
-const SHARE: usize = 256 << 10;
-
-/// What an iteration has begun.
-#[derive(Debug, Default, Clone, Copy)]
-struct Share {
-    /// Loop time, which stands still within an iteration.
-    now_ns: u64,
-    requests: u32,
-    bytes: usize,
-}
-
-impl Share {
-    /// As of now.
-    fn at(self, now_ns: u64) -> Share {
-        if self.now_ns == now_ns { self } else { Share { now_ns, ..Share::default() } }
-    }
-
-    /// Two requests begin in any case, so that what is in flight grows with each answer.
-    fn is_used_up(self) -> bool {
-        self.bytes >= SHARE && self.requests >= 2
-    }
-}
 
 /// Tokens of the two operations on the socket.
 const RECEIVE: u32 = 0;
@@ -73,6 +49,7 @@ pub(super) struct Service {
     /// Each write is on stable storage before the reply.
     pub(super) writethrough: bool,
     pub(super) stats: Arc<QueueStats>,
+    pub(super) turns: Rc<Turns>,
     /// What another process has left: bytes that came from the client, and bytes that go to it.
     pub(super) left: (Vec<u8>, Vec<u8>),
 }
@@ -94,11 +71,12 @@ pub(super) struct Connection {
     send_bufs: RefCell<IoBufs>,
     receiving: Cell<bool>,
     sending: Cell<bool>,
-    /// Requests wait in the input for others to end.
+    /// Requests wait in the input for others to end, or for a turn.
     stalled: Cell<bool>,
-    /// Requests that the channel has, and what those begun in the iteration of this loop time move.
+    /// Requests that the channel has.
     under_way: Cell<u32>,
-    share: Cell<Share>,
+    /// It is among those that wait for a turn.
+    pub(super) waits: Cell<bool>,
     /// Why no more requests are taken.
     end: Cell<Option<End>>,
     /// Nothing more can be sent.
@@ -138,7 +116,7 @@ impl Connection {
             sending: Cell::new(false),
             stalled: Cell::new(false),
             under_way: Cell::new(0),
-            share: Cell::default(),
+            waits: Cell::new(false),
             end: Cell::new(None),
             deaf: Cell::new(false),
             ended: Cell::new(Some(ended)),
@@ -221,28 +199,48 @@ impl Connection {
         }
     }
 
-    /// Sends on their way all requests that have come, as far as there is room for them.
+    /// Sends on their way the requests that have come, as far as there is room for them.
     fn take_requests(&self) {
+        self.stalled.set(false);
+        if self.service.turns.is_open(self.event_loop.now_ns()) {
+            self.take_turn();
+        } else {
+            self.wait_for_turn();
+        }
+    }
+
+    fn wait_for_turn(&self) {
+        self.stalled.set(true);
+        if !self.waits.replace(true) {
+            self.service.turns.wait(self.me.clone());
+        }
+    }
+
+    /// It is the first of those that wait for a turn.
+    pub(super) fn its_turn(&self) {
+        self.waits.set(false);
+        // It may have found another reason to wait.
+        if self.stalled.take() {
+            self.take_turn();
+        }
+    }
+
+    fn take_turn(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let me: Rc<dyn Completion> = me;
         if self.pause.is_paused() {
             return self.stalled.set(true);
         }
-        self.stalled.set(false);
         let now_ns = self.event_loop.now_ns();
-        let mut share = self.share.get().at(now_ns);
         while self.end.get().is_none() {
-            if share.is_used_up() && self.under_way.get() > 0 {
-                // The next answer has it go on.
-                return self.stalled.set(true);
+            if self.service.turns.are_over(now_ns) {
+                return self.wait_for_turn();
             }
             let next = self.state.borrow_mut().next(now_ns);
             match next {
                 Next::Submit { op, offset, len, bufs, tag } => {
                     self.service.stats.taken.add(1);
-                    share.requests += 1;
-                    share.bytes += bufs.len();
-                    self.share.set(share);
+                    self.service.turns.begin(now_ns, bufs.len());
                     self.under_way.update(|count| count + 1);
                     self.service.channel.submit(Request::new(op, offset, len, bufs, &me, tag));
                 }

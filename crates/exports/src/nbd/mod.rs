@@ -18,6 +18,7 @@ mod server;
 pub mod session;
 mod slots;
 mod state;
+mod turns;
 mod worker;
 
 pub use connection::SavedClient;

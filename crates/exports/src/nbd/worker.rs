@@ -19,6 +19,7 @@ use super::connection::{Connection, MAX_LEFT, SavedClient, Service};
 use super::handshake::Secured;
 use super::session::transmission::Agreed;
 use super::state::End;
+use super::turns::Turns;
 use crate::vhost_user::flush::flush;
 
 type Job = Box<dyn FnOnce(&Rc<Worker>) + Send>;
@@ -46,6 +47,7 @@ pub(super) struct Worker {
     read_only: bool,
     writethrough: bool,
     stats: Arc<QueueStats>,
+    turns: Rc<Turns>,
     connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
     next_connection: Cell<u64>,
     /// Waits for the last connection to end.
@@ -80,6 +82,7 @@ impl WorkerHandle {
                 read_only: node.geometry().read_only,
                 writethrough,
                 stats: of_worker,
+                turns: Turns::new(event_loop),
                 connections: RefCell::default(),
                 next_connection: Cell::new(0),
                 idle: Cell::new(None),
@@ -215,6 +218,7 @@ impl Worker {
             secured,
             writethrough: self.writethrough,
             stats: self.stats.clone(),
+            turns: self.turns.clone(),
             left,
         };
         let me: Weak<Worker> = Rc::downgrade(self);

@@ -1,0 +1,85 @@
+//! How much an export's connections begin on their I/O thread at once, and who is next.
+//!
+//! What the kernel copies from the page cache, and a null node from nowhere, is copied within the loop's
+//! iteration: all else on the thread waits for that. So requests wait for the next one when enough
+//! are begun, however many clients they come from.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+
+use event_loop::{BottomHalf, EventLoop};
+
+use super::connection::Connection;
+
+/// Bytes that the requests begun in one iteration move, but for the last of them.
+const SHARE: usize = 512 << 10;
+
+pub(super) struct Turns {
+    event_loop: EventLoop,
+    /// The iteration's loop time, which stands still within it, and what is begun in it.
+    now_ns: Cell<u64>,
+    begun: Cell<usize>,
+    /// First come, first served.
+    waiting: RefCell<VecDeque<Weak<Connection>>>,
+    next_iteration: BottomHalf,
+}
+
+impl Turns {
+    pub(super) fn new(event_loop: &EventLoop) -> Rc<Self> {
+        Rc::new_cyclic(|me: &Weak<Turns>| {
+            let me = me.clone();
+            Turns {
+                event_loop: event_loop.clone(),
+                now_ns: Cell::new(0),
+                begun: Cell::new(0),
+                waiting: RefCell::default(),
+                next_iteration: event_loop.bottom_half(move || {
+                    if let Some(me) = me.upgrade() {
+                        me.run();
+                    }
+                }),
+            }
+        })
+    }
+
+    /// Nobody waits, and there is a share left.
+    pub(super) fn is_open(&self, now_ns: u64) -> bool {
+        self.waiting.borrow().is_empty() && !self.are_over(now_ns)
+    }
+
+    /// Enough is begun in this iteration.
+    pub(super) fn are_over(&self, now_ns: u64) -> bool {
+        self.now_ns.get() == now_ns && self.begun.get() >= SHARE
+    }
+
+    /// Counts a request that moves so many `bytes`.
+    pub(super) fn begin(&self, now_ns: u64, bytes: usize) {
+        let before = if self.now_ns.replace(now_ns) == now_ns { self.begun.get() } else { 0 };
+        self.begun.set(before.saturating_add(bytes));
+    }
+
+    /// The connection is told when it is its turn.
+    pub(super) fn wait(&self, connection: Weak<Connection>) {
+        self.waiting.borrow_mut().push_back(connection);
+        self.next_iteration.schedule();
+    }
+
+    fn run(&self) {
+        while !self.are_over(self.event_loop.now_ns()) {
+            let Some(next) = self.waiting.borrow_mut().pop_front() else { return };
+            if let Some(connection) = next.upgrade() {
+                connection.its_turn();
+            }
+        }
+        if !self.waiting.borrow().is_empty() {
+            self.next_iteration.schedule();
+        }
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        self.event_loop.delete_bottom_half(&self.next_iteration);
+    }
+}
