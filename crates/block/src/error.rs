@@ -1,6 +1,7 @@
 //! Why a node cannot be opened, in words an operator can act on.
 
 use std::fmt;
+use std::io;
 
 use nix::errno::Errno;
 
@@ -34,6 +35,14 @@ impl OpenError {
     /// A system call failed: `message` says which and on what, the errno why.
     pub(crate) fn os(message: impl Into<String>, errno: Errno) -> Self {
         OpenError { errno: Some(errno), ..OpenError::new(message) }
+    }
+
+    /// The same of an error of the standard library's, which may know no errno.
+    pub(crate) fn io(message: impl fmt::Display, error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(errno) => OpenError::os(message.to_string(), Errno::from_raw(errno)),
+            None => OpenError::new(format!("{message}: {error}")),
+        }
     }
 
     /// The same error, with what to do about it.

@@ -5,6 +5,7 @@
 mod ctl;
 mod daemon;
 mod daemonize;
+mod errno;
 mod given;
 mod logger;
 mod pidfile;

@@ -16,6 +16,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::{read, write};
 
 use super::DaemonError;
+use crate::errno::words;
 use crate::given::GivenSockets;
 
 /// Most bytes written at once: what a pipe takes without blocking when it is writable, PIPE_BUF.
@@ -124,7 +125,7 @@ pub(super) fn listen(
             // Both families, where the machine has both.
             let hosts: &[&str] = if host.is_empty() { &["::", "0.0.0.0"] } else { &[host] };
             let failed = |error: io::Error| {
-                let why = describe(&error);
+                let why = words(&error);
                 DaemonError::new(format!("Failed to listen on '{host}:{port}': {why}"))
             };
             let mut bound = Err(io::Error::from(Errno::EADDRNOTAVAIL));
@@ -144,7 +145,7 @@ pub(super) fn listen(
 /// Connects. Nothing else is going on yet, so it may take its time.
 fn connect(addr: &SocketAddr, given: &mut GivenSockets) -> Result<Arc<OwnedFd>, DaemonError> {
     let failed = |whom: &str, error: io::Error| {
-        DaemonError::new(format!("Failed to connect to '{whom}': {}", describe(&error)))
+        DaemonError::new(format!("Failed to connect to '{whom}': {}", words(&error)))
     };
     match addr {
         SocketAddr::Unix(path) => UnixStream::connect(path)
@@ -156,14 +157,6 @@ fn connect(addr: &SocketAddr, given: &mut GivenSockets) -> Result<Arc<OwnedFd>, 
         SocketAddr::Fd(fd) => given
             .socket(fd)
             .map_err(|_| DaemonError::new(format!("File descriptor '{fd}' is not a socket"))),
-    }
-}
-
-/// The system's words, without the number that the standard library adds.
-fn describe(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
-        None => error.to_string(),
     }
 }
 

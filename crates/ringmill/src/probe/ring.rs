@@ -7,6 +7,7 @@ use io_uring::{IoUring, Probe, opcode};
 use nix::errno::Errno;
 
 use super::row;
+use crate::errno::words;
 
 /// The operations that the event loop uses.
 const OPERATIONS: &[(&str, u8)] = &[
@@ -111,23 +112,18 @@ fn create(ring: RingChoice) -> Result<Chosen, String> {
     let config = LoopConfig { name: "probe".to_owned(), ring, ..LoopConfig::default() };
     match EventLoop::new(config) {
         Ok(event_loop) => Ok(event_loop.ring().clone()),
-        Err(error) => Err(reason(&error.error)),
+        Err(error) => Err(words(&error.error)),
     }
 }
 
 /// `IORING_REGISTER_PROBE`.
 fn operations() -> Result<(Vec<bool>, usize), String> {
-    let ring = IoUring::new(1).map_err(|error| reason(&error))?;
+    let ring = IoUring::new(1).map_err(|error| words(&error))?;
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|error| reason(&error))?;
+    ring.submitter().register_probe(&mut probe).map_err(|error| words(&error))?;
     let there = OPERATIONS.iter().map(|(_, code)| probe.is_supported(*code)).collect();
     let all = (0..=u8::MAX).filter(|code| probe.is_supported(*code)).count();
     Ok((there, all))
-}
-
-/// The errno's own words.
-fn reason(error: &std::io::Error) -> String {
-    error.raw_os_error().map_or(error.to_string(), |errno| Errno::from_raw(errno).desc().to_owned())
 }
 
 impl fmt::Display for RingReport {

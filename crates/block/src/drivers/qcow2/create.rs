@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use imago::FormatCreateBuilder;
 use imago::qcow2::Qcow2;
-use nix::errno::Errno;
 
 use super::open::{Below, run_apart};
 use super::storage::{NodeStorage, Role, Shared, sync};
@@ -86,9 +85,5 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
 }
 
 fn failed(path: &Path, error: &io::Error) -> OpenError {
-    let message = format!("Could not create '{}'", path.display());
-    match error.raw_os_error() {
-        Some(errno) => OpenError::os(message, Errno::from_raw(errno)),
-        None => OpenError::new(format!("{message}: {error}")),
-    }
+    OpenError::io(format!("Could not create '{}'", path.display()), error)
 }

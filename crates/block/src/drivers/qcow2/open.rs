@@ -91,11 +91,7 @@ where
 }
 
 fn failed(name: &str, what: &str, error: &io::Error) -> OpenError {
-    let message = format!("Could not {what} qcow2 image of node '{name}'");
-    match error.raw_os_error() {
-        Some(errno) => OpenError::os(message, Errno::from_raw(errno)),
-        None => OpenError::new(format!("{message}: {error}")),
-    }
+    OpenError::io(format!("Could not {what} qcow2 image of node '{name}'"), error)
 }
 
 /// Reads from the beginning of a node, zeroes past its end.

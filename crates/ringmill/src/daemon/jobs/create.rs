@@ -13,6 +13,8 @@ use event_loop::oneshot;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
+use crate::errno::words;
+
 /// Bytes written at once.
 const CHUNK: usize = 1 << 20;
 
@@ -40,10 +42,10 @@ fn file(path: &Path, size: u64, preallocation: Preallocation) -> Result<(), Stri
     let mut options = OpenOptions::new();
     // What is in it goes only once it is known that nobody uses it.
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
-    let file = file.map_err(|error| format!("Could not create '{shown}': {}", why(&error)))?;
+    let file = file.map_err(|error| format!("Could not create '{shown}': {}", words(&error)))?;
     let _lock = CreationLock::take(&file, path).map_err(|error| error.to_string())?;
     let resize = |size| {
-        file.set_len(size).map_err(|error| format!("Could not resize '{shown}': {}", why(&error)))
+        file.set_len(size).map_err(|error| format!("Could not resize '{shown}': {}", words(&error)))
     };
     resize(0)?;
     let failed = |what: &str, errno: Errno| format!("Could not {what} '{shown}': {}", errno.desc());
@@ -66,21 +68,14 @@ fn file(path: &Path, size: u64, preallocation: Preallocation) -> Result<(), Stri
                 let len = (size - at).min(CHUNK as u64) as usize;
                 let part = zeroes.get(..len).unwrap_or(&zeroes);
                 file.write_all_at(part, at).map_err(|error| {
-                    format!("Could not write zeros for preallocation: {}", why(&error))
+                    format!("Could not write zeros for preallocation: {}", words(&error))
                 })?;
                 at += len as u64;
             }
             (&file)
                 .flush()
                 .and_then(|()| file.sync_data())
-                .map_err(|error| format!("Could not flush file to disk: {}", why(&error)))
+                .map_err(|error| format!("Could not flush file to disk: {}", words(&error)))
         }
-    }
-}
-
-fn why(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
-        None => error.to_string(),
     }
 }
