@@ -51,12 +51,7 @@ impl MemoryView {
     }
 
     /// A view of `memory`, for a loop that `registered` is registered with: segments in its regions
-    /// say so, see [`IoBufs::push_registered`].
-    pub fn with_registered(memory: Arc<GuestMemory>, registered: &[RegisteredRegion]) -> Rc<Self> {
-        Self::with_logging(memory, registered, Logging::new())
-    }
-
-    /// The same, writes through which are logged when `logging` says so.
+    /// say so, see [`IoBufs::push_registered`]. Writes through it are logged when `logging` says so.
     pub fn with_logging(
         memory: Arc<GuestMemory>,
         registered: &[RegisteredRegion],

@@ -14,7 +14,7 @@ use event_loop::{
     Engine, EventLoop, IoBufs, IoOp, LoopConfig, RingChoice, RingFlags, TaskRun, trace,
 };
 use guest_memory::test_util::memfd_region;
-use guest_memory::{GuestMemory, MappedRegion, MemoryView, RegisteredRegion};
+use guest_memory::{GuestMemory, Logging, MappedRegion, MemoryView, RegisteredRegion};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -100,7 +100,7 @@ fn register(event_loop: &EventLoop, region: &Arc<MappedRegion>) -> io::Result<Re
 /// A view of one region.
 fn view(region: &Arc<MappedRegion>, registered: &[RegisteredRegion]) -> Rc<MemoryView> {
     let memory = Arc::new(GuestMemory::from_regions([region.clone()]).unwrap());
-    MemoryView::with_registered(memory, registered)
+    MemoryView::with_logging(memory, registered, Logging::new())
 }
 
 fn segments(view: &Rc<MemoryView>, list: &[(u64, u64)]) -> IoBufs {

@@ -17,6 +17,7 @@ mod objects;
 mod open_files;
 mod qmp;
 mod running;
+mod serving;
 mod signal;
 mod signals;
 mod snapshot;
@@ -37,12 +38,9 @@ use std::rc::Rc;
 
 use ::exports::nbd::NbdServer;
 use block::NodeRegistry;
-use block::job::Report;
-use control::qmp::Command;
 use control::{Graph, Step};
-use event_loop::{EventLoop, LoopConfig, oneshot};
+use event_loop::{EventLoop, LoopConfig};
 use sandbox::{InForce, Sandbox};
-use serde_json::json;
 
 use crate::given::GivenSockets;
 use crate::service_manager::ServiceManager;
@@ -50,9 +48,10 @@ use chardev::Chardev;
 pub(crate) use error::DaemonError;
 use exports::Exports;
 use jobs::Jobs;
-use monitor::{Clients, LINGER_NS, Request};
+use monitor::{Clients, LINGER_NS};
 use objects::Objects;
 pub(crate) use open_files::raise_limit;
+use serving::{End, Message};
 use signal::Mailbox;
 pub(crate) use signal::until;
 use signals::StopSignals;
@@ -118,26 +117,6 @@ pub(crate) struct Start {
     pub(crate) taken: Option<TakenOver>,
 }
 
-/// What happens while the daemon serves.
-enum Message {
-    /// A client has asked for something.
-    Request(Request),
-    /// An I/O thread has failed.
-    Failed(DaemonError),
-    /// SIGUSR2.
-    Upgrade,
-    /// Somebody wants the numbers.
-    Statistics(oneshot::Sender<Statistics>),
-    /// It is time to look for requests that take long.
-    LookForStalls,
-    /// An export that was stopped has ended.
-    ExportEnded(String),
-    /// A job's worker tells how it goes.
-    Job(u64, Report),
-    /// The image that a job was to make is there, or why not.
-    Created(u64, Result<(), String>),
-}
-
 /// How long the exports have to finish once an I/O thread has failed: those that it served never do.
 const AFTER_FAILURE_NS: u64 = 5_000_000_000;
 
@@ -149,16 +128,6 @@ enum Served {
     Insisted,
     /// An I/O thread has failed.
     Failed(DaemonError),
-}
-
-/// What ends serving.
-enum End {
-    /// `quit`.
-    Quit,
-    Signal(&'static str),
-    Failed(DaemonError),
-    /// Another process serves now.
-    HandedOver(HandedOver),
 }
 
 /// Makes what `start.steps` ask for, calls `ready` once it is all there, which is to call
@@ -332,82 +301,6 @@ impl Daemon {
         }
     }
 
-    /// Does what is asked for, until something ends that.
-    async fn serve(&mut self, stop: &mut StopSignals) -> End {
-        let mailbox = self.mailbox.clone();
-        loop {
-            match until(mailbox.next(), stop.next()).await {
-                Err(signal) => return End::Signal(signal),
-                Ok(Message::Failed(error)) => return End::Failed(error),
-                Ok(Message::ExportEnded(id)) => {
-                    self.export_ended(&id);
-                    self.tell_summary();
-                }
-                Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
-                Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
-                Ok(Message::Created(job, made)) => self.created(job, made).await,
-                Ok(Message::Job(job, report)) => {
-                    let reported = until(self.job_reports(job, report), stop.next()).await;
-                    if let Err(signal) = reported {
-                        return End::Signal(signal);
-                    }
-                }
-                Ok(Message::Upgrade) => match self.upgrade_until(stop).await {
-                    Err(end) => return end,
-                    Ok(Ok(to)) => return End::HandedOver(to),
-                    Ok(Err(error)) => log::error!("{error}"),
-                },
-                Ok(Message::Request(Request { command: Command::Upgrade, answer })) => {
-                    match self.upgrade_until(stop).await {
-                        Err(end) => return end,
-                        Ok(Ok(to)) => {
-                            answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
-                            return End::HandedOver(to);
-                        }
-                        Ok(Err(error)) => {
-                            log::error!("{error}");
-                            answer.send(Err(error.into()));
-                        }
-                    }
-                }
-                Ok(Message::Request(Request { command: Command::Quit, answer })) => {
-                    answer.send(Ok(json!({})));
-                    return End::Quit;
-                }
-                Ok(Message::Request(request)) => {
-                    let exports = self.exports.all().count();
-                    if let Err(signal) = until(self.carry_out(request), stop.next()).await {
-                        return End::Signal(signal);
-                    }
-                    if self.exports.all().count() != exports {
-                        self.tell_summary();
-                    }
-                }
-            }
-        }
-    }
-
-    /// Has another process take over; `Err`: a signal has come first, and none has.
-    async fn upgrade_until(
-        &mut self,
-        stop: &mut StopSignals,
-    ) -> Result<Result<HandedOver, DaemonError>, End> {
-        if let Some(manager) = &self.manager {
-            manager.reloading();
-        }
-        let upgraded = until(self.upgrade(), stop.next()).await;
-        match (&self.manager, &upgraded) {
-            (Some(manager), Ok(Ok(to))) => manager.hand_over(to.pid),
-            (Some(manager), Ok(Err(_))) => manager.ready(&self.summary()),
-            _ => {}
-        }
-        if let Err(signal) = upgraded {
-            self.go_on().await;
-            return Err(End::Signal(signal));
-        }
-        upgraded.map_err(End::Signal)
-    }
-
     /// Another process serves now: tells who has asked for it, and ends this one.
     async fn leave(self, to: &HandedOver) -> ! {
         let pause_us = to.pause_ns / 1000;
@@ -521,8 +414,10 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use control::qmp::Command;
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
+    use super::monitor::Request;
     use super::*;
 
     /// From here on this thread cannot enter a ring.

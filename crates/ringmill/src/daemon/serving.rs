@@ -1,0 +1,121 @@
+//! What is done while the daemon serves: one message after the other.
+
+use block::job::Report;
+use control::qmp::Command;
+use event_loop::oneshot;
+use serde_json::json;
+
+use super::monitor::Request;
+use super::signal::until;
+use super::signals::StopSignals;
+use super::statistics::Statistics;
+use super::upgrade::HandedOver;
+use super::{Daemon, DaemonError};
+
+/// What happens while the daemon serves.
+pub(super) enum Message {
+    /// A client has asked for something.
+    Request(Request),
+    /// An I/O thread has failed.
+    Failed(DaemonError),
+    /// SIGUSR2.
+    Upgrade,
+    /// Somebody wants the numbers.
+    Statistics(oneshot::Sender<Statistics>),
+    /// It is time to look for requests that take long.
+    LookForStalls,
+    /// An export that was stopped has ended.
+    ExportEnded(String),
+    /// A job's worker tells how it goes.
+    Job(u64, Report),
+    /// The image that a job was to make is there, or why not.
+    Created(u64, Result<(), String>),
+}
+
+/// What ends serving.
+pub(super) enum End {
+    /// `quit`.
+    Quit,
+    Signal(&'static str),
+    Failed(DaemonError),
+    /// Another process serves now.
+    HandedOver(HandedOver),
+}
+
+impl Daemon {
+    /// Does what is asked for, until something ends that.
+    pub(super) async fn serve(&mut self, stop: &mut StopSignals) -> End {
+        let mailbox = self.mailbox.clone();
+        loop {
+            match until(mailbox.next(), stop.next()).await {
+                Err(signal) => return End::Signal(signal),
+                Ok(Message::Failed(error)) => return End::Failed(error),
+                Ok(Message::ExportEnded(id)) => {
+                    self.export_ended(&id);
+                    self.tell_summary();
+                }
+                Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
+                Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
+                Ok(Message::Created(job, made)) => self.created(job, made).await,
+                Ok(Message::Job(job, report)) => {
+                    let reported = until(self.job_reports(job, report), stop.next()).await;
+                    if let Err(signal) = reported {
+                        return End::Signal(signal);
+                    }
+                }
+                Ok(Message::Upgrade) => match self.upgrade_until(stop).await {
+                    Err(end) => return end,
+                    Ok(Ok(to)) => return End::HandedOver(to),
+                    Ok(Err(error)) => log::error!("{error}"),
+                },
+                Ok(Message::Request(Request { command: Command::Upgrade, answer })) => {
+                    match self.upgrade_until(stop).await {
+                        Err(end) => return end,
+                        Ok(Ok(to)) => {
+                            answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
+                            return End::HandedOver(to);
+                        }
+                        Ok(Err(error)) => {
+                            log::error!("{error}");
+                            answer.send(Err(error.into()));
+                        }
+                    }
+                }
+                Ok(Message::Request(Request { command: Command::Quit, answer })) => {
+                    answer.send(Ok(json!({})));
+                    return End::Quit;
+                }
+                Ok(Message::Request(request)) => {
+                    let exports = self.exports.all().count();
+                    if let Err(signal) = until(self.carry_out(request), stop.next()).await {
+                        return End::Signal(signal);
+                    }
+                    if self.exports.all().count() != exports {
+                        self.tell_summary();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has another process take over; `Err`: a signal has come first, and none has.
+    async fn upgrade_until(
+        &mut self,
+        stop: &mut StopSignals,
+    ) -> Result<Result<HandedOver, DaemonError>, End> {
+        if let Some(manager) = &self.manager {
+            manager.reloading();
+        }
+        let upgraded = until(self.upgrade(), stop.next()).await;
+        match (&self.manager, &upgraded) {
+            (Some(manager), Ok(Ok(to))) => manager.hand_over(to.pid),
+            (Some(manager), Ok(Err(_))) => manager.ready(&self.summary()),
+            _ => {}
+        }
+        if let Err(signal) = upgraded {
+            self.go_on().await;
+            return Err(End::Signal(signal));
+        }
+        upgraded.map_err(End::Signal)
+    }
+}
