@@ -50,9 +50,9 @@ const NEED_REPLY: u32 = 1 << 3;
 /// Messages and other steps of an input.
 const STEPS: usize = 200;
 
-struct World {
-    event_loop: EventLoop,
-    export: VhostUserExport,
+pub(crate) struct World {
+    pub(crate) event_loop: EventLoop,
+    pub(crate) export: VhostUserExport,
     path: PathBuf,
     /// Descriptors when nobody is connected.
     files: usize,
@@ -69,21 +69,32 @@ struct Devices {
     path_only: OwnedFd,
 }
 
+/// An export of two queues on one loop.
+pub(crate) fn config(event_loop: &EventLoop, listen: Listen) -> VhostUserConfig {
+    VhostUserConfig {
+        id: "fuzz".into(),
+        listen,
+        io_threads: vec![event_loop.handle()],
+        num_queues: 2,
+        writable: true,
+        writethrough: false,
+        logical_block_size: 512,
+        pin_memory: false,
+        taken_over: None,
+    }
+}
+
+/// Whether nothing is left of a front end's memory.
+pub(crate) fn is_unmapped() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+    !maps.contains("memfd:stranger") && !maps.contains("memfd:ringmill-inflight")
+}
+
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let event_loop = world::quiet_loop();
         let path = world::own_path("front-end");
-        let config = VhostUserConfig {
-            id: "fuzz".into(),
-            listen: Listen::Path(path.clone()),
-            io_threads: vec![event_loop.handle()],
-            num_queues: 2,
-            writable: true,
-            writethrough: false,
-            logical_block_size: 512,
-            pin_memory: false,
-            taken_over: None,
-        };
+        let config = config(&event_loop, Listen::Path(path.clone()));
         let (control, node) = (event_loop.clone(), world::null_node(1 << 20));
         let export = async { VhostUserExport::blk(control, config, node, "fuzz".into()).await };
         let export = world::finish(&event_loop, export).expect("an export");
@@ -137,14 +148,11 @@ impl World {
         if self.files > 0 {
             self.until("all descriptors are closed", || world::open_files() <= self.files);
         }
-        self.until("all memory is unmapped", || {
-            let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
-            !maps.contains("memfd:stranger") && !maps.contains("memfd:ringmill-inflight")
-        });
+        self.until("all memory is unmapped", is_unmapped);
     }
 }
 
-struct FrontEnd<'a> {
+pub(crate) struct FrontEnd<'a> {
     world: &'a World,
     socket: UnixStream,
     memory: File,
@@ -165,7 +173,7 @@ fn memfd(size: u64, seals: SealFlag) -> File {
 }
 
 impl<'a> FrontEnd<'a> {
-    fn connect(world: &'a World) -> Self {
+    pub(crate) fn connect(world: &'a World) -> Self {
         let socket = UnixStream::connect(&world.path).expect("the export listens");
         socket.set_nonblocking(true).expect("a socket");
         let event = || EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("an eventfd");
@@ -209,7 +217,7 @@ impl<'a> FrontEnd<'a> {
     }
 
     /// All that it takes for queue 0 and 1 to run.
-    fn set_up(&mut self) {
+    pub(crate) fn set_up(&mut self) {
         self.message(GetFeatures, &[], &[]);
         self.message(SetFeatures, &[FEATURES], &[]);
         self.message(SetProtocolFeatures, &[OFFERED], &[]);

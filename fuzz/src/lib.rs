@@ -8,7 +8,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 pub mod ahci;
+mod daemon;
 pub mod front_end;
+pub mod given;
+pub mod hand_over;
+pub mod image;
 pub mod input;
 pub mod nbd;
 pub mod nbd_client;
@@ -18,6 +22,7 @@ pub mod qcow2;
 pub mod qmp;
 pub mod queue;
 pub mod replies;
+mod requests;
 pub mod scsi;
 pub mod tls;
 pub mod vhost_user;
@@ -124,5 +129,20 @@ mod tests {
     #[test]
     fn vhost_user() {
         replay("vhost_user", super::vhost_user::run);
+    }
+
+    #[test]
+    fn given() {
+        replay("given", super::given::run);
+    }
+
+    #[test]
+    fn hand_over() {
+        replay("hand_over", super::hand_over::run);
+    }
+
+    #[test]
+    fn image() {
+        replay("image", super::image::run);
     }
 }

@@ -1,7 +1,8 @@
 //! Strangers that break every rule, and their neighbours, who see no error and are served.
 
-use hostile::{Attack, Target};
-use integration::nbd::{nbd_export, nbd_server};
+use hostile::{Attack, Running, Target};
+use integration::nbd::{client_output, nbd_export, nbd_server, nbds_uri};
+use integration::tls::{Authority, NOW};
 use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern};
 
 /// What an attack has to have done before it counts.
@@ -9,11 +10,37 @@ const BLOWS: u64 = 20;
 /// Rounds of a neighbour's under each attack.
 const ROUNDS: u64 = 30;
 
+/// The same; in the long form a million connections, kicks, messages.
+fn blows() -> u64 {
+    if std::env::var_os("RINGMILL_LONG").is_some() { 1_000_000 } else { BLOWS }
+}
+
+/// Neighbours that write and read while an attack goes on, and wait for each answer, not for ever.
+struct Neighbours {
+    clients: [BlkClient; 2],
+    generation: u64,
+}
+
+impl Neighbours {
+    fn bear(&mut self, attack: Attack, running: &Running, blows: u64) {
+        let begun = std::time::Instant::now();
+        let mut done = 0;
+        while done < ROUNDS || running.blows() < blows {
+            done += 1;
+            for client in &mut self.clients {
+                let index = done % 1024;
+                self.generation += 1;
+                client.write(index * 8, &pattern::block(index, self.generation));
+                let block = client.read(index * 8, pattern::BLOCK);
+                assert_eq!(pattern::generation(index, &block), Ok(self.generation), "{attack:?}");
+            }
+        }
+        println!("{attack:?}: {} blows, {done} rounds, {:?}", running.blows(), begun.elapsed());
+    }
+}
+
 #[test]
 fn neighbours_of_strangers_are_served() {
-    // The long form: a million connections, kicks, messages.
-    let long = std::env::var_os("RINGMILL_LONG").is_some();
-    let blows = if long { 1_000_000 } else { BLOWS };
     let scratch = Scratch::new();
     let near = Image::filled(&scratch, "near.img", 4);
     let far = Image::filled(&scratch, "far.img", 4);
@@ -33,27 +60,15 @@ fn neighbours_of_strangers_are_served() {
     let target = Target {
         vhost_user: server.socket("strange"),
         nbd: scratch.path("nbd.sock"),
+        nbd_tls: None,
         monitor: server.socket("monitor"),
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
-    let mut neighbours = [connect("near"), connect("far")];
-    let (files, mut generation) = (server.open_files(), 0);
-    for &attack in Attack::ALL {
-        let begun = std::time::Instant::now();
+    let mut neighbours = Neighbours { clients: ["near", "far"].map(connect), generation: 0 };
+    let files = server.open_files();
+    for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
         let running = attack.begin(target.clone(), None).expect("a thread");
-        let mut done = 0;
-        while done < ROUNDS || running.blows() < blows {
-            done += 1;
-            for neighbour in &mut neighbours {
-                let index = done % 1024;
-                // Each waits for its answer, and not for ever.
-                generation += 1;
-                neighbour.write(index * 8, &pattern::block(index, generation));
-                let block = neighbour.read(index * 8, pattern::BLOCK);
-                assert_eq!(pattern::generation(index, &block), Ok(generation), "{attack:?}");
-            }
-        }
-        println!("{attack:?}: {} blows, {done} rounds, {:?}", running.blows(), begun.elapsed());
+        neighbours.bear(attack, &running, blows());
         drop(running);
         // Nothing of it is left, and whoever comes next in its place is served.
         let mut next = connect("strange");
@@ -63,5 +78,49 @@ fn neighbours_of_strangers_are_served() {
     }
     drop(neighbours);
     eventually("memory to be given back", || (server.guest_mappings() == 0).then_some(()));
+    server.stop();
+}
+
+#[test]
+fn tls_handshakes_without_end_keep_nobody_out() {
+    let scratch = Scratch::new();
+    let authority = Authority::new(&scratch, "ca");
+    let (creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));
+    let [near, far, disk] =
+        ["near", "far", "disk"].map(|name| Image::filled(&scratch, &format!("{name}.img"), 4));
+    let object = format!("tls-creds-x509,id=tls0,endpoint=server,dir={}", creds.display());
+    let command = ServerCommand::new(&scratch)
+        .iothread("io0")
+        .iothread("io1")
+        .monitor("monitor")
+        .arg("--object")
+        .arg(object)
+        .file("near", &near, "")
+        .file("far", &far, "")
+        .file("disk", &disk, "")
+        .export("near", "iothread=io0")
+        .export("far", "iothread=io1");
+    // Fewer places than those want who never go on.
+    let options = ",tls-creds=tls0,max-connections=8,handshake-max-seconds=1";
+    let command = nbd_server(command, &scratch, options);
+    let server = nbd_export(command, "disk", ",iothread=io0").start();
+    let target = Target {
+        vhost_user: server.socket("near"),
+        nbd: scratch.path("nbd.sock"),
+        nbd_tls: Some(scratch.path("nbd.sock")),
+        monitor: server.socket("monitor"),
+    };
+    let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
+    let mut neighbours = Neighbours { clients: ["near", "far"].map(connect), generation: 0 };
+    let (files, attack) = (server.open_files(), Attack::NbdTls);
+    let running = attack.begin(target, None).expect("a thread");
+    neighbours.bear(attack, &running, BLOWS);
+    // Who comes with them waits for a place, and gets one.
+    let uri = nbds_uri(&scratch, "disk", &alice);
+    let size = client_output(&scratch, "timeout", &["60", "nbdinfo", "--size", &uri]);
+    assert_eq!(size.trim(), "4194304");
+    drop(running);
+    eventually("descriptors to be closed", || (server.open_files() <= files).then_some(()));
+    drop(neighbours);
     server.stop();
 }

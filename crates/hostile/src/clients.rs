@@ -25,8 +25,8 @@ fn option(number: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// A client past the greeting.
-fn greeted(target: &Target) -> io::Result<UnixStream> {
-    let mut stream = connect(&target.nbd)?;
+fn greeted(socket: &Path) -> io::Result<UnixStream> {
+    let mut stream = connect(socket)?;
     stream.read_exact(&mut [0; 18])?;
     stream.write_all(&3u32.to_be_bytes())?;
     Ok(stream)
@@ -34,7 +34,7 @@ fn greeted(target: &Target) -> io::Result<UnixStream> {
 
 /// A client that has chosen the export; what the server said to that is not read.
 fn chosen(target: &Target) -> io::Result<UnixStream> {
-    let mut stream = greeted(target)?;
+    let mut stream = greeted(&target.nbd)?;
     stream.write_all(&option(7, b"\0\0\0\x07hostile\0\0"))?;
     Ok(stream)
 }
@@ -63,7 +63,7 @@ pub(crate) fn nbd_half(target: &Target, go_on: &GoOn) -> io::Result<()> {
 }
 
 pub(crate) fn nbd_options(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    let mut stream = greeted(target)?;
+    let mut stream = greeted(&target.nbd)?;
     let long = option(99, &vec![b'x'; LONG]);
     let mut answers = vec![0; 64 << 10];
     while go_on.blow() {
@@ -94,6 +94,55 @@ pub(crate) fn nbd_deaf(target: &Target, go_on: &GoOn) -> io::Result<()> {
 pub(crate) fn nbd_connections(target: &Target, go_on: &GoOn) -> io::Result<()> {
     while go_on.blow() {
         drop(connect(&target.nbd)?);
+    }
+    Ok(())
+}
+
+/// What a client of TLS 1.3 begins with (RFC 8446, 4.1.2), as good as any: the server has to agree on a key
+/// and to sign for it.
+fn client_hello() -> Vec<u8> {
+    let extension = |number: u16, data: &[u8]| {
+        let len = (data.len() as u16).to_be_bytes();
+        [&number.to_be_bytes()[..], &len, data].concat()
+    };
+    let extensions = [
+        // supported_versions: 1.3; supported_groups: x25519.
+        extension(43, &[2, 3, 4]),
+        extension(10, &[0, 2, 0, 0x1d]),
+        // signature_algorithms: ECDSA over P-256, Ed25519, RSA-PSS, each with SHA-256 or what is its own.
+        extension(13, &[0, 6, 4, 3, 8, 7, 8, 4]),
+        // key_share: a point of the curve. Whose it is nobody asks.
+        extension(51, &[&[0, 36, 0, 0x1d, 0, 32][..], &[9; 32]].concat()),
+    ];
+    let extensions = extensions.concat();
+    let len = (extensions.len() as u16).to_be_bytes();
+    // TLS 1.2, as all say; a random number, no session, TLS_AES_128_GCM_SHA256, no compression.
+    let hello = [&[3, 3][..], &[7; 32], &[0, 0, 2, 0x13, 1, 1, 0], &len, &extensions].concat();
+    let message = [&[1, 0][..], &(hello.len() as u16).to_be_bytes(), &hello].concat();
+    [&[0x16, 3, 1][..], &(message.len() as u16).to_be_bytes(), &message].concat()
+}
+
+pub(crate) fn nbd_tls(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let socket = target.nbd_tls.as_ref().ok_or(io::ErrorKind::NotFound)?;
+    let hello = client_hello();
+    let begin = |len: usize| {
+        let mut stream = greeted(socket)?;
+        stream.write_all(&option(5, b""))?;
+        stream.read_exact(&mut [0; 20])?;
+        stream.write_all(&hello[..len])?;
+        io::Result::Ok(stream)
+    };
+    // Nothing, something, nearly all, all and its answer not read; until there is no place left.
+    let lens = [0, 3, 60, hello.len() - 1, hello.len()].into_iter().cycle();
+    let mut kept = Vec::new();
+    for len in lens.take(2 * KEPT).take_while(|_| go_on.blow()) {
+        let Ok(stream) = begin(len) else { break };
+        kept.push(stream);
+    }
+    // They stay until they are sent away.
+    for mut stream in kept {
+        let mut answer = [0; 4096];
+        while !matches!(stream.read(&mut answer), Ok(0)) && go_on.blow() {}
     }
     Ok(())
 }

@@ -28,6 +28,9 @@ pub struct Target {
     pub vhost_user: PathBuf,
     /// The unix socket of an NBD server with an export named `hostile`.
     pub nbd: PathBuf,
+    /// The unix socket of an NBD server that wants TLS. A daemon has one NBD server: where there is this
+    /// one, `nbd` is another daemon's.
+    pub nbd_tls: Option<PathBuf>,
     /// The unix socket of a monitor.
     pub monitor: PathBuf,
 }
@@ -50,6 +53,11 @@ macro_rules! attacks {
             /// Whether it is served by an I/O thread; else by the control thread alone.
             pub fn is_on_io_thread(self) -> bool {
                 match self { $(Attack::$name => attacks!(@ $by)),* }
+            }
+
+            /// Whether it goes to [`Target::nbd_tls`].
+            pub fn is_over_tls(self) -> bool {
+                self == Attack::NbdTls
             }
 
             /// Until it is broken off by the daemon, or has done all that it does.
@@ -89,6 +97,8 @@ attacks! {
     NbdDeaf = "NBD: replies unread", clients::nbd_deaf, io;
     /// Connects and leaves.
     NbdConnections = "NBD: connections without end", clients::nbd_connections, control;
+    /// Begins TLS's handshake, and never ends it.
+    NbdTls = "NBD: TLS handshakes without end", clients::nbd_tls, control;
     /// A line without an end.
     QmpEndless = "QMP: an endless line", clients::qmp_endless, control;
     /// Asks, and does not take the answers.

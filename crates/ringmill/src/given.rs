@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::{env, fs, io};
+use std::{env, fs, io, iter};
 
 use control::FdName;
 use exports::vhost_user::Listen;
@@ -230,25 +230,23 @@ fn inherited(fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
     }
 }
 
-/// The names of the descriptors that the environment says are given to one of these processes.
-fn announced(
+/// The names of the descriptors that the environment says are given to one of these processes: as many as
+/// it says, which may be more than there can be.
+pub(crate) fn announced(
     ids: &[Option<Pid>],
     variable: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<Option<String>>, String> {
+) -> Result<impl Iterator<Item = Option<String>>, String> {
     let number = |name: &str| match variable(name).map(|text| text.parse::<i32>()) {
         None => Ok(None),
         Some(Ok(number)) if number >= 0 => Ok(Some(number)),
         Some(_) => Err(format!("{name} in the environment is not a number")),
     };
-    let Some(pid) = number("LISTEN_PID")? else { return Ok(Vec::new()) };
-    if !ids.contains(&Some(Pid::from_raw(pid))) {
-        return Ok(Vec::new());
-    }
-    let count = number("LISTEN_FDS")?.unwrap_or(0);
-    let names = variable("LISTEN_FDNAMES");
-    let mut names = names.iter().flat_map(|names| names.split(':'));
-    let name = |_| names.next().filter(|name| !name.is_empty()).map(str::to_owned);
-    Ok((0..count).map(name).collect())
+    let is_meant = number("LISTEN_PID")?.is_some_and(|pid| ids.contains(&Some(Pid::from_raw(pid))));
+    let count = if is_meant { number("LISTEN_FDS")?.unwrap_or(0) } else { 0 };
+    let names = variable("LISTEN_FDNAMES").unwrap_or_default();
+    let name = |name: &str| (!name.is_empty()).then(|| name.to_owned());
+    let names: Vec<_> = names.split(':').map(name).collect();
+    Ok(names.into_iter().chain(iter::repeat(None)).take(count.unsigned_abs() as usize))
 }
 
 /// Where it listens; `None`: it does not, or is no stream socket.
@@ -286,7 +284,8 @@ mod tests {
             let found = variables.iter().find(|(other, _)| *other == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        announced(&[Some(Pid::from_raw(7)), None], variable)
+        // The first of them: there may be very many.
+        announced(&[Some(Pid::from_raw(7)), None], variable).map(|names| names.take(9).collect())
     }
 
     #[test]
@@ -303,6 +302,9 @@ mod tests {
         assert_eq!(names("a::c"), Ok(vec![some("a"), None, some("c")]));
         assert_eq!(names("a"), Ok(vec![some("a"), None, None]));
         assert_eq!(names("a:b:c:d"), Ok(vec![some("a"), some("b"), some("c")]));
+        // More than there is memory for: none is taken for those that are not there.
+        let many = announced_by(&[pid, ("LISTEN_FDS", "2147483647")]);
+        assert_eq!(many, Ok(vec![None; 9]));
         for wrong in ["", "-1", "x", "99999999999"] {
             let error = Err("LISTEN_FDS in the environment is not a number".into());
             assert_eq!(announced_by(&[pid, ("LISTEN_FDS", wrong)]), error, "{wrong}");

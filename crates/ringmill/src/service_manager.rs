@@ -119,7 +119,7 @@ fn status_line(status: &str) -> String {
 }
 
 /// The time of the watchdog, microseconds, if one of these processes is watched: sd_watchdog_enabled(3).
-fn watchdog(
+pub(crate) fn watchdog(
     ids: &[Option<Pid>],
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<u64>, String> {

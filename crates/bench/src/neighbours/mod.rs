@@ -75,7 +75,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     (0..exports.len()).try_for_each(|nth| bench.server.listening(nth).map(drop))?;
     let rounds = options.rounds(3);
     let mut rows = Vec::new();
-    for &attack in Attack::ALL {
+    for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
         let places: &[&str] = match attack {
             // Of NBD there is one export, beside the victim.
             Attack::NbdDeaf => &["same"],
@@ -148,6 +148,7 @@ impl Bench {
         let target = Target {
             vhost_user: self.sockets.0.join(format!("{place}.sock")),
             nbd: self.sockets.0.join("nbd.sock"),
+            nbd_tls: None,
             monitor: self.sockets.0.join("qmp.sock"),
         };
         let (mut quiet, mut attacked, mut blows) = (Vec::new(), Vec::new(), Vec::new());

@@ -127,6 +127,8 @@ impl Listener {
                 (fd, None)
             }
             Listen::TakenOver(fd, path) => {
+                // As it should be, but that is another process' word.
+                set_nonblocking(&fd).map_err(|e| fail("fcntl")(e.into()))?;
                 // One whose file is gone has none to remove.
                 let file = path.and_then(|path| {
                     let id = file_id(&path).ok()?;
@@ -239,5 +241,28 @@ fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), Expor
         // EAGAIN: somebody listens, and has many callers.
         Ok(()) | Err(Errno::EAGAIN) => Err(ExportError::SocketInUse { socket: name.to_owned() }),
         Err(errno) => Err(fail("connect", errno.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    use event_loop::LoopConfig;
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_was_taken_over_does_not_block() {
+        let name = format!("ringmill-taken-over-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let socket = Arc::new(OwnedFd::from(UnixListener::bind_addr(&address).unwrap()));
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let _listener =
+            Listener::new(&event_loop, Listen::TakenOver(socket.clone(), None)).unwrap();
+        let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL).unwrap());
+        assert!(flags.contains(OFlag::O_NONBLOCK));
     }
 }
