@@ -9,15 +9,15 @@ use block::node::BlockNode;
 use block::options::*;
 use block::request::Op;
 use block::status::{Extent, State, extent};
-use common::nbd::NbdServer;
+use common::nbd::{Connected, NbdServer};
 use common::*;
 use event_loop::{AlignedBuf, EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
 use nix::errno::Errno;
 
 const MIB: usize = 1 << 20;
 
-fn open(options: &BlockdevOptions) -> Rig {
-    Rig::new(NodeRegistry::new().open(options).unwrap())
+fn open(options: &BlockdevOptions) -> Connected {
+    Connected::new(NodeRegistry::new().open(options).unwrap())
 }
 
 fn extents(rig: &mut Rig, offset: u64, len: u64) -> Vec<Extent> {
@@ -38,7 +38,7 @@ fn an_image_behind_qemu_nbd() {
     let geometry = node.geometry();
     assert_eq!(geometry.size, 4 << 20);
     assert!(geometry.discard && geometry.write_zeroes && geometry.write_cache);
-    let mut rig = Rig::new(node);
+    let mut rig = Connected::new(node);
     // More than a server's largest request has, more than an input's memory, less than that.
     let expected = image.contents();
     for (offset, len) in [(0, 4 * MIB), (512, 3 * MIB), (MIB as u64, 64 << 10), (1536, 512)] {
@@ -88,7 +88,7 @@ fn an_end_within_a_sector_reads_as_zeroes_and_takes_no_data() {
     let server = NbdServer::nbdkit(&["memory", "1000"]);
     let node = NodeRegistry::new().open(&server.node()).unwrap();
     assert_eq!(node.geometry().size, 1024);
-    let mut rig = Rig::new(node);
+    let mut rig = Connected::new(node);
     let mut data = pattern(1024);
     assert_eq!(rig.write(0, &data, 0), Err(Errno::ENOSPC));
     data[1000..].fill(0);
@@ -147,7 +147,7 @@ fn opening_says_what_is_wrong() {
 
 /// A loop that another thread runs, for as long as `f` takes.
 fn beside<R: Send>(node: &Arc<dyn BlockNode>, f: impl FnOnce(&mut Rig) -> R + Send) -> R {
-    std::thread::scope(|scope| scope.spawn(|| f(&mut Rig::new(node.clone()))).join().unwrap())
+    std::thread::scope(|scope| scope.spawn(|| f(&mut Connected::new(node.clone()))).join().unwrap())
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use block::NodeRegistry;
 use block::options::*;
 use block::request::Op;
-use common::nbd::NbdServer;
+use common::nbd::{Connected, NbdServer};
 use common::*;
 use event_loop::IoBufs;
 use nix::errno::Errno;
@@ -21,9 +21,9 @@ const MIB: usize = 1 << 20;
 const LEN: usize = 64 << 10;
 
 /// A rig whose requests wait that many seconds for the server.
-fn open(server: &NbdServer, reconnect_delay: u32) -> Rig {
+fn open(server: &NbdServer, reconnect_delay: u32) -> Connected {
     let nbd = NbdOptions { reconnect_delay, ..server.options() };
-    Rig::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap())
+    Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap())
 }
 
 /// Reads until that goes well, as it has to in the end.
@@ -179,7 +179,8 @@ fn a_server_that_shakes_hands_and_leaves_is_not_run_after() {
     let server = NbdServerAddr::Unix { path: path.clone() };
     let nbd = NbdOptions { server, export: String::new(), reconnect_delay: 3, open_timeout: 0 };
     let begun = Instant::now();
-    let mut rig = Rig::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap());
+    let mut rig =
+        Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap());
     // It waits for an answer no longer than for a server that is not there.
     assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
     assert!(begun.elapsed() >= Duration::from_secs(3), "it waited");

@@ -139,10 +139,14 @@ fn flushes_and_block_status_do_not_wait_and_writes_not_for_reads() {
     rig.channel.drain_begin();
 }
 
-/// Sends each request anew as soon as it is answered, until so many were.
+/// Requests that each sends.
+const DEPTH: u32 = 8;
+
+/// Sends each request anew as soon as it is answered, until so many were; then waits for the last.
 struct Greedy {
     done: Arc<AtomicU64>,
     wanted: u64,
+    in_flight: std::cell::Cell<u32>,
     me: std::cell::RefCell<Option<Rc<dyn Completion>>>,
     channel: Rc<dyn block::node::Channel>,
     event_loop: EventLoop,
@@ -153,10 +157,13 @@ impl Completion for Greedy {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         assert_eq!(result, Ok(()));
         if self.done.fetch_add(1, Ordering::Relaxed) + 1 >= self.wanted {
-            if let Some(finished) = self.finished.take() {
-                finished.send(());
+            self.in_flight.update(|requests| requests - 1);
+            if self.in_flight.get() == 0 {
+                self.me.take();
+                if let Some(finished) = self.finished.take() {
+                    finished.send(());
+                }
             }
-            self.me.take();
             return;
         }
         // Not from within the answer: null-co answers at once.
@@ -188,6 +195,7 @@ fn threads_keep_to_a_limit_together() {
                 let client = Rc::new(Greedy {
                     done,
                     wanted: WANTED,
+                    in_flight: std::cell::Cell::new(DEPTH),
                     me: std::cell::RefCell::default(),
                     channel: node.open_channel(event_loop).unwrap(),
                     event_loop: event_loop.clone(),
@@ -195,7 +203,7 @@ fn threads_keep_to_a_limit_together() {
                 });
                 let me = client.clone() as Rc<dyn Completion>;
                 client.me.replace(Some(me.clone()));
-                for tag in 0..8 {
+                for tag in 0..DEPTH {
                     client.channel.submit(Request::new(Op::Read, 0, 512, memory(512, 0), &me, tag));
                 }
             })

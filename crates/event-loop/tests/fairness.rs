@@ -117,6 +117,8 @@ fn e10_every_callback_runs_in_a_section_that_ends_with_its_iteration() {
         // Outside, at once.
         event_loop.defer(&call);
         assert_eq!(ran(), 5, "{name}");
+        // The handler holds the loop, which holds it.
+        event_loop.shut_down().unwrap();
     }
 }
 

@@ -1,12 +1,17 @@
 //! NBD servers that nobody here wrote.
 
+use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use block::node::BlockNode;
 use block::options::*;
+
+use super::Rig;
 
 /// A server on a socket of its own, killed with its value.
 pub struct NbdServer {
@@ -119,5 +124,34 @@ impl Drop for NbdServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// A rig over a connection, whose tasks hold the loop until that shuts down.
+pub struct Connected(Rig);
+
+impl Connected {
+    pub fn new(node: Arc<dyn BlockNode>) -> Self {
+        Connected(Rig::new(node))
+    }
+}
+
+impl Deref for Connected {
+    type Target = Rig;
+
+    fn deref(&self) -> &Rig {
+        &self.0
+    }
+}
+
+impl DerefMut for Connected {
+    fn deref_mut(&mut self) -> &mut Rig {
+        &mut self.0
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let _ = self.0.event_loop.shut_down();
     }
 }

@@ -9,6 +9,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, socket};
 
+/// A poll that ends with its first event, when it is taken out of the set. Miri knows edges only.
+const ONCE: i32 = if cfg!(miri) { libc::EPOLLET } else { libc::EPOLLONESHOT };
+
 /// Events taken by one epoll_pwait2(2).
 const BATCH: usize = 128;
 
@@ -104,8 +107,7 @@ impl EpollRing {
         }
         let write =
             matches!(op, RingOp::Rw { write: true, .. } | RingOp::RwVectored { write: true, .. });
-        let events =
-            (if write { libc::EPOLLOUT } else { libc::EPOLLIN } | libc::EPOLLONESHOT) as u32;
+        let events = (if write { libc::EPOLLOUT } else { libc::EPOLLIN } | ONCE) as u32;
         match self.arm(fd, events, user_data) {
             Ok(stand_in) => {
                 let armed = Armed { fd, stand_in, multishot: false, transfer: Some(op) };
@@ -117,8 +119,14 @@ impl EpollRing {
 
     /// epoll_pwait2(2), or what comes close to it. The count, -1 on errors.
     fn wait(&mut self, events: &mut [libc::epoll_event], timeout: Option<libc::timespec>) -> i32 {
-        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let (epoll, room) = (self.epoll.as_raw_fd(), events.len() as i32);
+        if cfg!(miri) {
+            // It knows this call alone. Whole milliseconds: simulations wait for ever or not at all.
+            let ms = timeout.map_or(-1, |t| (t.tv_sec * 1000 + t.tv_nsec / 1_000_000) as i32);
+            // SAFETY: writes at most `room` events to `events`.
+            return unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), room, ms) };
+        }
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         if self.has_pwait2 {
             // SAFETY: writes at most `room` events to `events`, reads `timeout`, which lives across
             // the call, and takes no signal mask.
@@ -147,7 +155,7 @@ impl Ring for EpollRing {
         match *op {
             RingOp::PollAdd { fd, events, multishot } => {
                 // Edge triggered, as a multishot poll is; the low bits are the same in both calls.
-                let mode = if multishot { libc::EPOLLET } else { libc::EPOLLONESHOT } as u32;
+                let mode = if multishot { libc::EPOLLET } else { ONCE } as u32;
                 match self.arm(fd, events | mode, user_data) {
                     Ok(stand_in) => {
                         self.armed

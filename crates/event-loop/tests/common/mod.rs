@@ -20,7 +20,7 @@ use event_loop::{
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// How long anything may take before a test calls it lost.
-pub(crate) const LOST: Duration = Duration::from_secs(20);
+pub(crate) const LOST: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 60 });
 
 /// Polling off: a loop with nothing to do sleeps.
 pub(crate) const NO_POLLING: PollParams =

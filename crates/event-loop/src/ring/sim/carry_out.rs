@@ -110,6 +110,9 @@ impl Pending {
             v.iov_len = v.iov_len.min(left);
             left -= v.iov_len;
         }
+        if cfg!(miri) {
+            return self.transfer_one_by_one(write, offset, &segments);
+        }
         let (base, count) = (segments.as_ptr(), segments.len() as i32);
         let offset = offset.cast_signed();
         // SAFETY: the segments are those of `Ring::push`'s caller, or parts of them, valid until the
@@ -123,7 +126,34 @@ impl Pending {
         })
     }
 
+    /// The same by calls that Miri knows.
+    fn transfer_one_by_one(&self, write: bool, mut offset: u64, segments: &[libc::iovec]) -> i32 {
+        let mut done = 0;
+        for &libc::iovec { iov_base: base, iov_len: len } in segments {
+            // SAFETY: as in `transfer`.
+            let result = errno_or(unsafe {
+                if write {
+                    libc::pwrite64(self.fd, base, len, offset.cast_signed())
+                } else {
+                    libc::pread64(self.fd, base, len, offset.cast_signed())
+                }
+            });
+            if result < 0 {
+                return if done > 0 { done } else { result };
+            }
+            done += result;
+            offset += result as u64;
+            if (result as usize) < len {
+                break;
+            }
+        }
+        done
+    }
+
     fn fallocate(&self, mode: i32, offset: u64, len: u64) -> i32 {
+        if cfg!(miri) {
+            return self.write_zeroes(mode, offset, len);
+        }
         let (offset, len) = (offset.cast_signed(), len.cast_signed());
         // Memory files cannot zero a range, but punching and allocating it comes to the same.
         let zeroing = mode & libc::FALLOC_FL_ZERO_RANGE != 0;
@@ -142,6 +172,22 @@ impl Pending {
         }
         0
     }
+
+    /// The same by a call that Miri knows, as far as the file reaches.
+    fn write_zeroes(&self, mode: i32, offset: u64, len: u64) -> i32 {
+        // SAFETY: open until the completion, by `Ring::push`'s contract.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        let size = nix::sys::stat::fstat(fd).map_or(0, |stat| stat.st_size.cast_unsigned());
+        let end = offset.saturating_add(len).min(size);
+        if zeroes(mode) && offset < end {
+            let zeroes = vec![0; (end - offset) as usize];
+            return match nix::sys::uio::pwrite(fd, &zeroes, offset.cast_signed()) {
+                Ok(_) => 0,
+                Err(errno) => -(errno as i32),
+            };
+        }
+        0
+    }
 }
 
 /// What a flush of a descriptor will make stable that is submitted now.
@@ -156,6 +202,9 @@ fn zeroes(mode: i32) -> bool {
 }
 
 fn is_direct(fd: BorrowedFd<'_>) -> bool {
+    if cfg!(miri) {
+        return false;
+    }
     let flags = fcntl(fd, FcntlArg::F_GETFL);
     flags.is_ok_and(|flags| OFlag::from_bits_retain(flags).contains(OFlag::O_DIRECT))
 }

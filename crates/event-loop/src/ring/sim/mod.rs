@@ -34,12 +34,11 @@ mod storage;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
-
-use nix::sys::memfd::{MFdFlags, memfd_create};
 
 pub use self::faults::{Faults, Happened, SimOp, Verdict};
 use self::faults::{Random, describe};
@@ -57,6 +56,24 @@ use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
 /// part.
 #[derive(Clone)]
 pub struct Sim(Rc<RefCell<World>>);
+
+#[cfg(not(miri))]
+fn memory_file() -> io::Result<File> {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    Ok(memfd_create("sim", MFdFlags::MFD_CLOEXEC)?.into())
+}
+
+/// Miri knows no memory files: one without a name.
+#[cfg(miri)]
+fn memory_file() -> io::Result<File> {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("sim-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = std::env::temp_dir().join(name);
+    let file = File::options().read(true).write(true).create_new(true).open(&name)?;
+    std::fs::remove_file(name)?;
+    Ok(file)
+}
 
 type Script = Box<dyn FnMut(&SimOp) -> Verdict>;
 
@@ -172,7 +189,7 @@ impl Sim {
     ///
     /// Those of memfd_create(2) and write(2).
     pub fn file(&self, content: &[u8]) -> io::Result<Arc<OwnedFd>> {
-        let file = std::fs::File::from(memfd_create("sim", MFdFlags::MFD_CLOEXEC)?);
+        let file = memory_file()?;
         std::os::unix::fs::FileExt::write_all_at(&file, content, 0)?;
         let fd = OwnedFd::from(file);
         self.0.borrow().storage.add(&fd)?;
