@@ -133,13 +133,14 @@ impl Sandbox {
     }
 
     /// The calling thread is one that connects to others on behalf of the control thread: from here on it
-    /// can reach what that thread can once everything is ready, and has no privileges.
+    /// can reach what that thread can once everything is ready, sockets of other users included, and has no
+    /// other privileges.
     ///
     /// # Errors
     ///
     /// As [`io_thread`](Self::io_thread).
     pub fn helper_thread(&self) -> Result<(), Failed> {
-        self.narrow(Capabilities::NONE).map(drop)
+        self.narrow(self.0.config.keep.only(Capabilities::DAC_OVERRIDE)).map(drop)
     }
 
     /// The calling thread is the control thread, and everything is ready. `rings_restricted`: its ring and

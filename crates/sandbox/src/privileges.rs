@@ -73,6 +73,12 @@ impl Capabilities {
         Capabilities(self.0 | others.0)
     }
 
+    /// Those of these that are among those.
+    #[must_use]
+    pub const fn only(self, others: Capabilities) -> Capabilities {
+        Capabilities(self.0 & others.0)
+    }
+
     /// Their names, as capabilities(7) has them after `CAP_`.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let own = Self::NAMES.into_iter().filter(move |(one, _)| self.0 & one.0 != 0);
