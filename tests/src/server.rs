@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::prctl;
@@ -317,6 +318,54 @@ impl Server {
             (waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)).then_some(())
         });
         self.process = Process::TookOver(pid);
+    }
+
+    /// Asks it to give place to another process, and ends it with SIGKILL some time afterwards. Gives the
+    /// daemon that has taken over by then; `None`: no process of it is left.
+    pub fn kill_in_upgrade(mut self, after: Duration) -> Option<Self> {
+        prctl::set_child_subreaper(true).expect("this process can adopt");
+        let before = self.pid();
+        self.signal(Signal::SIGUSR2);
+        thread::sleep(after);
+        self.process.kill();
+        self.wait();
+        let file = self.log.with_extension("pid");
+        let successor = eventually("one that serves, or the end of all", || {
+            let left = self.processes_left();
+            let pid = fs::read_to_string(&file).ok().and_then(|pid| pid.trim().parse().ok());
+            let successor = pid.filter(|pid| *pid != before && left.contains(pid));
+            let is_ours = |pid: &u32| {
+                let pid = Pid::from_raw(pid.cast_signed());
+                waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)
+            };
+            match successor {
+                Some(pid) => is_ours(&pid).then_some(Some(pid)),
+                None => left.is_empty().then_some(None),
+            }
+        });
+        match successor {
+            Some(pid) => {
+                self.process = Process::TookOver(Pid::from_raw(pid.cast_signed()));
+                Some(self)
+            }
+            None => {
+                fs::remove_file(file).expect("it was started by its pid file");
+                None
+            }
+        }
+    }
+
+    /// The processes that were started for this daemon: spawners have its command line, too.
+    fn processes_left(&self) -> Vec<u32> {
+        let dir = self.dir.as_os_str().as_encoded_bytes();
+        let is_ours = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
+            program.ends_with(b"ringmill") && line.windows(dir.len()).any(|part| part == dir)
+        };
+        let entries = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(is_ours).collect()
     }
 
     /// Ends it with SIGKILL, and removes the pid file that it leaves behind.

@@ -5,8 +5,11 @@
 
 mod common;
 
+use std::cell::Cell;
+use std::time::Duration;
+
 use common::replaced::{survives, times};
-use integration::Guest;
+use integration::{Guest, pattern};
 
 fn survives_kills(queues: u32, kills: usize) {
     let guest = Guest::new().chardev_options("reconnect-ms=10");
@@ -24,4 +27,32 @@ fn the_daemon_is_killed_under_load_on_one_queue() {
 #[test]
 fn the_daemon_is_killed_under_load_on_four_queues() {
     survives_kills(4, times("RINGMILL_KILLS").div_ceil(2));
+}
+
+/// Until the new process has taken over, a debug build on busy processors.
+const UPGRADE: Duration = Duration::from_millis(250);
+
+#[test]
+fn the_daemon_is_killed_while_it_gives_place_to_another_process() {
+    let guest = Guest::new().chardev_options("reconnect-ms=10");
+    let state = Cell::new(6);
+    let random = || {
+        let mut next = state.get();
+        let number = pattern::splitmix64(&mut next);
+        state.set(next);
+        number
+    };
+    let kills = times("RINGMILL_KILLS").div_ceil(2);
+    survives(guest, 2, kills, |server, start| {
+        let after = UPGRADE * u32::try_from(random() % 1024).expect("32 bits") / 1024;
+        match server.kill_in_upgrade(after) {
+            // It goes on serving, or goes the same way.
+            Some(successor) if random() % 2 == 0 => successor,
+            Some(successor) => {
+                successor.kill();
+                start()
+            }
+            None => start(),
+        }
+    });
 }

@@ -12,7 +12,9 @@ mod reach;
 mod refused;
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
+use std::thread;
 
 use seccompiler::BpfProgram;
 
@@ -158,6 +160,20 @@ impl Sandbox {
         };
         let config = config.clone();
         Ok(InForce { config, seccomp, capabilities, landlock, rings_restricted })
+    }
+
+    /// Whether [`serve`](Self::serve) is possible: a thread that ends with that does the same. Not for a
+    /// sandbox that becomes another user, which all threads do together.
+    ///
+    /// # Errors
+    ///
+    /// As [`serve`](Self::serve), or there can be no such thread.
+    pub fn rehearse(&self, rings_restricted: bool) -> Result<InForce, Failed> {
+        let me = self.clone();
+        let failed = |error| Failed { call: "a thread", error };
+        let thread = thread::Builder::new().name("rehearsal".into());
+        let thread = thread.spawn(move || me.serve(rings_restricted)).map_err(failed)?;
+        thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("it has ended early"))))
     }
 
     /// What to say to somebody who was denied a file that could be out of the control thread's reach.

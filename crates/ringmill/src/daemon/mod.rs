@@ -365,13 +365,23 @@ impl Daemon {
             log::info!("sandbox: off");
             return Ok(());
         };
-        let mut rings = self.rings().map(|(_, ring)| ring).chain([self.control.ring()]);
-        let restricted = rings.all(|ring| ring.flags.is_none_or(|flags| flags.restricted));
-        let in_force = sandbox.serve(restricted);
+        let in_force = sandbox.serve(self.are_rings_restricted());
         let in_force = in_force.map_err(|error| DaemonError::new(error).of("sandbox"))?;
         log::info!("sandbox: {in_force}");
         let _ = self.in_force.set(in_force);
         Ok(())
+    }
+
+    /// Whether [`confine`](Self::confine) is possible.
+    fn rehearse_confining(&self) -> Result<(), DaemonError> {
+        let Some(sandbox) = &self.sandbox else { return Ok(()) };
+        let rehearsed = sandbox.rehearse(self.are_rings_restricted());
+        rehearsed.map(drop).map_err(|error| DaemonError::new(error).of("sandbox"))
+    }
+
+    fn are_rings_restricted(&self) -> bool {
+        let mut rings = self.rings().map(|(_, ring)| ring).chain([self.control.ring()]);
+        rings.all(|ring| ring.flags.is_none_or(|flags| flags.restricted))
     }
 
     /// What each I/O thread runs on.

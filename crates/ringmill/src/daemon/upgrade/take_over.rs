@@ -215,6 +215,8 @@ impl Daemon {
         let (late, early): (Vec<_>, Vec<_>) =
             steps.into_iter().partition(|step| is_late(&step.action, &mut late_nodes));
         self.make(&early).await?;
+        // Afterwards it could only serve without.
+        self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
         let stopped = taken.stop_other()?;
         self.make(&late).await?;
