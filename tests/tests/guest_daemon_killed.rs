@@ -42,10 +42,12 @@ fn the_daemon_is_killed_while_it_gives_place_to_another_process() {
         state.set(next);
         number
     };
-    let kills = times("RINGMILL_KILLS").div_ceil(2);
+    let kills = times("RINGMILL_KILLS").div_ceil(4);
     survives(guest, 2, kills, |server, start| {
         let after = UPGRADE * u32::try_from(random() % 1024).expect("32 bits") / 1024;
-        match server.kill_in_upgrade(after) {
+        let successor = server.kill_in_upgrade(after);
+        println!("{after:?}: {}", successor.is_some());
+        match successor {
             // It goes on serving, or goes the same way.
             Some(successor) if random() % 2 == 0 => successor,
             Some(successor) => {
