@@ -184,6 +184,8 @@ until [ "$(property $unit MainPID)" != "$stopped" ] && [ "$(property $unit Activ
 dmesg | grep 'Watchdog timeout'
 goes_on
 end_load
+kill $client
+wait $client || true
 echo 'ended by the watchdog and restarted, its NBD client went on'
 
 if grep 'sandbox: refused' /log; then exit 1; fi
