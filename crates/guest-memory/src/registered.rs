@@ -11,7 +11,7 @@ use event_loop::{EventLoop, LoopMemory};
 use crate::region::MappedRegion;
 
 /// A region registered with a loop, for views of that loop's thread
-/// ([`MemoryView::with_registered`](crate::MemoryView::with_registered)). Clones share it; views, and
+/// ([`MemoryView::with_logging`](crate::MemoryView::with_logging)). Clones share it; views, and
 /// so operations in flight, keep it.
 #[derive(Debug, Clone)]
 pub struct RegisteredRegion {
