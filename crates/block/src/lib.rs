@@ -25,6 +25,8 @@ pub mod test_util;
 
 pub use connections::Connections;
 pub use drivers::file::CreationLock;
+#[cfg(feature = "sim")]
+pub use drivers::qcow2::elsewhere;
 pub use drivers::qcow2::{CreateQcow2, create_qcow2};
 pub use drivers::throttle;
 pub use error::OpenError;

@@ -36,6 +36,8 @@ pub(super) struct Connection {
     stream: UnixStream,
     fds: Rc<Fds>,
     reply_ack: bool,
+    /// How many power cuts there had been.
+    cuts: u64,
 }
 
 impl Drop for Connection {
@@ -53,7 +55,8 @@ impl Connection {
         let fds = world.fds.clone();
         fds.keep(stream.as_raw_fd());
         world.poke_control();
-        Connection { world: world.clone(), stream, fds, reply_ack: false }
+        let cuts = world.cuts();
+        Connection { world: world.clone(), stream, fds, reply_ack: false, cuts }
     }
 
     /// Acknowledgements are agreed on.
@@ -63,6 +66,7 @@ impl Connection {
 
     /// Sends a message.
     fn send(&self, request: Request, payload: &[u8], fds: &[RawFd]) -> Result<(), Gone> {
+        self.check_power()?;
         let ack = self.reply_ack && !request.has_reply();
         let flags = VERSION | if ack { NEED_REPLY } else { 0 };
         let mut bytes = Vec::with_capacity(HEADER_LEN + payload.len());
@@ -112,8 +116,14 @@ impl Connection {
         Ok(u64::from_ne_bytes(answer.try_into().expect("8 bytes")))
     }
 
+    /// Whether the power has been on: else it is the VMM that is gone.
+    fn check_power(&self) -> Result<(), Gone> {
+        if self.world.cuts() == self.cuts { Ok(()) } else { Err(Gone) }
+    }
+
     /// Whether the daemon is still there.
     pub(super) fn check(&self) -> Result<(), Gone> {
+        self.check_power()?;
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
         match recv(self.stream.as_raw_fd(), &mut [0], flags) {
             Err(Errno::EAGAIN) => Ok(()),
@@ -141,6 +151,7 @@ impl Connection {
         let machine = &self.world.machine;
         let until = machine.now_ns() + PATIENCE_NS;
         while filled < into.len() {
+            self.check_power()?;
             match fd_passing::receive(self.stream.as_fd(), &mut into[filled..]) {
                 Ok(received) if received.len == 0 => return Err(Gone),
                 Ok(received) => {

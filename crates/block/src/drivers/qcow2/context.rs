@@ -48,6 +48,13 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Channels>>> = const { RefCell::new(None) };
 }
 
+/// Runs `call` as if no task was polled on this thread: other loops of a simulation that is all on one.
+#[cfg(feature = "sim")]
+pub fn elsewhere(call: impl FnOnce()) {
+    let _before = Before(CURRENT.take());
+    call();
+}
+
 /// A task that has a loop's channels while it is polled.
 pub(super) struct With {
     channels: Rc<Channels>,

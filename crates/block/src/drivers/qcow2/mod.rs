@@ -34,6 +34,8 @@ use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher, W
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
 
+#[cfg(feature = "sim")]
+pub use self::context::elsewhere;
 pub use self::create::{CreateQcow2, create_qcow2};
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
 
