@@ -324,19 +324,24 @@ impl Shared {
             if self.or_stop(self.changed.until(takes)).await.is_none() {
                 return;
             }
-            let accepted = first(listener.accept(), self.changed.until(|| self.held.get()));
-            match self.or_stop(accepted).await {
-                Some(None) => {}
-                Some(Some(Ok(socket))) => {
+            let mut accepted = None;
+            let accept = async { accepted = Some(listener.accept().await) };
+            // Looked at first: who comes while nobody is taken may be for another process.
+            let held = self.changed.until(|| self.held.get());
+            if self.or_stop(first(held, accept)).await.is_none() {
+                return;
+            }
+            match accepted {
+                None => {}
+                Some(Ok(socket)) => {
                     let me = self.clone();
                     self.count(async move { me.serve(socket).await });
                 }
-                Some(Some(Err(error))) => {
+                Some(Err(error)) => {
                     log::error!("NBD server: takes no more clients: accept failed: {error}");
                     self.or_stop(std::future::pending::<()>()).await;
                     return;
                 }
-                None => return,
             }
         }
     }

@@ -17,7 +17,7 @@ use super::session::transmission::{Agreed, Command, Verdict};
 use super::slots::{SLOTS, Slots, counted};
 use super::wire::MAX_PAYLOAD;
 use super::wire::reply::{
-    Asked, NbdError, Reply, ReplyMode, allocation, encode_extent, extent_len,
+    Asked, MAX_HEADER, NbdError, Reply, ReplyMode, allocation, encode_extent, extent_len,
 };
 use super::wire::request::{
     CommandType, EXTENDED_HEADER_LEN, HEADER_LEN, RequestHeader, command_flag,
@@ -25,6 +25,9 @@ use super::wire::request::{
 
 /// Extents of a block status reply at most.
 const MAX_EXTENTS: usize = 1024;
+
+/// No command has this flag.
+const UNKNOWN_FLAG: u16 = 1 << 15;
 
 /// Why a client is served no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -389,8 +392,20 @@ impl State {
 
     // ---- handing over --------------------------------------------------------------------------
 
+    /// Bytes that [`unparsed`](Self::unparsed) and [`take_replies`](Self::take_replies) give, at most.
+    pub(super) fn left_len(&mut self) -> usize {
+        let State { ready, slots, .. } = self;
+        let replies = ready.iter().filter_map(|&tag| Some(MAX_HEADER + slots.get(tag)?.data));
+        let payload = match self.incoming {
+            Incoming::Payload { got, .. } => got,
+            _ => 0,
+        };
+        replies.sum::<usize>() + EXTENDED_HEADER_LEN + payload + self.end - self.begin
+    }
+
     /// The bytes that came and belong to no request under way, from the beginning of a request on: given
-    /// them, another state is where this one is. What was skipped is zeroes.
+    /// them, another state is where this one is. Of what is skipped the rest is announced, by a request
+    /// that is refused whatever the export has become meanwhile.
     pub(super) fn unparsed(&mut self) -> Vec<u8> {
         let extended = self.agreed.mode == ReplyMode::Extended;
         let mut bytes = Vec::new();
@@ -412,10 +427,18 @@ impl State {
                     payload = slot.memory.map(|memory| (memory.offset, got));
                 }
             }
-            Incoming::Skip { left, header, .. } => {
+            Incoming::Skip { left, mut header, error } => {
+                if header.has_payload(extended) {
+                    header.len = left as u64;
+                    match error {
+                        // Who may not write now may not later.
+                        NbdError::Perm => {}
+                        // Beyond the end of any export. An extended reply has the offset as well.
+                        NbdError::NoSpc if !extended => header.offset = u64::MAX,
+                        _ => header.flags |= UNKNOWN_FLAG,
+                    }
+                }
                 put_header(header);
-                let len = if header.has_payload(extended) { header.len as usize } else { 0 };
-                bytes.resize(bytes.len() + len.saturating_sub(left), 0);
             }
         }
         let input = (INPUT.start + self.begin, self.end - self.begin);

@@ -50,6 +50,8 @@ pub(super) struct Worker {
     turns: Rc<Turns>,
     connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
     next_connection: Cell<u64>,
+    /// All stand still, so requests are not to be held back below.
+    paused: Cell<bool>,
     /// Waits for the last connection to end.
     idle: Cell<Option<Box<dyn FnOnce()>>>,
     /// Its channel keeps no node alive by itself.
@@ -85,6 +87,7 @@ impl WorkerHandle {
                 turns: Turns::new(event_loop),
                 connections: RefCell::default(),
                 next_connection: Cell::new(0),
+                paused: Cell::new(false),
                 idle: Cell::new(None),
                 _node: node,
             });
@@ -116,6 +119,9 @@ impl WorkerHandle {
         self.ask(move |worker, answer| {
             let (worker, connections) = (worker.clone(), worker.all_connections());
             let quiet: Vec<_> = connections.iter().map(|connection| connection.pause()).collect();
+            if !worker.paused.replace(true) {
+                worker.event_loop.section(|| worker.channel.drain_begin());
+            }
             worker.event_loop.clone().spawn(async move {
                 for quiet in quiet {
                     // One that has ended, or goes on again, does not tell.
@@ -140,20 +146,22 @@ impl WorkerHandle {
     /// All connections go on.
     pub(super) fn resume(&self) {
         let resume = |worker: &Rc<Worker>| {
+            if worker.paused.replace(false) {
+                worker.channel.drain_end();
+            }
             worker.all_connections().iter().for_each(|connection| connection.resume());
         };
         // One whose loop is gone serves nobody.
         let _ = self.jobs.send(Box::new(resume));
     }
 
-    /// Ends those that stand still and could not be handed over. The answer comes when they have ended.
+    /// Ends those that stand still and could not be handed over: those with TLS, and those that were
+    /// ending, once they have sent what they still had to. The answer comes when they have ended.
     pub(super) fn part(&self) -> oneshot::Receiver<()> {
         self.ask(|worker, answer| {
-            let secure = |connection: &Rc<Connection>| connection.is_secure();
-            let mut connections = worker.all_connections();
-            connections.retain(secure);
-            connections.iter().for_each(|connection| connection.stop());
-            let ends: Vec<_> = connections.iter().map(|connection| connection.end()).collect();
+            let connections = worker.all_connections();
+            let ends = connections.iter().filter_map(|connection| connection.part());
+            let ends: Vec<_> = ends.collect();
             worker.event_loop.spawn(async move {
                 for end in ends {
                     let _ = end.await;

@@ -1,7 +1,8 @@
 //! The NBD server on a loop of the test's own: data over every ring and engine, what a request costs,
-//! counted, and what is left after a power cut.
+//! counted, what is left after a power cut, and how clients are handed over.
 
 mod durability;
+mod handover;
 mod rig;
 
 use std::io::{Read, Write};

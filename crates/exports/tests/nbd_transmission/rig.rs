@@ -25,11 +25,11 @@ pub(crate) struct Rig {
     /// Of whoever has no thread of its own.
     others: Vec<EventLoop>,
     pub(crate) client: UnixStream,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Transmission flags.
     pub(crate) flags: u16,
-    _server: NbdServer,
-    _export: NbdExport,
+    pub(crate) server: NbdServer,
+    pub(crate) export: NbdExport,
 }
 
 fn turn(event_loop: &EventLoop) {
@@ -103,8 +103,8 @@ impl Rig {
             event_loops.iter().chain([&event_loop]).for_each(turn);
         };
         let client = UnixStream::connect_addr(&address).unwrap();
-        let (others, _server, _export) = (event_loops, server, export);
-        let mut rig = Rig { event_loop, others, client, address, flags: 0, _server, _export };
+        let others = event_loops;
+        let mut rig = Rig { event_loop, others, client, address, flags: 0, server, export };
         rig.shake_hands();
         rig
     }
@@ -127,7 +127,7 @@ impl Rig {
         self.flags = u16::from_be_bytes([reply[8], reply[9]]);
     }
 
-    fn turn(&self) {
+    pub(crate) fn turn(&self) {
         self.others.iter().chain([&self.event_loop]).for_each(turn);
     }
 

@@ -124,6 +124,13 @@ impl Connection {
         }
         let mut state = self.state.borrow_mut();
         let mut output = self.pause.output.borrow_mut();
+        let (left, at) = &*self.pause.input.borrow();
+        let left = left.get(*at..).unwrap_or_default();
+        let unsent = if self.pause.unsent.get() { self.send_bufs.borrow().len() } else { 0 };
+        // Before anything is copied: all wait for it.
+        let bytes = output.len() + unsent + state.left_len() + left.len();
+        let Some(rest) = room.checked_sub(bytes) else { return Ok(None) };
+        *room = rest;
         if self.pause.unsent.take() {
             let mut bufs = self.send_bufs.take();
             let end = output.len();
@@ -136,10 +143,7 @@ impl Connection {
         state.take_replies(&mut output);
         self.publish();
         let mut input = state.unparsed();
-        let (left, at) = &*self.pause.input.borrow();
-        input.extend_from_slice(left.get(*at..).unwrap_or_default());
-        let Some(left) = room.checked_sub(input.len() + output.len()) else { return Ok(None) };
-        *room = left;
+        input.extend_from_slice(left);
         let socket = self.fd.try_clone()?;
         Ok(Some(SavedClient { socket, agreed: self.service.agreed, input, output: output.clone() }))
     }
@@ -185,15 +189,20 @@ impl Connection {
         }
     }
 
-    /// Completes, whichever way, when it has ended.
-    pub(in crate::nbd) fn end(&self) -> oneshot::Receiver<()> {
+    /// Another process goes on with those that could be handed over. Of the others, one with TLS is
+    /// stopped, and one that was ending sends what it still has to; completes, whichever way, when it
+    /// has ended. `None`: it has nothing to do here any more.
+    pub(in crate::nbd) fn part(&self) -> Option<oneshot::Receiver<()>> {
+        if self.secure.is_some() {
+            self.stop();
+        } else if self.end.get().is_some() {
+            // It takes no more requests, but sends.
+            self.resume();
+        } else {
+            return None;
+        }
         let (end, ended) = oneshot::channel();
         self.pause.end.set(Some(end));
-        ended
-    }
-
-    /// Whether it cannot be handed over, but has to end in this process.
-    pub(in crate::nbd) fn is_secure(&self) -> bool {
-        self.secure.is_some()
+        Some(ended)
     }
 }
