@@ -228,11 +228,15 @@ fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
 
 impl Ring for UringRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
-        let entry = entry(op, &mut self.headers).user_data(user_data);
         let mut queue = self.ring.submission();
+        // Before the entry takes a header, which is another's while that waits to be submitted.
+        if queue.len() >= self.max_queued {
+            return false;
+        }
+        let entry = entry(op, &mut self.headers).user_data(user_data);
         // SAFETY: the caller keeps descriptors and memory valid until the completion, as the
         // trait's contract says.
-        queue.len() < self.max_queued && unsafe { queue.push(&entry) }.is_ok()
+        unsafe { queue.push(&entry) }.is_ok()
     }
 
     fn queued(&mut self) -> u32 {
@@ -383,6 +387,9 @@ impl UringRing {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
@@ -411,5 +418,36 @@ mod tests {
         assert_eq!((opcode(false, false, 1), opcode(true, false, 1)), (22, 23));
         // For nothing, recv(2) would wait for a byte.
         assert_eq!((opcode(false, true, 0), opcode(true, true, 0)), (22, 23));
+    }
+
+    #[test]
+    fn what_finds_no_room_takes_no_other_sends_header() {
+        let mut ring = UringRing::new(RingFlags::PLAIN, 2, 0, 1).unwrap();
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        let mut letters = *b"abc";
+        let segments = letters
+            .each_mut()
+            .map(|letter| libc::iovec { iov_base: std::ptr::from_mut(letter).cast(), iov_len: 1 });
+        let send = |segment: &libc::iovec| RingOp::RwVectored {
+            file: RingFile::Fd(ours.as_raw_fd()),
+            write: true,
+            segments: segment,
+            count: 1,
+            offset: 0,
+            rw_flags: 0,
+            socket: true,
+            buffer: None,
+        };
+        // SAFETY: socket and segments outlive the operations, which have ended below.
+        let pushed = segments.each_ref().map(|segment| unsafe { ring.push(&send(segment), 0) });
+        assert_eq!(pushed, [true, true, false]);
+        let mut reaped = Vec::with_capacity(2);
+        while reaped.len() < 2 {
+            ring.enter(Wait::Forever).unwrap();
+            ring.reap(&mut reaped);
+        }
+        let mut bytes = [0; 2];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"ab");
     }
 }
