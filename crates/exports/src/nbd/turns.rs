@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-use event_loop::{BottomHalf, EventLoop};
+use event_loop::{EventLoop, IoBufs, IoTarget};
 
 use super::connection::Connection;
 
@@ -16,30 +16,26 @@ use super::connection::Connection;
 const SHARE: usize = 512 << 10;
 
 pub(super) struct Turns {
+    me: Weak<Turns>,
     event_loop: EventLoop,
     /// The iteration's loop time, which stands still within it, and what is begun in it.
     now_ns: Cell<u64>,
     begun: Cell<usize>,
     /// First come, first served.
     waiting: RefCell<VecDeque<Weak<Connection>>>,
-    next_iteration: BottomHalf,
+    /// It is called in the next iteration.
+    armed: Cell<bool>,
 }
 
 impl Turns {
     pub(super) fn new(event_loop: &EventLoop) -> Rc<Self> {
-        Rc::new_cyclic(|me: &Weak<Turns>| {
-            let me = me.clone();
-            Turns {
-                event_loop: event_loop.clone(),
-                now_ns: Cell::new(0),
-                begun: Cell::new(0),
-                waiting: RefCell::default(),
-                next_iteration: event_loop.bottom_half(move || {
-                    if let Some(me) = me.upgrade() {
-                        me.run();
-                    }
-                }),
-            }
+        Rc::new_cyclic(|me| Turns {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            now_ns: Cell::new(0),
+            begun: Cell::new(0),
+            waiting: RefCell::default(),
+            armed: Cell::new(false),
         })
     }
 
@@ -62,7 +58,14 @@ impl Turns {
     /// The connection is told when it is its turn.
     pub(super) fn wait(&self, connection: Weak<Connection>) {
         self.waiting.borrow_mut().push_back(connection);
-        self.next_iteration.schedule();
+        self.arm();
+    }
+
+    fn arm(&self) {
+        let Some(me) = self.me.upgrade().filter(|_| !self.armed.replace(true)) else { return };
+        let me: Rc<dyn IoTarget> = me;
+        // One that is due, and takes no lock as a bottom half would.
+        self.event_loop.submit_timer(self.event_loop.now_ns(), &me, 0);
     }
 
     fn run(&self) {
@@ -73,13 +76,17 @@ impl Turns {
             }
         }
         if !self.waiting.borrow().is_empty() {
-            self.next_iteration.schedule();
+            self.arm();
         }
     }
 }
 
-impl Drop for Turns {
-    fn drop(&mut self) {
-        self.event_loop.delete_bottom_half(&self.next_iteration);
+impl IoTarget for Turns {
+    fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
+        self.armed.set(false);
+        // Not when the loop ends.
+        if result == 0 {
+            self.run();
+        }
     }
 }
