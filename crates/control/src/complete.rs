@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(words("ringmill se"), ["serve"]);
         assert_eq!(words("/usr/bin/ringmill --v"), ["--version"]);
         assert_eq!(words("ringmill --generate complete-z"), ["complete-zsh"]);
-        assert_eq!(words("ringmill serve --pi"), ["--pin-memory"]);
+        assert_eq!(words("ringmill serve --pi"), ["--pin-memory", "--pidfile"]);
         assert_eq!(words("ringmill serve --cache write"), ["writeback", "writethrough"]);
         assert_eq!(words("ringmill serve --aio=n"), ["--aio=native"]);
         assert_eq!(words("qemu-storage-daemon --da"), ["--daemonize"]);
