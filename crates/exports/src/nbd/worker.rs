@@ -54,8 +54,9 @@ pub(super) struct Worker {
     paused: Cell<bool>,
     /// Waits for the last connection to end.
     idle: Cell<Option<Box<dyn FnOnce()>>>,
-    /// Its channel keeps no node alive by itself.
-    _node: Arc<dyn BlockNode>,
+    /// Its channel keeps no node alive by itself. Let go of before it has stopped: the last one who lets
+    /// go closes an image, and that is for the control thread.
+    node: Cell<Option<Arc<dyn BlockNode>>>,
 }
 
 impl WorkerHandle {
@@ -89,7 +90,7 @@ impl WorkerHandle {
                 next_connection: Cell::new(0),
                 paused: Cell::new(false),
                 idle: Cell::new(None),
-                _node: node,
+                node: Cell::new(Some(node)),
             });
             answer.send(Ok(()));
             event_loop.spawn(async move {
@@ -175,7 +176,11 @@ impl WorkerHandle {
     pub(super) fn stop(&self) -> oneshot::Receiver<Result<(), Errno>> {
         self.ask(|worker, answer| {
             let flushed = worker.clone();
-            worker.idle.set(Some(Box::new(move || flushed.flush(answer))));
+            worker.idle.set(Some(Box::new(move || {
+                // Whoever stops the export has it, or its graph.
+                drop(flushed.node.take());
+                flushed.flush(answer);
+            })));
             // For good: nobody uses the channel afterwards.
             worker.channel.drain_begin();
             worker.stop_connections();
