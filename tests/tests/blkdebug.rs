@@ -92,7 +92,8 @@ fn faults_under_other_nodes_and_added_while_the_daemon_runs() {
     });
     let refused = qmp.refused("blockdev-add", wrong);
     assert!(refused.contains("Parameter 'event' does not accept value 'l2_load'"), "{refused}");
-    qmp.execute("block-export-del", json!({"id": "e"}));
+    // The client has gone; whether that has been noticed, or not.
+    qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
     server.stop();
     // What was allocated for the write that failed may have leaked; nothing else is wrong.
     let check = client(&scratch, "qemu-img", &["check", "-q", path]);

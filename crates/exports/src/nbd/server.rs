@@ -216,6 +216,9 @@ impl NbdExport {
                 Err(gone) => result = Err(gone.into()),
             }
         }
+        for worker in &self.export.workers {
+            worker.end().await;
+        }
         result
     }
 }

@@ -38,6 +38,7 @@ pub(super) struct Client {
 pub(super) struct WorkerHandle {
     jobs: mailbox::Sender<Job>,
     stats: Arc<QueueStats>,
+    gone: Cell<Option<oneshot::Receiver<()>>>,
 }
 
 /// What lives on the I/O thread.
@@ -54,9 +55,12 @@ pub(super) struct Worker {
     paused: Cell<bool>,
     /// Waits for the last connection to end.
     idle: Cell<Option<Box<dyn FnOnce()>>>,
-    /// Its channel keeps no node alive by itself. Let go of before it has stopped: the last one who lets
-    /// go closes an image, and that is for the control thread.
-    node: Cell<Option<Arc<dyn BlockNode>>>,
+    /// It is to be dropped.
+    ending: Cell<bool>,
+    /// Its channel keeps no node alive by itself.
+    _node: Arc<dyn BlockNode>,
+    /// Dropped last.
+    _gone: oneshot::Sender<()>,
 }
 
 impl WorkerHandle {
@@ -74,6 +78,7 @@ impl WorkerHandle {
         let stats = Arc::new(QueueStats::default());
         let of_worker = stats.clone();
         let (answer, opened) = oneshot::channel();
+        let (_gone, gone) = oneshot::channel();
         io_thread.spawn(move |event_loop| {
             let channel = match node.clone().open_channel(event_loop) {
                 Ok(channel) => channel,
@@ -90,17 +95,22 @@ impl WorkerHandle {
                 next_connection: Cell::new(0),
                 paused: Cell::new(false),
                 idle: Cell::new(None),
-                node: Cell::new(Some(node)),
+                ending: Cell::new(false),
+                _node: node,
+                _gone,
             });
             answer.send(Ok(()));
             event_loop.spawn(async move {
                 while let Some(job) = receiver.receive().await {
                     job(&worker);
+                    if worker.ending.get() {
+                        break;
+                    }
                 }
                 worker.stop_connections();
             });
         })?;
-        Ok(opened.await?.map(|()| WorkerHandle { jobs, stats }))
+        Ok(opened.await?.map(|()| WorkerHandle { jobs, stats, gone: Cell::new(Some(gone)) }))
     }
 
     /// What it has done.
@@ -176,16 +186,24 @@ impl WorkerHandle {
     pub(super) fn stop(&self) -> oneshot::Receiver<Result<(), Errno>> {
         self.ask(|worker, answer| {
             let flushed = worker.clone();
-            worker.idle.set(Some(Box::new(move || {
-                // Whoever stops the export has it, or its graph.
-                drop(flushed.node.take());
-                flushed.flush(answer);
-            })));
+            worker.idle.set(Some(Box::new(move || flushed.flush(answer))));
             // For good: nobody uses the channel afterwards.
             worker.channel.drain_begin();
             worker.stop_connections();
             worker.check_idle();
         })
+    }
+
+    /// Drops what lives on the I/O thread, and waits for that. Whoever lets go of an image last closes it,
+    /// which is not for an I/O thread: it takes files and threads that the sandbox keeps from one.
+    pub(super) async fn end(&self) {
+        let end = |worker: &Rc<Worker>| worker.ending.set(true);
+        if self.jobs.send(Box::new(end)).is_ok()
+            && let Some(gone) = self.gone.take()
+        {
+            // It is dropped, not sent to.
+            let _ = gone.await;
+        }
     }
 
     /// The requests in flight, with the numbers of their connections.
