@@ -104,14 +104,7 @@ impl<S: WholeBlocks> Aligned<S> {
     }
 
     fn mailbox(&self) -> &Arc<Mailbox> {
-        self.mailbox.get_or_init(|| {
-            let me = self.me.clone();
-            Mailbox::new(self.event_loop.bottom_half(move || {
-                let Some(me) = me.upgrade() else { return };
-                let tokens = me.mailbox.get().map(|mailbox| mailbox.take());
-                tokens.into_iter().flatten().for_each(|token| me.has_turn(token));
-            }))
-        })
+        self.mailbox.get_or_init(|| Mailbox::new(&self.event_loop, self.me.clone(), Self::has_turn))
     }
 
     /// Claims blocks for what has this token. `true`: it may go on at once.

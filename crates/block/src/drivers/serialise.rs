@@ -5,9 +5,10 @@
 //! to its blocks take turns, also when they come from different loops.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::rc;
+use std::sync::{Arc, Mutex, Weak};
 
-use event_loop::{BottomHalf, sync::lock};
+use event_loop::{BottomHalf, EventLoop, sync::lock};
 
 /// Requests are multiples of this, bytes, whatever a guest's driver does; only an NBD client may
 /// send others.
@@ -68,8 +69,20 @@ impl std::fmt::Debug for Mailbox {
 }
 
 impl Mailbox {
-    pub(crate) fn new(bell: BottomHalf) -> Arc<Self> {
-        Arc::new(Mailbox { tokens: Mutex::default(), bell })
+    /// Of channel `me` on this loop, which `granted` tells of each token, as long as it is there.
+    pub(crate) fn new<T: 'static>(
+        event_loop: &EventLoop,
+        me: rc::Weak<T>,
+        granted: impl Fn(&T, u32) + 'static,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|mailbox: &Weak<Mailbox>| {
+            let mailbox = mailbox.clone();
+            let bell = event_loop.bottom_half(move || {
+                let (Some(me), Some(mailbox)) = (me.upgrade(), mailbox.upgrade()) else { return };
+                mailbox.take().into_iter().for_each(|token| granted(&me, token));
+            });
+            Mailbox { tokens: Mutex::default(), bell }
+        })
     }
 
     /// The bottom half that the mailbox rings.
@@ -78,7 +91,7 @@ impl Mailbox {
     }
 
     /// Takes the tokens that were granted.
-    pub(crate) fn take(&self) -> Vec<u32> {
+    fn take(&self) -> Vec<u32> {
         std::mem::take(&mut *lock(&self.tokens))
     }
 

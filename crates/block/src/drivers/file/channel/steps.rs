@@ -71,16 +71,7 @@ impl Inner {
     }
 
     fn mailbox(&self) -> &Arc<Mailbox> {
-        self.mailbox.get_or_init(|| {
-            let me = self.me.clone();
-            Mailbox::new(self.event_loop.bottom_half(move || {
-                let Some(me) = me.upgrade() else { return };
-                let tokens = me.mailbox.get().map(|mailbox| mailbox.take());
-                for token in tokens.into_iter().flatten() {
-                    me.go_on(token);
-                }
-            }))
-        })
+        self.mailbox.get_or_init(|| Mailbox::new(&self.event_loop, self.me.clone(), Inner::go_on))
     }
 
     /// The next step of a transfer of `left` bytes.
