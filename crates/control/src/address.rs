@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::shape::{Member, Shape, Union, Variant};
-use crate::table::{self, Field, Kind, Need, put};
+use crate::table::{self, Field, Kind, Need, only_off, put};
 
 /// The shape of an address that has one of these types: name, help, members.
 pub(crate) fn addresses<const N: usize>(
@@ -56,10 +56,7 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
     },
     Field {
         name: "abstract",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'addr.abstract' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("addr.abstract", on)),
         need: Need::Default("off"),
         help: "abstract socket name; only off so far",
     },

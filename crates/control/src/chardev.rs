@@ -7,7 +7,7 @@ use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Union, Variant};
-use crate::table::{self, Choice, Context, Field, Kind, Need, put};
+use crate::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
 use crate::value::{Object, Value};
 
 /// `--chardev`: a stream of bytes with a client at its other end.
@@ -331,13 +331,6 @@ pub(crate) fn read_monitor(
     let known = MONITOR.iter().map(|field| field.name);
     table::refuse_rest(&object, at, "--monitor", known)?;
     Ok(monitor)
-}
-
-fn only_off(name: &str, on: bool) -> table::Set {
-    match on {
-        true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
-        false => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::shape::{Member, Shape};
 use crate::storage_daemon::{Action, Step};
-use crate::table::{self, Context, Field, Kind, Need, put};
+use crate::table::{self, Context, Field, Kind, Need, only_off, put};
 use crate::value::{Object, Value};
 
 /// One `--nbd-server`.
@@ -182,19 +182,13 @@ static INET: &[Field<InetDraft>] = &[
     InetDraft::IPV6,
     Field {
         name: "numeric",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'addr.numeric' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("addr.numeric", on)),
         need: Need::Default("off"),
         help: "refuse names; only off so far",
     },
     Field {
         name: "keep-alive",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'addr.keep-alive' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("addr.keep-alive", on)),
         need: Need::Default("off"),
         help: "probe idle connections; only off so far",
     },

@@ -316,6 +316,14 @@ pub(crate) fn put<V>(into: &mut V, value: V) -> Set {
     Ok(())
 }
 
+/// Sets nothing: `name` is there for commands that are written for the peer, and can only be off so far.
+pub(crate) fn only_off(name: &str, on: bool) -> Set {
+    match on {
+        true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
+        false => Ok(()),
+    }
+}
+
 /// A value of the wrong shape.
 pub(crate) fn wrong_type(full_name: &str, expected: &str) -> OptionError {
     OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))

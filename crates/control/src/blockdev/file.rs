@@ -7,7 +7,7 @@ use block::options::{Aio, Driver, FileOptions, Locking};
 use super::{DriverRow, Inherited, OwnTable};
 use crate::error::OptionError;
 use crate::rows::ImageDraft;
-use crate::table::{Field, Kind, Need, put};
+use crate::table::{Field, Kind, Need, only_off, put};
 
 pub(super) static FILE: DriverRow = DriverRow {
     name: "file",
@@ -107,10 +107,7 @@ static FIELDS: &[Field<Draft>] = &[
     },
     Field {
         name: "x-check-cache-dropped",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'x-check-cache-dropped' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("x-check-cache-dropped", on)),
         need: Need::Default("off"),
         help: "check that migration dropped the page cache; only off so far",
     },

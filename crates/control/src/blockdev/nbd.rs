@@ -8,7 +8,7 @@ use super::{DriverRow, OwnTable};
 use crate::address::{InetDraft, addresses, check_socket_path};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{self, Context, Field, Kind, Need, put};
+use crate::table::{self, Context, Field, Kind, Need, only_off, put};
 use crate::value::Value;
 
 /// Longest name of an export, bytes: the protocol's limit.
@@ -135,10 +135,7 @@ static UNIX: &[Field<UnixDraft>] = &[
     },
     Field {
         name: "abstract",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'server.abstract' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("server.abstract", on)),
         need: Need::Default("off"),
         help: "abstract socket name; only off so far",
     },
@@ -158,10 +155,7 @@ static INET: &[Field<InetDraft>] = &[
     InetDraft::IPV6,
     Field {
         name: "keep-alive",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'server.keep-alive' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("server.keep-alive", on)),
         need: Need::Default("off"),
         help: "probe idle connections; only off so far",
     },

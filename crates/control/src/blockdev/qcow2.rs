@@ -5,7 +5,7 @@ use block::options::{Backing, BlockdevRef, Driver, Qcow2Options};
 use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{self, Choice, Context, Field, Kind, Need, Set, put};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Set, only_off, put};
 use crate::value::Value;
 
 pub(super) static QCOW2: DriverRow = DriverRow {
@@ -114,10 +114,7 @@ static FIELDS: &[Field<Draft>] = &[
     },
     Field {
         name: "pass-discard-other",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'pass-discard-other' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("pass-discard-other", on)),
         need: Need::Default("off"),
         help: "discard below whenever clusters become free otherwise; only off so far",
     },

@@ -4,7 +4,7 @@ use super::on_error::{RERROR_NBD, WERROR_NBD};
 use super::{Draft, NODE_NAME};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Kind, Need, only_off};
 use crate::value::{Dialect, Value};
 
 /// What an export over NBD has.
@@ -68,10 +68,7 @@ pub(super) static NBD: &[Field<Draft>] = &[
     },
     Field {
         name: "allocation-depth",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'allocation-depth' with value 'on'")),
-            false => Ok(()),
-        }),
+        kind: Kind::Bool(|_, on| only_off("allocation-depth", on)),
         need: Need::Default("off"),
         help: "tell clients from which layer of an image data come; only off so far",
     },
