@@ -97,7 +97,7 @@ impl World {
         let config = config(&event_loop, Listen::Path(path.clone()));
         let (control, node) = (event_loop.clone(), world::null_node(1 << 20));
         let export = async { VhostUserExport::blk(control, config, node, "fuzz".into()).await };
-        let export = world::finish(&event_loop, export).expect("an export");
+        let export = event_loop.block_on(export).expect("it turns").expect("an export");
         let flags = OFlag::O_CLOEXEC;
         let open = |path, more| open(path, flags | more, Mode::empty()).expect("it is there");
         let devices = Devices {

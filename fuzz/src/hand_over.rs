@@ -48,9 +48,11 @@ impl World {
         let mut front_end = FrontEnd::connect(&world);
         front_end.set_up();
         let describe = world.export.hand_over().describe();
-        let server = world::finish(&world.event_loop, describe).expect("it can be handed over");
+        let server =
+            world.event_loop.block_on(describe).expect("it turns").expect("it can be handed over");
         let stop = world.export.hand_over().stop(false);
-        let rings = world::finish(&world.event_loop, stop).expect("it can be handed over");
+        let rings =
+            world.event_loop.block_on(stop).expect("it turns").expect("it can be handed over");
         let mut fds = Collected::default();
         let session = server.session.expect("a front end is connected");
         let session = fds.messages(session.messages);
@@ -59,7 +61,7 @@ impl World {
         let path = world::own_path("taken-over");
         let listener = UnixListener::bind(path).expect("a socket");
         let event_loop = world.event_loop.clone();
-        world::finish(&event_loop, world.export.stop()).expect("it stops");
+        event_loop.block_on(world.export.stop()).expect("it turns").expect("it stops");
         let mut world = World { event_loop, listener, document, fds: fds.0, files: 0 };
         // What is handed over unchanged is served.
         assert!(world.play(&mut Input::new(&[1])), "what a daemon hands over is refused");
@@ -109,7 +111,7 @@ impl World {
         };
         let (control, node) = (self.event_loop.clone(), world::null_node(1 << 20));
         let export = async { VhostUserExport::blk(control, config, node, "fuzz".into()).await };
-        let Ok(export) = world::finish(&self.event_loop, export) else { return false };
+        let Ok(export) = self.event_loop.block_on(export).expect("it turns") else { return false };
         export.begin(rings);
         world::turn(&self.event_loop, 8);
         let is_served = export.is_connected();
@@ -117,7 +119,7 @@ impl World {
             drop(front_end);
             world::until(&self.event_loop, "the connection ends", || !export.is_connected());
         }
-        world::finish(&self.event_loop, export.stop()).expect("it stops");
+        self.event_loop.block_on(export.stop()).expect("it turns").expect("it stops");
         is_served
     }
 

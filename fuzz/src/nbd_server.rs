@@ -47,7 +47,7 @@ impl World {
             writable: true,
             writethrough: false,
         };
-        let export = world::finish(&event_loop, server.add(config)).expect("an export");
+        let export = event_loop.block_on(server.add(config)).expect("it turns").expect("an export");
         let mut world = World { event_loop, _server: server, export, path, files: 0 };
         world.serve_another();
         world.turn(1000);

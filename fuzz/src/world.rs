@@ -1,10 +1,8 @@
 //! What targets that play against a whole export have in common: a loop that does not poll, a disk, a
 //! socket's path, and patience.
 
-use std::cell::RefCell;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,22 +47,6 @@ pub fn own_path(what: &str) -> PathBuf {
     let thread = std::thread::current().id();
     let name = format!("ringmill-fuzz-{what}-{}-{thread:?}", std::process::id());
     std::env::temp_dir().join(name)
-}
-
-/// Turns the loop until `work` is done.
-pub fn finish<T: 'static>(event_loop: &EventLoop, work: impl Future<Output = T> + 'static) -> T {
-    let done = Rc::<RefCell<Option<T>>>::default();
-    let out = done.clone();
-    event_loop.spawn(async move {
-        let result = work.await;
-        out.replace(Some(result));
-    });
-    loop {
-        if let Some(result) = done.take() {
-            return result;
-        }
-        event_loop.run_once(true).expect("it turns");
-    }
 }
 
 /// Turns the loop that often, without waiting.

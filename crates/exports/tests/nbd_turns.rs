@@ -3,10 +3,8 @@
 
 mod common;
 
-use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 
 use block::NodeRegistry;
 use block::options::{
@@ -52,13 +50,7 @@ fn serve(event_loop: &EventLoop, dir: &Dir) -> (NbdServer, NbdExport) {
         writable: false,
         writethrough: false,
     });
-    let added = Rc::<RefCell<Option<_>>>::default();
-    let into = added.clone();
-    event_loop.spawn(async move {
-        into.replace(Some(adding.await));
-    });
-    until(event_loop, || added.borrow().is_some());
-    let export = added.take().unwrap().unwrap();
+    let export = event_loop.block_on(adding).unwrap().unwrap();
     (server, export)
 }
 
