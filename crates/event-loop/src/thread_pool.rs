@@ -60,6 +60,18 @@ impl fmt::Debug for ThreadBirth {
     }
 }
 
+#[cfg(any(test, feature = "sim"))]
+thread_local! {
+    static WITHOUT_THREADS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// From here on pools of this thread's loops carry out a job as it is submitted, and have no threads: in
+/// a simulation nothing happens but by its own doing.
+#[cfg(any(test, feature = "sim"))]
+pub fn without_threads() {
+    WITHOUT_THREADS.set(true);
+}
+
 /// How long an idle thread beyond the minimum stays.
 const IDLE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(10) };
 
@@ -138,6 +150,11 @@ impl ThreadPool {
     /// Takes jobs over, with one lock, and without a system call where all threads are busy. Fails,
     /// and leaves them, only when there is no thread at all and none can be started.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) -> io::Result<()> {
+        #[cfg(any(test, feature = "sim"))]
+        if WITHOUT_THREADS.get() {
+            jobs.drain(..).for_each(|job| (self.shared.done)(job.user_data, job.op.run()));
+            return Ok(());
+        }
         let mut state = lock(&self.shared.state);
         let alone = state.alive == 0;
         let wake = state.idle.min(jobs.len());

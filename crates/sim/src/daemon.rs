@@ -1,7 +1,7 @@
 //! A daemon: production loops, nodes and exports, put together as the program does it, with a machine's
 //! actors in place of threads.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -14,13 +14,14 @@ use block::options::{
 use block::throttle::{ThrottleGroup, ThrottleLimits};
 use event_loop::ring::sim::{Faults, Happened, Storage};
 use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
+use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 
-use crate::guest;
 use crate::image::{Format, Image};
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
 use crate::ring::{MachineRing, Preemption};
+use crate::{client, guest};
 
 /// The name of the throttle group.
 const GROUP: &str = "group";
@@ -47,11 +48,16 @@ pub(crate) struct Plan {
 /// A disk and where it is offered.
 pub(crate) struct Disk {
     pub(crate) image: Image,
-    pub(crate) socket: Rc<Socket>,
-    pub(crate) device: guest::Device,
-    pub(crate) queues: u16,
+    pub(crate) offered: Offered,
     pub(crate) discard: Discard,
     pub(crate) throttled: bool,
+}
+
+/// How a disk is offered.
+#[derive(Clone)]
+pub(crate) enum Offered {
+    VhostUser { socket: Rc<Socket>, device: guest::Device, queues: u16 },
+    Nbd,
 }
 
 /// A loop on an actor.
@@ -106,6 +112,14 @@ pub(crate) struct Daemon {
     group: Arc<ThrottleGroup>,
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
+    nbd: Rc<Nbd>,
+}
+
+/// What is offered over NBD, as far as it has been started.
+#[derive(Default)]
+struct Nbd {
+    server: RefCell<Option<NbdServer>>,
+    exports: RefCell<Vec<NbdExport>>,
 }
 
 impl Daemon {
@@ -114,6 +128,7 @@ impl Daemon {
         machine: &Machine,
         plan: &Plan,
         disks: &[Disk],
+        nbd_socket: &Socket,
         storage: &Storage,
     ) -> Result<Self, String> {
         // The control loop's operations do not fail: there are none but polls.
@@ -123,18 +138,36 @@ impl Daemon {
             let name = format!("I/O loop {n}");
             loops.push(Loop::new(machine, &name, plan, plan.faults.clone(), storage));
         }
+        let io_threads: Vec<_> = loops[1..].iter().map(|l| l.handle.clone()).collect();
         let mut nodes = NodeRegistry::new();
         let group = ThrottleGroup::new(ThrottleLimits::default()).expect("no limits");
         nodes.add_throttle_group(GROUP, group.clone());
         let (sender, started) = mpsc::channel();
+        let mut over_nbd = Vec::new();
         for (number, disk) in disks.iter().enumerate() {
             let name = format!("disk{number}");
             let node = nodes.open(&blockdev(&name, disk)).map_err(|error| error.to_string())?;
+            let (id, io_threads) = (format!("export{number}"), io_threads.clone());
+            let (socket, device, num_queues) = match &disk.offered {
+                Offered::VhostUser { socket, device, queues } => (socket, *device, *queues),
+                Offered::Nbd => {
+                    over_nbd.push(NbdExportConfig {
+                        id,
+                        name: client::export_name(number),
+                        description: String::new(),
+                        node,
+                        io_threads,
+                        writable: true,
+                        writethrough: false,
+                    });
+                    continue;
+                }
+            };
             let config = VhostUserConfig {
-                id: format!("export{number}"),
-                listen: Listen::Fd(disk.socket.for_daemon().into()),
-                io_threads: loops[1..].iter().map(|l| l.handle.clone()).collect(),
-                num_queues: disk.queues,
+                id,
+                listen: Listen::Fd(socket.for_daemon().into()),
+                io_threads,
+                num_queues,
                 writable: true,
                 writethrough: false,
                 logical_block_size: 512,
@@ -142,7 +175,6 @@ impl Daemon {
                 taken_over: None,
             };
             let sender = sender.clone();
-            let device = disk.device;
             let start = move |event_loop: &EventLoop| {
                 let control = event_loop.clone();
                 event_loop.spawn(async move {
@@ -160,8 +192,12 @@ impl Daemon {
             };
             loops[0].handle.spawn(start).expect("the loop is there");
         }
+        let nbd = Rc::default();
+        if !over_nbd.is_empty() {
+            start_nbd(&loops[0].event_loop, nbd_socket, over_nbd, &nbd);
+        }
         let (machine, exports) = (machine.clone(), Vec::new());
-        Ok(Daemon { machine, loops, nodes, group, started, exports })
+        Ok(Daemon { machine, loops, nodes, group, started, exports, nbd })
     }
 
     /// Changes the limits that throttled disks keep to.
@@ -201,17 +237,21 @@ impl Daemon {
     pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<bool> {
         self.exports.extend(self.started.try_iter());
         let exports = std::mem::take(&mut self.exports);
+        let (over_nbd, server) = (self.nbd.exports.take(), self.nbd.server.take());
         let (done, stopped) = mpsc::channel();
-        let stop = move |event_loop: &EventLoop| {
-            event_loop.spawn(async move {
-                let mut flushed = true;
-                for export in exports {
-                    flushed &= export.stop().await.is_ok();
-                }
-                let _ = done.send(flushed);
-            });
-        };
-        self.loops[0].handle.spawn(stop).expect("the loop is there");
+        self.loops[0].event_loop.spawn(async move {
+            let mut flushed = true;
+            for export in exports {
+                flushed &= export.stop().await.is_ok();
+            }
+            for export in over_nbd {
+                flushed &= export.stop().await.is_ok();
+            }
+            if let Some(server) = server {
+                server.stop().await;
+            }
+            let _ = done.send(flushed);
+        });
         stopped
     }
 
@@ -234,6 +274,34 @@ impl Daemon {
     pub(crate) fn has_ended(&self) -> bool {
         !self.loops.iter().any(|l| self.machine.is_there(l.actor))
     }
+}
+
+/// Begins to listen for clients of NBD, and then to offer disks to them.
+fn start_nbd(
+    control: &EventLoop,
+    socket: &Socket,
+    exports: Vec<NbdExportConfig>,
+    started: &Rc<Nbd>,
+) {
+    let config = NbdServerConfig {
+        listen: NbdListen::Fds(vec![Arc::new(socket.for_daemon())]),
+        max_connections: 0,
+        handshake_max_seconds: 10,
+        tls: None,
+    };
+    let (started, on) = (started.clone(), control.clone());
+    control.spawn(async move {
+        started.server.replace(Some(NbdServer::start(&on, config).expect("a server")));
+        for export in exports {
+            let Some(added) = started.server.borrow().as_ref().map(|server| server.add(export))
+            else {
+                // It is stopped already.
+                return;
+            };
+            let export = added.await.expect("an export");
+            started.exports.borrow_mut().push(export);
+        }
+    });
 }
 
 /// A disk's node: its format over `file`, as images are given to the program.

@@ -19,8 +19,8 @@ use crate::random::Random;
 /// Waiting until somebody wakes it.
 pub(crate) const FOREVER: u64 = u64::MAX;
 
-/// Bytes of an actor's stack.
-const STACK: usize = 256 << 10;
+/// Bytes of an actor's stack; pages that it never needs are none.
+const STACK: usize = 1 << 20;
 
 type Routine = Coroutine<(), u64, (), DefaultStack>;
 

@@ -4,6 +4,7 @@
 //! on one thread with virtual time; simulated guests that check every byte they read against a
 //! model; seeded faults. Any failure is seen again by its seed.
 
+mod client;
 mod coverage;
 mod daemon;
 mod fds;
@@ -22,6 +23,7 @@ mod plan;
 mod random;
 mod report;
 mod ring;
+mod user;
 mod world;
 
 use std::process::{Command, ExitCode, Stdio};

@@ -201,14 +201,31 @@ impl Model {
 
     /// A read was answered with these bytes; `None`: it failed, or was lost.
     pub(crate) fn end_read(&mut self, ticket: &Ticket, bytes: Option<&[u8]>) -> Result<(), Wrong> {
+        self.end_look(ticket, |at| bytes.map(|bytes| &bytes[at as usize * SECTOR..][..SECTOR]))
+    }
+
+    /// What is where was asked for as by a [read](Self::begin_read), and the answer has these sectors,
+    /// counted from the first, as zeroes.
+    pub(crate) fn end_status(
+        &mut self,
+        ticket: &Ticket,
+        is_zero: impl Fn(u32) -> bool,
+    ) -> Result<(), Wrong> {
+        self.end_look(ticket, |at| is_zero(at).then_some(&[0; SECTOR]))
+    }
+
+    fn end_look<'a>(
+        &mut self,
+        ticket: &Ticket,
+        found: impl Fn(u32) -> Option<&'a [u8]>,
+    ) -> Result<(), Wrong> {
         let mut result = Ok(());
         for at in 0..ticket.count {
             let number = ticket.first + at;
             let sector = &mut self.sectors[number as usize];
-            if let Some(bytes) = bytes
+            if let Some(bytes) = found(at)
                 && result.is_ok()
             {
-                let bytes = &bytes[at as usize * SECTOR..][..SECTOR];
                 result = sector.check(number, ticket.offered, bytes);
             }
             sector.readers -= 1;
@@ -308,6 +325,13 @@ impl Model {
     /// Whether a sector may hold these bytes now, with no request under way.
     pub(crate) fn check(&self, sector: u32, bytes: &[u8]) -> Result<(), Wrong> {
         self.sectors[sector as usize].check(sector, self.now, bytes)
+    }
+
+    /// Whether a disk may hold these bytes now, with no request under way.
+    pub(crate) fn check_disk(&self, bytes: &[u8]) -> Result<(), String> {
+        let mut sectors = (0..self.sectors()).zip(bytes.chunks_exact(SECTOR));
+        let checked = sectors.try_for_each(|(sector, bytes)| self.check(sector, bytes));
+        checked.map_err(|wrong| wrong.to_string())
     }
 
     fn range(&mut self, first: u32, count: u32) -> impl Iterator<Item = &mut Sector> {

@@ -43,10 +43,10 @@ pub(crate) fn run(world: &World) {
 
 /// Makes a disk larger, and tells its guest once that is done.
 fn grow(world: &World) {
-    let guest = world.random().below(world.guests() as u64) as usize;
-    let sectors = world.sectors(guest) + 8;
+    let disk = world.random().below(world.disks() as u64) as usize;
+    let sectors = world.sectors(disk) + 8;
     let done = Rc::new(Cell::new(None));
-    if !world.resize(guest, u64::from(sectors) * SECTOR as u64, done.clone()) {
+    if !world.resize(disk, u64::from(sectors) * SECTOR as u64, done.clone()) {
         return;
     }
     let kills = world.kills();
@@ -58,7 +58,7 @@ fn grow(world: &World) {
     }
     if done.get() == Some(true) && world.kills() == kills {
         world.coverage.resizes.one();
-        world.machine.say(|| format!("the disk of guest {guest} has {sectors} sectors"));
-        world.grow(guest, sectors);
+        world.machine.say(|| format!("disk {disk} has {sectors} sectors"));
+        world.grow(disk, sectors);
     }
 }

@@ -6,7 +6,7 @@ use event_loop::ring::sim::Faults;
 
 use crate::image::Format;
 use crate::random::Random;
-use crate::{daemon, guest};
+use crate::{client, daemon, guest};
 
 pub(crate) use crate::world::Plan;
 
@@ -21,10 +21,11 @@ impl Plan {
         let mut plan = Plan {
             daemon: daemon_plan(&random),
             guests,
+            clients: Vec::new(),
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
-        // Of sixteen, four have power cuts, two qcow2 images, and three virtio-scsi.
+        // Of sixteen, five have power cuts, two qcow2 images, three virtio-scsi, and two NBD.
         match seed % 16 {
             0 => {
                 plan.cut_power(&random);
@@ -32,6 +33,11 @@ impl Plan {
             }
             7 | 15 => plan.cut_power(&random),
             8 => plan.format(&random),
+            6 => plan.serve_nbd(&random),
+            11 => {
+                plan.cut_power(&random);
+                plan.serve_nbd(&random);
+            }
             5 | 10 => plan.guests.iter_mut().for_each(guest::Plan::attach_scsi),
             12 => {
                 plan.cut_power(&random);
@@ -55,6 +61,14 @@ impl Plan {
             // the one that failed, unless a loop of its own is faster.
             daemon.io_threads = 1;
         }
+    }
+
+    /// Clients of NBD in place of guests: of all, mostly.
+    fn serve_nbd(&mut self, random: &Random) {
+        let guests = self.guests.len() as u64;
+        let stay = if random.one_in(4) { random.below(guests) } else { 0 };
+        self.guests.truncate(stay as usize);
+        self.clients = (stay..guests).map(|_| client::Plan::new(random)).collect();
     }
 
     /// Images in a format.

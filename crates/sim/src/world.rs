@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use block::throttle::ThrottleLimits;
-use event_loop::ring::sim::{Happened, Storage};
+use event_loop::ring::sim::{Happened, Storage, without_threads};
 
+use crate::client::{self, Client};
 use crate::coverage::Coverage;
-use crate::daemon::{self, Daemon, Disk};
+use crate::daemon::{self, Daemon, Disk, Offered};
 use crate::fds::Fds;
 use crate::guest::{self, Guest};
 use crate::image::Image;
@@ -17,6 +18,7 @@ use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::mappings;
 use crate::operator;
 use crate::random::Random;
+use crate::user::User;
 
 /// Everything there is.
 pub(crate) struct World {
@@ -24,9 +26,10 @@ pub(crate) struct World {
     pub(crate) machine: Machine,
     pub(crate) coverage: Coverage,
     pub(crate) fds: Rc<Fds>,
-    sockets: Vec<Rc<Socket>>,
+    /// Of NBD.
+    nbd_socket: Rc<Socket>,
     daemon: RefCell<Option<Daemon>>,
-    guests: RefCell<Vec<Rc<Guest>>>,
+    users: RefCell<Vec<Rc<dyn User>>>,
     /// Addresses of mappings that are not the daemon's.
     mappings: RefCell<BTreeSet<usize>>,
     plan: daemon::Plan,
@@ -37,6 +40,8 @@ pub(crate) struct World {
     past: RefCell<Happened>,
     kills: Cell<u64>,
     cuts: Cell<u64>,
+    /// A daemon was killed since users were last asked to look.
+    died: Cell<bool>,
     over: Cell<bool>,
     /// When requests are looked at again that have been waiting.
     look_at_ns: Cell<u64>,
@@ -58,7 +63,10 @@ pub(crate) struct Outcome {
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) daemon: daemon::Plan,
+    /// Who has the first disks.
     pub(crate) guests: Vec<guest::Plan>,
+    /// Who has the others.
+    pub(crate) clients: Vec<client::Plan>,
     pub(crate) requests: u64,
     /// Others get in between where code announces that they may, once in so many times.
     pub(crate) pause: u64,
@@ -68,24 +76,31 @@ pub(crate) struct Plan {
 pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let machine = Machine::new(seed, verbose);
     machine.pause_in_queues(plan.pause);
+    without_threads();
     let fds = Rc::new(Fds::default());
     fds.keep_all();
-    let sockets: Vec<_> =
-        (0..plan.guests.len()).map(|number| Rc::new(Socket::new(&fds, number))).collect();
-    let images: Vec<_> =
-        (plan.guests.iter()).map(|guest| Image::new(&fds, guest.format, guest.sectors)).collect();
+    let offered: Vec<_> = (plan.guests.iter().enumerate())
+        .map(|(number, &guest::Plan { device, queues, .. })| {
+            let socket = Rc::new(Socket::new(&fds, number));
+            Offered::VhostUser { socket, device, queues }
+        })
+        .chain(plan.clients.iter().map(|_| Offered::Nbd))
+        .collect();
+    let nbd_socket = Rc::new(Socket::new(&fds, offered.len()));
+    let images: Vec<_> = (plan.guests.iter().map(|guest| (guest.format, guest.sectors)))
+        .chain(plan.clients.iter().map(|client| (client.format, client.sectors)))
+        .map(|(format, sectors)| Image::new(&fds, format, sectors))
+        .collect();
     let storage = Storage::new();
     if plan.daemon.power_cuts > 0 {
         images.iter().for_each(|image| storage.add(image.fd()).expect("an image"));
         // Those that the storage has.
         fds.keep_all();
     }
-    let disks: Vec<_> = (plan.guests.iter().zip(&images).zip(&sockets))
-        .map(|((guest, image), socket)| Disk {
+    let disks: Vec<_> = (images.iter().zip(offered))
+        .map(|(image, offered)| Disk {
             image: image.clone(),
-            socket: socket.clone(),
-            device: guest.device,
-            queues: guest.queues,
+            offered,
             discard: plan.daemon.discard,
             throttled: plan.daemon.throttled,
         })
@@ -95,9 +110,9 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         machine,
         coverage: Coverage::default(),
         fds,
-        sockets,
+        nbd_socket,
         daemon: RefCell::default(),
-        guests: RefCell::default(),
+        users: RefCell::default(),
         mappings: RefCell::default(),
         plan: plan.daemon.clone(),
         disks,
@@ -105,21 +120,26 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         past: RefCell::default(),
         kills: Cell::new(0),
         cuts: Cell::new(0),
+        died: Cell::new(false),
         over: Cell::new(false),
         look_at_ns: Cell::new(0),
     });
-    let each = plan.requests / plan.guests.len() as u64;
+    let each = plan.requests / images.len() as u64;
     for (number, guest) in plan.guests.iter().enumerate() {
         let guest = Guest::new(&world, number, guest.clone(), each);
-        world.guests.borrow_mut().push(guest);
+        world.users.borrow_mut().push(guest);
+    }
+    for (number, client) in (plan.guests.len()..).zip(&plan.clients) {
+        let client = Client::new(&world, number, client.clone(), each);
+        world.users.borrow_mut().push(client);
     }
     world.start_daemon();
-    world.guests.borrow().iter().for_each(Guest::start);
+    world.users.borrow().iter().for_each(|user| user.clone().start());
     let fate = world.clone();
     let fate = world.machine.spawn("fate".into(), move || fate.kill_now_and_then());
     let operated = world.clone();
     let operator = world.machine.spawn("operator".into(), move || operator::run(&operated));
-    world.go_on_until("all guests are done", || world.guests.borrow().iter().all(|g| g.is_done()));
+    world.go_on_until("all are done", || world.users.borrow().iter().all(|user| user.is_done()));
     world.over.set(true);
     world.go_on_until("there is a daemon", || {
         [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
@@ -137,18 +157,18 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     if flushed.get() == Some(false) && !world.has_failed() {
         world.fail("not all could be flushed, and no operation has failed");
     }
-    for (number, (guest, image)) in world.guests.borrow().iter().zip(&images).enumerate() {
+    for (number, (user, image)) in world.users.borrow().iter().zip(&images).enumerate() {
         let checked = match flushed.get() {
             Some(false) if image.keeps_back() => {
-                image.contents().and_then(|bytes| guest.lose(&bytes, false))
+                image.contents().and_then(|bytes| user.lose(&bytes, false))
             }
-            _ => image.contents().and_then(|bytes| guest.check_disk(&bytes)),
+            _ => image.contents().and_then(|bytes| user.check_disk(&bytes)),
         };
         if let Err(wrong) = checked {
-            world.fail(&format!("guest {number}, its disk in the end: {wrong}"));
+            world.fail(&format!("disk {number}, in the end: {wrong}"));
         }
     }
-    world.guests.borrow_mut().clear();
+    world.users.borrow_mut().clear();
     let happened = world.happened();
     let mut counted = world.coverage.all();
     counted.extend(happened.all());
@@ -183,8 +203,23 @@ impl World {
         }
     }
 
+    /// Something has happened to a socket that any of the loops may have.
+    pub(crate) fn poke_all(&self) {
+        if let Some(daemon) = &*self.daemon.borrow() {
+            let concerned = daemon.loops.iter().filter(|l| l.ring.sim.has_events());
+            concerned.for_each(|l| l.poke(&self.machine));
+        }
+    }
+
     pub(crate) fn listener(&self, guest: usize) -> &Socket {
-        &self.sockets[guest]
+        match &self.disks[guest].offered {
+            Offered::VhostUser { socket, .. } => socket,
+            Offered::Nbd => &self.nbd_socket,
+        }
+    }
+
+    pub(crate) fn nbd_listener(&self) -> &Socket {
+        &self.nbd_socket
     }
 
     pub(crate) fn keep_mapping(&self, addr: usize) {
@@ -195,23 +230,23 @@ impl World {
         actor.is_some_and(|actor| self.machine.is_there(actor))
     }
 
-    /// The guests have all they want.
+    /// All have what they want.
     pub(crate) fn is_over(&self) -> bool {
         self.over.get()
     }
 
-    pub(crate) fn guests(&self) -> usize {
-        self.guests.borrow().len()
+    pub(crate) fn disks(&self) -> usize {
+        self.disks.len()
     }
 
-    /// Sectors of a guest's disk, as far as it knows.
-    pub(crate) fn sectors(&self, guest: usize) -> u32 {
-        self.guests.borrow()[guest].sectors()
+    /// Sectors of a disk, as far as its user knows.
+    pub(crate) fn sectors(&self, disk: usize) -> u32 {
+        self.users.borrow()[disk].sectors()
     }
 
-    /// Tells a guest that its disk is larger.
-    pub(crate) fn grow(&self, guest: usize, sectors: u32) {
-        self.guests.borrow()[guest].grow(sectors);
+    /// Tells a disk's user that it is larger.
+    pub(crate) fn grow(&self, disk: usize, sectors: u32) {
+        self.users.borrow()[disk].grow(sectors);
     }
 
     /// Changes the limits that disks keep to. `false`: there is no daemon, or there are none.
@@ -222,14 +257,17 @@ impl World {
     }
 
     /// Begins to give a disk another size. `false`: there is no daemon.
-    pub(crate) fn resize(&self, guest: usize, size: u64, done: Rc<Cell<Option<bool>>>) -> bool {
+    pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<Option<bool>>>) -> bool {
         let daemon = self.daemon.borrow();
-        daemon.iter().for_each(|daemon| daemon.resize(guest, size, done.clone()));
+        daemon.iter().for_each(|daemon| daemon.resize(disk, size, done.clone()));
         daemon.is_some()
     }
 
     fn start_daemon(&self) {
-        let started = Daemon::start(&self.machine, &self.plan, &self.disks, &self.storage);
+        let started = {
+            let World { machine, plan, disks, nbd_socket, storage, .. } = self;
+            Daemon::start(machine, plan, disks, nbd_socket, storage)
+        };
         match started {
             Ok(daemon) => self.daemon.replace(Some(daemon)),
             Err(error) => self.fail(&format!("a daemon does not start: {error}")),
@@ -260,7 +298,8 @@ impl World {
         self.machine.say(|| if cut { "the power is cut" } else { "the daemon is killed" }.into());
         self.coverage.kills.one();
         self.kills.set(self.kills.get() + 1);
-        let in_flight = self.guests.borrow().iter().map(|guest| guest.in_flight()).sum();
+        self.died.set(true);
+        let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
         self.coverage.redone.add(in_flight);
         let happened = self.past.borrow().and(&daemon.happened());
         self.past.replace(happened);
@@ -271,7 +310,7 @@ impl World {
             self.coverage.cuts.one();
             self.cuts.set(self.cuts.get() + 1);
         }
-        for (number, (disk, guest)) in self.disks.iter().zip(&*self.guests.borrow()).enumerate() {
+        for (number, (disk, user)) in self.disks.iter().zip(&*self.users.borrow()).enumerate() {
             let image = &disk.image;
             if cut {
                 self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
@@ -281,9 +320,9 @@ impl World {
             } else {
                 self.coverage.rolled_back.one();
             }
-            let checked = image.contents().and_then(|bytes| guest.lose(&bytes, cut));
+            let checked = image.contents().and_then(|bytes| user.lose(&bytes, cut));
             if let Err(wrong) = checked {
-                self.fail(&format!("guest {number}, what is left of its disk: {wrong}"));
+                self.fail(&format!("what is left of disk {number}: {wrong}"));
             }
         }
     }
@@ -315,9 +354,10 @@ impl World {
 
     /// A daemon that has ended in order has nothing under way.
     fn check_nothing_is_left(&self) {
-        for (number, guest) in self.guests.borrow().iter().enumerate() {
-            if guest.in_flight() > 0 {
-                self.fail(&format!("guest {number} has gone with {} in flight", guest.in_flight()));
+        for (number, user) in self.users.borrow().iter().enumerate() {
+            let left = user.in_flight();
+            if left > 0 {
+                self.fail(&format!("the user of disk {number} has gone with {left} in flight"));
             }
         }
         let left = self.with_daemon(|daemon| daemon.in_flight());
@@ -328,10 +368,10 @@ impl World {
 
     fn go_on_until(&self, what: &str, condition: impl Fn() -> bool) {
         // What was asked of the loops between steps.
-        self.after_step();
+        self.after_step(None);
         while !condition() {
             match self.machine.step() {
-                Step::Ran(_) => self.after_step(),
+                Step::Ran(actor) => self.after_step(Some(actor)),
                 Step::Idle(FOREVER) => {
                     let actors = self.machine.actors();
                     self.fail(&format!("nobody will ever go on, and not yet {what}:\n{actors}"));
@@ -340,26 +380,24 @@ impl World {
                     self.machine.advance_to(next);
                     if next >= self.look_at_ns.get() {
                         self.look_at_ns.set(next + LOOK_NS);
-                        let guests = self.guests.borrow();
-                        let queues = guests.iter().flat_map(|guest| &guest.queues);
-                        queues.for_each(|queue| queue.check_patience());
+                        self.users.borrow().iter().for_each(|user| user.check_patience());
                     }
                 }
             }
         }
     }
 
-    fn after_step(&self) {
+    fn after_step(&self, actor: Option<ActorId>) {
+        let mut sockets = self.died.take();
         if let Some(daemon) = &*self.daemon.borrow() {
             for l in &daemon.loops {
+                sockets |= actor == Some(l.actor);
                 if l.was_woken() {
                     l.poke(&self.machine);
                 }
             }
         }
-        for guest in &*self.guests.borrow() {
-            guest.queues.iter().for_each(|queue| queue.look_at_call());
-        }
+        self.users.borrow().iter().for_each(|user| user.look(sockets));
     }
 
     /// It is wrong: says what, and how to see it again.

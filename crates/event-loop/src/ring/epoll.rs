@@ -150,6 +150,13 @@ impl EpollRing {
     }
 }
 
+#[cfg(any(test, feature = "sim"))]
+impl std::os::fd::AsFd for EpollRing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.epoll)
+    }
+}
+
 impl Ring for EpollRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
         match *op {

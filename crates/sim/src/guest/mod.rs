@@ -19,12 +19,13 @@ pub(crate) use self::plan::{Device, Plan};
 use self::queue::{Queue, Shared};
 use crate::fds::Kept;
 use crate::model::Model;
+use crate::user::User;
 use crate::world::World;
 
 /// A guest.
 pub(crate) struct Guest {
     shared: Rc<Shared>,
-    pub(crate) queues: Vec<Rc<Queue>>,
+    queues: Vec<Rc<Queue>>,
     memory: Rc<Kept>,
     memory_len: u64,
     /// Where the daemon keeps what it has in flight, once it has made it: as it described it.
@@ -79,49 +80,42 @@ impl Guest {
         })
     }
 
-    /// Puts its actors to work.
-    pub(crate) fn start(self: &Rc<Self>) {
-        let (machine, guest) = (&self.shared.world.machine, self.shared.guest);
+    fn world(&self) -> &Rc<World> {
+        &self.shared.world
+    }
+}
+
+impl User for Guest {
+    fn start(self: Rc<Self>) {
+        let (machine, guest) = (self.shared.world.machine.clone(), self.shared.guest);
         for queue in &self.queues {
             let (me, name) = (queue.clone(), format!("guest {guest}, queue {}", queue.index));
             queue.actor.set(Some(machine.spawn(name, move || me.run())));
         }
-        let me = self.clone();
-        machine.spawn(format!("guest {guest}, VMM"), move || me.run());
+        machine.spawn(format!("guest {guest}, VMM"), move || self.run());
     }
 
-    /// Whether it has had all its answers and has gone.
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.done.get()
     }
 
-    /// Sectors of its disk, as far as it knows.
-    pub(crate) fn sectors(&self) -> u32 {
+    fn sectors(&self) -> u32 {
         self.shared.model.borrow().sectors()
     }
 
-    /// It is told that there are more.
-    pub(crate) fn grow(&self, sectors: u32) {
+    fn grow(&self, sectors: u32) {
         self.shared.model.borrow_mut().grow(sectors);
     }
 
-    /// Requests offered and not answered.
-    pub(crate) fn in_flight(&self) -> u64 {
+    fn in_flight(&self) -> u64 {
         self.queues.iter().map(|queue| u64::from(queue.in_flight.get())).sum()
     }
 
-    /// Whether its disk may hold this.
-    pub(crate) fn check_disk(&self, bytes: &[u8]) -> Result<(), String> {
-        let model = self.shared.model.borrow();
-        let sectors = bytes.chunks_exact(crate::model::SECTOR);
-        let mut sectors = (0..model.sectors()).zip(sectors);
-        let checked = sectors.try_for_each(|(sector, bytes)| model.check(sector, bytes));
-        checked.map_err(|wrong| wrong.to_string())
+    fn check_disk(&self, bytes: &[u8]) -> Result<(), String> {
+        self.shared.model.borrow().check_disk(bytes)
     }
 
-    /// What was not flushed may be lost, and this is what is left of its disk. `anew`: it dies of that,
-    /// too, and begins anew.
-    pub(crate) fn lose(&self, bytes: &[u8], anew: bool) -> Result<(), String> {
+    fn lose(&self, bytes: &[u8], anew: bool) -> Result<(), String> {
         // What it was answered before it was.
         match anew {
             true => self.forget_all(),
@@ -130,7 +124,11 @@ impl Guest {
         self.shared.model.borrow_mut().lose(bytes, anew)
     }
 
-    fn world(&self) -> &Rc<World> {
-        &self.shared.world
+    fn look(&self, _sockets: bool) {
+        self.queues.iter().for_each(|queue| queue.look_at_call());
+    }
+
+    fn check_patience(&self) {
+        self.queues.iter().for_each(|queue| queue.check_patience());
     }
 }

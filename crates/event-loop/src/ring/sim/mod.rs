@@ -40,6 +40,8 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 pub use self::faults::{Faults, Happened, SimOp, Verdict};
 use self::faults::{Random, describe};
 pub use self::storage::{SECTOR, Storage};
@@ -49,6 +51,7 @@ pub use crate::executor::elsewhere;
 use crate::ring::epoll::EpollRing;
 use crate::ring::setup::{Chosen, RingFlags, SetupError};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
+pub use crate::thread_pool::without_threads;
 
 /// A simulated world: one ring, one clock, any number of files. Clones are handles to the same.
 ///
@@ -247,6 +250,13 @@ impl Sim {
     /// what it does.
     pub fn look_at_descriptors(&self) {
         self.0.borrow_mut().touched = Some(true);
+    }
+
+    /// Whether a real descriptor has something to tell.
+    pub fn has_events(&self) -> bool {
+        let world = self.0.borrow();
+        let mut fds = [PollFd::new(world.polls.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// When the next operation is due that is under way, and not held; `None`: none is.

@@ -1,0 +1,269 @@
+//! What a client does with a connection: works, and now and then does something else.
+
+use exports::nbd::wire::reply::ReplyMode;
+use exports::nbd::wire::request::{CommandType, RequestHeader};
+
+use super::Shared;
+use super::connection::{Connection, Gone};
+use super::request::{Came, Kind, Request};
+use super::socket::Socket;
+use crate::machine::FOREVER;
+
+/// What a client does besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disturbance {
+    /// Waits for its answers, says that it leaves, and comes back.
+    Leave,
+    /// Says that it leaves while requests are under way.
+    LeaveEarly,
+    /// Sends no more, and reads what is still to come.
+    HalfClose,
+    /// Leaves in the middle of a message.
+    CutShort,
+    /// Closes the connection, as if it had died.
+    Vanish,
+    /// Does not read for a while.
+    Dawdle,
+    /// Sends what is no request.
+    Nonsense,
+    /// Announces a payload longer than any may be.
+    TooLong,
+}
+
+impl Disturbance {
+    pub(super) const ALL: &[Disturbance] = &[
+        Disturbance::Leave,
+        Disturbance::LeaveEarly,
+        Disturbance::HalfClose,
+        Disturbance::CutShort,
+        Disturbance::Vanish,
+        Disturbance::Dawdle,
+        Disturbance::Nonsense,
+        Disturbance::TooLong,
+    ];
+}
+
+/// How long the server may take to let a client go whose requests have ended, nanoseconds.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+impl Connection {
+    /// What the actor does.
+    pub(super) fn run(&self) {
+        let Shared { world, left, .. } = &*self.shared;
+        while left.get() > 0 {
+            self.connect();
+            if self.visit() == Err(Gone) {
+                self.was_left();
+            }
+            world.machine.sleep(world.random().pick(&[0, 1_000, 50_000]));
+        }
+        self.done.set(true);
+    }
+
+    fn connect(&self) {
+        let world = self.world();
+        self.kills.set(world.kills());
+        self.socket.replace(Some(Socket::connect(world)));
+        world.coverage.nbd_connections.one();
+    }
+
+    /// The server has closed the connection, which it does if its daemon dies.
+    fn was_left(&self) {
+        let world = self.world();
+        world.coverage.gone.one();
+        if world.kills() == self.kills.get() {
+            self.fail("the server has closed the connection");
+        }
+        self.receive_rest();
+        self.forget_all(true);
+    }
+
+    /// A connection, to the client's end of it.
+    fn visit(&self) -> Result<(), Gone> {
+        let Shared { world, plan, left, .. } = &*self.shared;
+        if !self.shake_hands()? {
+            self.forget_all(true);
+            return Ok(());
+        }
+        let mode = self.mode.get().expect("agreed on");
+        world.machine.say(|| {
+            format!("client of disk {}, connection {}: {mode:?}", self.shared.disk, self.index)
+        });
+        self.undisturbed_ns.set(world.machine.now_ns());
+        loop {
+            self.work(mode, world.random().between(plan.calm_ns / 4, plan.calm_ns))?;
+            let what = match left.get() {
+                0 => Disturbance::Leave,
+                _ if plan.disturbances.is_empty() => continue,
+                _ => world.random().pick(&plan.disturbances),
+            };
+            world.machine.say(|| {
+                format!("client of disk {}, connection {}: {what:?}", self.shared.disk, self.index)
+            });
+            if self.disturb(mode, what)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has requests carried out for that long, or until there are no more.
+    fn work(&self, mode: ReplyMode, ns: u64) -> Result<(), Gone> {
+        let Shared { world, plan, left, .. } = &*self.shared;
+        let (machine, random) = (&world.machine, world.random());
+        let end = machine.now_ns() + ns;
+        while machine.now_ns() < end {
+            self.receive()?;
+            if left.get() == 0 && self.in_flight() == 0 {
+                return Ok(());
+            }
+            let offered = left.get() > 0 && self.offer_some(mode);
+            self.send()?;
+            if offered && random.one_in(4) {
+                machine.wait_until(0);
+                continue;
+            }
+            machine.preempt(8);
+            let more = left.get() > 0;
+            let until = match more && (self.in_flight() == 0 || random.one_in(2)) {
+                true => machine.now_ns() + random.below(plan.think_ns + 1),
+                false => FOREVER,
+            };
+            self.sleep_until(until);
+        }
+        Ok(())
+    }
+
+    /// `true`: that was the end of the connection.
+    fn disturb(&self, mode: ReplyMode, what: Disturbance) -> Result<bool, Gone> {
+        let world = self.world();
+        let coverage = &world.coverage;
+        let (machine, random) = (&world.machine, world.random());
+        // All that it has begun to send.
+        self.send_all()?;
+        match what {
+            Disturbance::Leave => {
+                self.receive()?;
+                while self.in_flight() > 0 {
+                    self.sleep_until(FOREVER);
+                    self.receive()?;
+                }
+                coverage.nbd_left.one();
+                self.disconnect(mode);
+            }
+            Disturbance::LeaveEarly => {
+                coverage.nbd_left_early.add(u64::from(self.in_flight() > 0));
+                self.disconnect(mode);
+            }
+            Disturbance::HalfClose => {
+                coverage.nbd_half_closed.add(u64::from(self.in_flight() > 0));
+                self.end_output();
+            }
+            Disturbance::CutShort => {
+                coverage.nbd_cut_short.one();
+                self.begin_write(mode);
+                self.say_last();
+                machine.sleep(random.pick(&[0, 20_000]));
+                self.end_output();
+            }
+            Disturbance::Vanish => {
+                coverage.nbd_vanished.add(u64::from(self.in_flight() > 0));
+                self.forget_all(false);
+                return Ok(true);
+            }
+            Disturbance::Dawdle => {
+                coverage.nbd_dawdled.one();
+                self.offer_some(mode);
+                self.send()?;
+                machine.sleep(random.pick(&[50_000, 500_000, 3_000_000]));
+                self.undisturbed_ns.set(machine.now_ns());
+                return Ok(false);
+            }
+            Disturbance::Nonsense => {
+                coverage.nbd_nonsense.one();
+                self.output.borrow_mut().extend([0x42; 100]);
+                self.say_last();
+            }
+            Disturbance::TooLong => {
+                coverage.nbd_too_long.one();
+                let command = CommandType::Write;
+                let header =
+                    RequestHeader { flags: 0, command, cookie: 1, offset: 0, len: 1 << 30 };
+                self.put_header(mode, &header);
+                self.say_last();
+            }
+        }
+        self.await_end();
+        Ok(true)
+    }
+
+    fn put_header(&self, mode: ReplyMode, header: &RequestHeader) {
+        let (bytes, len) = header.encode(mode == ReplyMode::Extended);
+        self.output.borrow_mut().extend(&bytes[..len]);
+    }
+
+    /// `NBD_CMD_DISC`.
+    fn disconnect(&self, mode: ReplyMode) {
+        let command = CommandType::Disconnect;
+        self.put_header(mode, &RequestHeader { flags: 0, command, cookie: 0, offset: 0, len: 0 });
+        self.say_last();
+    }
+
+    /// The beginning of a write, which is never to be carried out.
+    fn begin_write(&self, mode: ReplyMode) {
+        let random = self.world().random();
+        let request = Request {
+            kind: Kind::Write,
+            ticket: None,
+            first: 0,
+            count: random.pick(&[1, 8, 64]),
+            fua: false,
+            offered_ns: 0,
+            came: Came::default(),
+        };
+        let mut message = Vec::new();
+        self.encode(&request, mode, random.next(), &mut message);
+        message.truncate(random.between(1, message.len() as u64 - 1) as usize);
+        self.output.borrow_mut().extend(message);
+    }
+
+    fn end_output(&self) {
+        if let Some(socket) = &*self.socket.borrow() {
+            socket.end_output();
+        }
+    }
+
+    /// Sends what ends the connection, perhaps before all of it was taken.
+    fn say_last(&self) {
+        if self.send_all() == Err(Gone) {
+            self.output.borrow_mut().clear();
+        }
+    }
+
+    /// Sends all that is to be sent, taking replies meanwhile.
+    fn send_all(&self) -> Result<(), Gone> {
+        loop {
+            self.send()?;
+            if self.output.borrow().is_empty() {
+                return Ok(());
+            }
+            self.receive()?;
+            self.sleep_until(FOREVER);
+        }
+    }
+
+    /// The server takes no more requests: it answers those that it has, and closes the connection.
+    fn await_end(&self) {
+        let machine = &self.world().machine;
+        let until = machine.now_ns() + PATIENCE_NS;
+        while self.receive().is_ok() {
+            if machine.now_ns() >= until {
+                self.fail("the server does not close the connection");
+            }
+            self.sleep_until(until);
+        }
+        if self.in_flight() > 0 && self.world().kills() == self.kills.get() {
+            self.fail(&format!("{} requests were left unanswered", self.in_flight()));
+        }
+        self.forget_all(true);
+    }
+}

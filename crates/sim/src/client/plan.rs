@@ -1,0 +1,53 @@
+//! What a client of NBD is like.
+
+use super::life::Disturbance;
+use crate::image::Format;
+use crate::random::Random;
+
+/// What a client is like.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) format: Format,
+    /// Sectors of the disk.
+    pub(crate) sectors: u32,
+    /// Connections at the same time.
+    pub(super) connections: u16,
+    /// Requests of a connection at the same time, at most.
+    pub(super) depth: usize,
+    /// Requests sent at once, at most.
+    pub(super) batch: u64,
+    /// What is sent is sent in pieces once in so many times; 0 for never.
+    pub(super) pieces: u64,
+    /// Bytes received at once, at most.
+    pub(super) sip: usize,
+    /// How long it thinks between batches, at most, nanoseconds.
+    pub(super) think_ns: u64,
+    /// What it does besides, and how long it works in between, at most.
+    pub(super) disturbances: Vec<Disturbance>,
+    pub(super) calm_ns: u64,
+    /// How long a request may take, nanoseconds.
+    pub(crate) patience_ns: u64,
+}
+
+impl Plan {
+    pub(crate) fn new(random: &Random) -> Self {
+        let connections = random.pick(&[1, 1, 2, 4]);
+        // More than the daemon takes of one connection at a time, or not.
+        let depth = random.pick(&[1, 2, 8, 32, 160]);
+        let calm = random.one_in(3);
+        let disturbances = Disturbance::ALL.iter().filter(|_| !calm && random.one_in(2));
+        Plan {
+            format: Format::Raw,
+            sectors: random.pick(&[64, 1024, 4096]),
+            connections,
+            depth: if connections == 1 { depth } else { depth.min(64) },
+            batch: random.pick(&[1, 4, 16, 200]),
+            pieces: random.pick(&[0, 3, 20]),
+            sip: random.pick(&[700, 4096, 65536, 65536]),
+            think_ns: random.pick(&[0, 5_000, 100_000]),
+            disturbances: disturbances.copied().collect(),
+            calm_ns: random.pick(&[1_000_000, 5_000_000, 20_000_000]),
+            patience_ns: 100_000_000,
+        }
+    }
+}
