@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use control::Step;
+
 /// Why something could not be done, in words.
 #[derive(Debug)]
 pub(crate) struct DaemonError(String);
@@ -20,4 +22,19 @@ impl fmt::Display for DaemonError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+#[allow(dead_code, missing_docs, unreachable_pub)]
+#[path = "../../crates/ringmill/src/daemon/upgrade/definitions.rs"]
+mod definitions;
+
+/// What a daemon that was made by these steps gives another process as its command line.
+///
+/// # Errors
+///
+/// Why there is none.
+pub(crate) fn arguments_for_another(steps: &[Step]) -> Result<Vec<String>, String> {
+    let mut made = definitions::Definitions::default();
+    steps.iter().for_each(|step| made.add(step));
+    made.arguments()
 }

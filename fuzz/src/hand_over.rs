@@ -2,7 +2,10 @@
 //! descriptors, the messages that bring an export to where it was.
 //!
 //! What a real export hands over is changed on the way, or sent in pieces, or something else in its
-//! place. The export that takes over serves it or refuses; either way nothing of it stays behind.
+//! place. The export that takes over serves it or refuses; either way nothing of it stays behind. What an
+//! NBD server hands over is in [`clients`].
+
+mod clients;
 
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -28,10 +31,13 @@ mod document;
 #[path = "../../crates/ringmill/src/daemon/upgrade/packets.rs"]
 mod packets;
 
+use clients::Clients;
 use document::{Collected, DESCRIPTORS, GRAPH};
 
 /// Changes to a document, at most.
 const CHANGES: usize = 40;
+/// Of the first byte: it is an NBD server that is handed over.
+const OF_CLIENTS: u8 = 0x80;
 
 struct World {
     event_loop: EventLoop,
@@ -39,6 +45,7 @@ struct World {
     /// What a real export says: `session`, a list of messages, and `rings`.
     document: Json,
     fds: Vec<OwnedFd>,
+    clients: Clients,
     files: usize,
 }
 
@@ -62,7 +69,8 @@ impl World {
         let listener = UnixListener::bind(path).expect("a socket");
         let event_loop = world.event_loop.clone();
         event_loop.block_on(world.export.stop()).expect("it turns").expect("it stops");
-        let mut world = World { event_loop, listener, document, fds: fds.0, files: 0 };
+        let (fds, clients) = (fds.0, Clients::new());
+        let mut world = World { event_loop, listener, document, fds, clients, files: 0 };
         // What is handed over unchanged is served.
         assert!(world.play(&mut Input::new(&[1])), "what a daemon hands over is refused");
         world.files = world::open_files();
@@ -72,6 +80,9 @@ impl World {
     /// Whether it was taken over.
     fn play(&self, input: &mut Input<'_>) -> bool {
         let how = input.u8();
+        if how & OF_CLIENTS != 0 {
+            return self.clients.play(how, input);
+        }
         let mut document = self.document.clone();
         let text = match how & 3 {
             0 => {
@@ -91,8 +102,8 @@ impl World {
                 document.to_string().into_bytes()
             }
         };
-        let (ours, theirs) = self.socket_pair();
-        self.send(&theirs, &text, how);
+        let (ours, theirs) = socket_pair();
+        send(&theirs, &text, &self.fds, how);
         drop(theirs);
         let Ok(mut received) = packets::receive_document(&ours, GRAPH) else { return false };
         let json = received.json.take();
@@ -101,7 +112,11 @@ impl World {
         let (Ok(messages), Ok(rings)) = (messages, rings) else { return false };
         drop(received);
         let (front_end, socket) = UnixStream::pair().expect("a pair");
-        let session = SavedSession { socket: socket.into(), messages };
+        let socket: OwnedFd = match how & 4 {
+            0 => socket.into(),
+            _ => std::io::pipe().expect("a pipe").0.into(),
+        };
+        let session = SavedSession { socket, messages };
         let listener = self.listener.try_clone().expect("a descriptor").into();
         let listen = Listen::TakenOver(Arc::new(listener), None);
         let config = front_end::config(&self.event_loop, listen);
@@ -122,34 +137,34 @@ impl World {
         self.event_loop.block_on(export.stop()).expect("it turns").expect("it stops");
         is_served
     }
+}
 
-    fn socket_pair(&self) -> (OwnedFd, OwnedFd) {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("a pair")
-    }
+fn socket_pair() -> (OwnedFd, OwnedFd) {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("a pair")
+}
 
-    /// Sends a document as a daemon does, or not quite.
-    fn send(&self, socket: &OwnedFd, text: &[u8], how: u8) {
-        let mut file = File::from(memfd_create(c"document", MFdFlags::empty()).expect("a memfd"));
-        file.write_all(text).expect("it fits");
-        let count = match how & 0x70 {
-            0x10 => u32::MAX,
-            0x20 => 0,
-            _ => self.fds.len() as u32,
-        };
-        let kind = if how & 0x70 == 0x30 { DESCRIPTORS } else { GRAPH };
-        let packet = |kind: u8, bytes: &[u8], fds: &[RawFd]| {
-            let bytes = [IoSlice::new(std::slice::from_ref(&kind)), IoSlice::new(bytes)];
-            let _ = fd_passing::send(socket.as_fd(), &bytes, fds, MsgFlags::MSG_DONTWAIT);
-        };
-        let fds: Vec<RawFd> = self.fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let first = if how & 0x70 == 0x40 { fds[0] } else { file.as_raw_fd() };
-        let bytes = count.to_ne_bytes();
-        packet(kind, if how & 0x70 == 0x50 { &bytes[1..] } else { &bytes }, &[first]);
-        let at_once = if how & 0x70 == 0x60 { 3 } else { fds.len() };
-        for part in fds.chunks(at_once) {
-            packet(DESCRIPTORS, &[], part);
-        }
+/// Sends a document as a daemon does, or not quite.
+fn send(socket: &OwnedFd, text: &[u8], fds: &[OwnedFd], how: u8) {
+    let mut file = File::from(memfd_create(c"document", MFdFlags::empty()).expect("a memfd"));
+    file.write_all(text).expect("it fits");
+    let count = match how & 0x70 {
+        0x10 => u32::MAX,
+        0x20 => 0,
+        _ => fds.len() as u32,
+    };
+    let kind = if how & 0x70 == 0x30 { DESCRIPTORS } else { GRAPH };
+    let packet = |kind: u8, bytes: &[u8], fds: &[RawFd]| {
+        let bytes = [IoSlice::new(std::slice::from_ref(&kind)), IoSlice::new(bytes)];
+        let _ = fd_passing::send(socket.as_fd(), &bytes, fds, MsgFlags::MSG_DONTWAIT);
+    };
+    let fds: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let first = if how & 0x70 == 0x40 { fds[0] } else { file.as_raw_fd() };
+    let bytes = count.to_ne_bytes();
+    packet(kind, if how & 0x70 == 0x50 { &bytes[1..] } else { &bytes }, &[first]);
+    let at_once = if how & 0x70 == 0x60 { 3 } else { fds.len() };
+    for part in fds.chunks(at_once) {
+        packet(DESCRIPTORS, &[], part);
     }
 }
 

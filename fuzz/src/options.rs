@@ -1,48 +1,109 @@
-//! A command line whose options have any value: `key=value`, JSON, dotted keys.
+//! A command line whose options have any value: `key=value`, JSON, dotted keys; and whose words are any.
 //!
 //! What is refused is refused in few words, what `key=value` text says can be written as such text again,
-//! and completion gives words that begin with what is there.
+//! completion gives words that begin with what is there, and what a daemon hands over as its command line
+//! makes what it has.
 
 use std::ffi::OsString;
 
-use control::{keyval, parse_args};
+use control::{Command, Graph, ImageKind, keyval, parse_args};
 
-/// By the first letter of a line.
+use crate::daemon;
+
+/// Whose command line it is, by the first letter of the first line.
+const PROGRAMS: &[(char, &[&str])] = &[
+    ('R', &["ringmill"]),
+    ('D', &["ringmill", "storage-daemon"]),
+    ('S', &["ringmill", "serve"]),
+    ('U', &["ringmill", "upgrade"]),
+    ('C', &["ringmill", "ctl"]),
+    ('T', &["ringmill", "top"]),
+    ('P', &["ringmill", "probe"]),
+];
+
+/// By the first letter of a line. Those of `serve` and others that are not here are words.
 const OPTIONS: &[(char, &str)] = &[
+    ('a', "--aio"),
     ('b', "--blockdev"),
     ('c', "--chardev"),
     ('e', "--export"),
+    ('h', "--cache"),
+    ('i', "--iothreads"),
+    ('k', "--socket"),
     ('m', "--monitor"),
     ('n', "--nbd-server"),
     ('o', "--object"),
+    ('p', "--pidfile"),
+    ('q', "--queues"),
+    ('s', "--sandbox"),
     ('t', "--trace"),
+    ('u', "--user"),
+    ('x', "--metrics"),
+    ('y', "--poll-max-ns"),
+    ('z', "--size"),
 ];
 
 /// Most options of one command line.
 const MOST: usize = 16;
 
-/// Runs one input: lines of a letter, which says which option, and its value.
+/// Runs one input: lines of a letter, which says which option, and its value, or of a blank and a word. The
+/// first may say whose they are, and have a word as well.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let mut arguments = vec!["qemu-storage-daemon".to_owned()];
+    let mut arguments = Vec::new();
     for line in text.split('\n').take(MOST) {
         let Some(letter) = line.chars().next() else { continue };
-        let Some((_, option)) = OPTIONS.iter().find(|(known, _)| *known == letter) else {
-            continue;
-        };
         let value = &line[letter.len_utf8()..];
-        written_again(value);
-        arguments.extend([(*option).to_owned(), value.to_owned()]);
+        if arguments.is_empty() {
+            let found = PROGRAMS.iter().find(|(known, _)| *known == letter);
+            let words = found.map_or(&["qemu-storage-daemon"][..], |(_, words)| words);
+            arguments.extend(words.iter().map(|&word| word.to_owned()));
+            if found.is_some() {
+                arguments.extend((!value.is_empty()).then(|| value.to_owned()));
+                continue;
+            }
+        }
+        match OPTIONS.iter().find(|(known, _)| *known == letter) {
+            Some((_, option)) => {
+                written_again(value);
+                arguments.extend([(*option).to_owned(), value.to_owned()]);
+            }
+            None if letter == ' ' => arguments.push(value.to_owned()),
+            None => continue,
+        }
         complete(&arguments);
     }
     let length: usize = arguments.iter().map(String::len).sum();
+    let said = |error: String| {
+        // Once with the option in front, once for what is wrong with it; and what is known.
+        assert!(error.len() <= 4096 + 8 * length, "{} bytes for {length}", error.len());
+    };
     match parse_args(arguments.iter().map(OsString::from)) {
-        Ok(command) => drop(command),
-        Err(error) => {
-            let said = error.to_string();
-            // Once with the option in front, once for what is wrong with it; and what is known.
-            assert!(said.len() <= 4096 + 8 * length, "{} bytes for {length}", said.len());
+        Ok(Command::StorageDaemon(options)) => handed_over(&options),
+        Ok(Command::Serve(options)) => {
+            for kind in [ImageKind::File, ImageKind::BlockDevice] {
+                Graph::check(&options.steps(kind)).expect("what serve makes fits together");
+            }
         }
+        Ok(Command::Ctl(options)) => {
+            if let control::CtlRequest::Execute(command) = options.request {
+                // Some say all that there is to choose from: commands, members.
+                let _ = command.check();
+            }
+        }
+        Ok(command) => drop(command),
+        Err(error) => said(error.to_string()),
+    }
+}
+
+/// The command line with which a daemon has another process make what it has says the same.
+fn handed_over(options: &control::StorageDaemonOptions) {
+    // A file's name may be one that no text can say.
+    let Ok(arguments) = daemon::arguments_for_another(&options.steps) else { return };
+    let words = std::iter::once("ringmill").chain(arguments.iter().map(String::as_str));
+    match parse_args(words.map(OsString::from)) {
+        Ok(Command::StorageDaemon(again)) => assert_eq!(again.steps, options.steps),
+        other => panic!("{arguments:?}: {other:?}"),
     }
 }
 
@@ -56,9 +117,10 @@ fn written_again(text: &str) {
 }
 
 fn complete(arguments: &[String]) {
-    let words = ["qemu-storage-daemon", "--complete"].map(OsString::from).into_iter();
-    let words = words.chain(arguments.iter().map(OsString::from));
-    let Ok(control::Command::Print(found)) = parse_args(words) else {
+    let (program, rest) = arguments.split_first().expect("the program's name");
+    let words = [program.as_str(), "--complete", program].into_iter().map(OsString::from);
+    let words = words.chain(rest.iter().map(OsString::from));
+    let Ok(Command::Print(found)) = parse_args(words) else {
         panic!("--complete is refused");
     };
     let last = arguments.last().map_or("", String::as_str);

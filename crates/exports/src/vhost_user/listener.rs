@@ -128,6 +128,9 @@ impl Listener {
             }
             Listen::TakenOver(fd, path) => {
                 // As it should be, but that is another process' word.
+                if getsockopt(&fd, sockopt::AcceptConn) != Ok(true) {
+                    return Err(ExportError::Config(format!("{name} is no listening socket")));
+                }
                 set_nonblocking(&fd).map_err(|e| fail("fcntl")(e.into()))?;
                 // One whose file is gone has none to remove.
                 let file = path.and_then(|path| {

@@ -15,6 +15,7 @@ use exports::nbd::session::transmission::Agreed;
 use exports::nbd::wire::reply::ReplyMode;
 use exports::vhost_user::handover::{Saved, SavedRings};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{SockType, getsockopt, sockopt};
 use serde_json::{Value as Json, json};
 
 /// The version of the documents. A process that knows another one does not take over.
@@ -106,6 +107,17 @@ impl Document {
         fd.ok_or_else(|| format!("descriptor {number} is missing"))
     }
 
+    /// Takes the socket of that number by which somebody is connected, or was a moment ago. What it is to
+    /// be ended by, shutdown(2), would else end what is no connection: a listening socket.
+    pub(super) fn connection(&mut self, number: &Json) -> Result<OwnedFd, String> {
+        let fd = self.fd(number)?;
+        let is_stream = getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream);
+        match is_stream && getsockopt(&fd, sockopt::AcceptConn) == Ok(false) {
+            true => Ok(fd),
+            false => Err(format!("descriptor {number} is no connection")),
+        }
+    }
+
     pub(super) fn messages(&mut self, messages: &Json) -> Result<Vec<Saved>, String> {
         let mut saved = Vec::new();
         for message in list(messages)? {
@@ -132,7 +144,7 @@ impl Document {
                 minimum_block,
                 allocation: boolean(&client["allocation"])?,
             };
-            let socket = self.fd(&client["socket"])?;
+            let socket = self.connection(&client["socket"])?;
             let (input, output) =
                 (self.content(&client["input"])?, self.content(&client["output"])?);
             saved.push(SavedClient { socket, agreed, input, output });

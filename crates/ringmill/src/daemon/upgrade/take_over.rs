@@ -106,7 +106,7 @@ impl TakenOver {
             let session = match &export["session"] {
                 Json::Null => None,
                 session => Some(SavedSession {
-                    socket: document.fd(&session["socket"])?,
+                    socket: document.connection(&session["socket"])?,
                     messages: document.messages(&session["messages"])?,
                 }),
             };
