@@ -9,16 +9,28 @@ use std::sync::{Arc, Weak};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+/// An image that is open: what one process hands over, and the other makes a node of.
+#[derive(Debug)]
+pub struct OpenImage<Fd> {
+    /// By which it was opened.
+    pub path: PathBuf,
+    /// What is read and written.
+    pub fd: Fd,
+    /// The descriptor that holds its locks; `None`: that is the same. A node that was opened anew has
+    /// another one, and the locks stay with the first.
+    pub lock: Option<Fd>,
+}
+
 /// Images that were handed over and that no node has taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
-    images: Vec<(PathBuf, OwnedFd)>,
+    images: Vec<OpenImage<OwnedFd>>,
     owned: Arc<AtomicBool>,
 }
 
 impl Inherited {
-    pub(crate) fn add(&mut self, path: PathBuf, fd: OwnedFd) {
-        self.images.push((path, fd));
+    pub(crate) fn add(&mut self, image: OpenImage<OwnedFd>) {
+        self.images.push(image);
     }
 
     /// Whether those that were handed over belong to this process alone, which may then unlock them.
@@ -31,8 +43,14 @@ impl Inherited {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// The image at `path`, if it is there, open as it is wanted.
-    pub(crate) fn take(&mut self, path: &Path, direct: bool, read_only: bool) -> Option<File> {
+    /// The image at `path`, if it is there, open as it is wanted, and what its locks are held by if that
+    /// is another descriptor.
+    pub(crate) fn take(
+        &mut self,
+        path: &Path,
+        direct: bool,
+        read_only: bool,
+    ) -> Option<(File, Option<OwnedFd>)> {
         let fits = |fd: &OwnedFd| {
             let flags = fcntl(fd, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
             flags.is_ok_and(|flags| {
@@ -40,8 +58,9 @@ impl Inherited {
                     && (flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) == read_only
             })
         };
-        let index = self.images.iter().position(|(at, fd)| at == path && fits(fd))?;
-        Some(self.images.swap_remove(index).1.into())
+        let index = self.images.iter().position(|image| image.path == path && fits(&image.fd))?;
+        let OpenImage { fd, lock, .. } = self.images.swap_remove(index);
+        Some((fd.into(), lock))
     }
 }
 
@@ -51,25 +70,48 @@ pub(crate) struct Images(Vec<Image>);
 
 #[derive(Debug)]
 struct Image {
+    /// The node's name.
+    name: String,
     path: PathBuf,
     fd: Weak<OwnedFd>,
+    /// What its locks are held by, if there are any.
+    lock: Weak<OwnedFd>,
     flush_failed: Weak<AtomicBool>,
 }
 
 impl Images {
     pub(crate) fn remember(
         &mut self,
+        name: &str,
         path: &Path,
         fd: &Arc<OwnedFd>,
+        lock: Option<&Arc<OwnedFd>>,
         flush_failed: &Arc<AtomicBool>,
     ) {
         self.0.retain(|image| image.fd.strong_count() > 0);
+        let lock = lock.map(Arc::downgrade).unwrap_or_default();
         let (fd, flush_failed) = (Arc::downgrade(fd), Arc::downgrade(flush_failed));
-        self.0.push(Image { path: path.to_owned(), fd, flush_failed });
+        let (name, path) = (name.to_owned(), path.to_owned());
+        self.0.push(Image { name, path, fd, lock, flush_failed });
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&Path, Arc<OwnedFd>)> {
-        self.0.iter().filter_map(|image| Some((image.path.as_path(), image.fd.upgrade()?)))
+    pub(crate) fn all(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
+        // Of one that was opened anew the first descriptor is still there, for the locks.
+        let holds_locks_only = |image: &Image| {
+            let is_of = |other: &Image| other.lock.ptr_eq(&image.fd) && !other.fd.ptr_eq(&image.fd);
+            self.0.iter().any(is_of)
+        };
+        self.0.iter().filter(move |image| !holds_locks_only(image)).filter_map(|image| {
+            let fd = image.fd.upgrade()?;
+            let lock = image.lock.upgrade().filter(|lock| !Arc::ptr_eq(lock, &fd));
+            Some(OpenImage { path: image.path.clone(), fd, lock })
+        })
+    }
+
+    /// Whether a flush of that node's has failed.
+    pub(crate) fn flush_failed(&self, name: &str) -> Option<Arc<AtomicBool>> {
+        let mut of_node = self.0.iter().filter(|image| image.name == name);
+        of_node.find_map(|image| image.flush_failed.upgrade())
     }
 
     /// One whose node has had a flush fail.

@@ -30,5 +30,6 @@ pub use drivers::qcow2::elsewhere;
 pub use drivers::qcow2::{CreateQcow2, create_qcow2};
 pub use drivers::throttle;
 pub use error::OpenError;
+pub use inherited::OpenImage;
 pub use registry::{Child, NodeInfo, NodeRegistry};
 pub use submit::submit;

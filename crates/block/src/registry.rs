@@ -1,6 +1,7 @@
 //! All nodes of a process, by name, and how they are opened.
 
 mod activity;
+mod describe;
 mod implicit;
 mod reopen;
 
@@ -8,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, ThreadBirth};
@@ -22,7 +23,7 @@ use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
 use crate::graph::{Edge, drain};
-use crate::inherited::{Images, Inherited};
+use crate::inherited::{Images, Inherited, OpenImage};
 use crate::node::{BlockNode, ResizeError};
 use crate::options::{
     BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, NullOptions,
@@ -139,14 +140,14 @@ impl NodeRegistry {
         NodeRegistry { connector_birth, ..self }
     }
 
-    /// Has the node that is opened for the image at `path` use this descriptor, which another process
+    /// Has the node that is opened for the image at that path use its descriptors, which another process
     /// had it open by.
-    pub fn inherit_image(&mut self, path: PathBuf, fd: OwnedFd) {
-        self.inherited.add(path, fd);
+    pub fn inherit_image(&mut self, image: OpenImage<OwnedFd>) {
+        self.inherited.add(image);
     }
 
-    /// The images that are open, to be handed over, with the paths by which they were.
-    pub fn images(&self) -> impl Iterator<Item = (&Path, Arc<OwnedFd>)> {
+    /// The images that are open, to be handed over.
+    pub fn images(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
         self.images.all()
     }
 

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod amend;
 mod blockdev;
 mod chardev;
 mod cli;
@@ -53,6 +54,8 @@ mod trace;
 mod upgrade;
 mod value;
 
+pub use amend::{amend, put_member};
+pub use blockdev::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
 pub use cli::{Command, TAKE_OVER, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_help};

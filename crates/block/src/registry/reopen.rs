@@ -83,7 +83,8 @@ impl NodeRegistry {
                 let claims = lock.claims();
                 (lock, claims)
             });
-            let node = FileNode::reopen(name.to_owned(), kind, options, file, held)?;
+            let flush_failed = self.images.flush_failed(name);
+            let node = FileNode::reopen(name.to_owned(), kind, options, file, held, flush_failed)?;
             self.remember_image(name, file, &node);
             Ok::<_, OpenError>((Arc::new(node) as Arc<dyn BlockNode>, before))
         };
@@ -117,7 +118,8 @@ impl NodeRegistry {
 
     /// So that whoever opens the image anew takes its lock over, and another process the image.
     pub(super) fn remember_image(&mut self, name: &str, options: &FileOptions, node: &FileNode) {
-        self.images.remember(&options.filename, node.fd(), node.flush_failed());
+        let lock = node.lock().map(|lock| lock.fd());
+        self.images.remember(name, &options.filename, node.fd(), lock, node.flush_failed());
         self.locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = node.lock() {
             self.locks.insert(name.to_owned(), Arc::downgrade(lock));

@@ -9,6 +9,9 @@ mod null;
 mod qcow2;
 mod raw;
 mod throttle;
+mod write;
+
+pub use write::blockdev_option;
 
 use block::options::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver};
 

@@ -145,7 +145,6 @@ impl Daemon {
             let name = options.node_name.as_deref().unwrap_or_default();
             self.nodes.reopen(name, options).await?;
             self.graph = self.graph.with_reopened(options)?;
-            self.definitions.changed_by("blockdev-reopen");
         }
         Ok(())
     }

@@ -164,6 +164,12 @@ impl Exports {
         })
     }
 
+    /// The nodes that an export offers.
+    pub(super) fn nodes_of(&self, id: &str) -> Vec<String> {
+        let export = self.exports.iter().find(|export| export.id == id);
+        export.map(|export| export.nodes.clone()).unwrap_or_default()
+    }
+
     /// Those that offered node `old` offer `new` now.
     pub(super) fn node_replaced(&mut self, old: &str, new: &str) {
         let names = self.exports.iter_mut().flat_map(|export| &mut export.nodes);

@@ -333,8 +333,8 @@ impl Daemon {
         if let Some(arguments) = command_line {
             self.definitions.of_command_line(arguments);
         }
-        for (path, fd) in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
-            self.nodes.inherit_image(path, fd);
+        for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
+            self.nodes.inherit_image(image);
         }
         if taken.is_none() {
             self.turn.begin();

@@ -96,7 +96,6 @@ impl Daemon {
             }
             Command::BlockdevDel { node_name } => self.delete_node(&node_name)?,
             Command::BlockdevSetActive { node_name, active } => {
-                self.definitions.changed_by("blockdev-set-active");
                 self.set_active(node_name.as_deref(), active).await?;
             }
             Command::BlockResize { device, node_name, size } => {
@@ -211,28 +210,31 @@ impl Daemon {
         let place = self.place(path)?;
         // That it is there comes first.
         self.qom_get(&place, name)?;
-        match place {
+        let id = match place {
             Place::Thread(thread) if name != "type" => {
                 let id = thread.options.id.clone();
-                self.definitions.changed_by("qom-set");
-                Ok(self.threads.set(&id, name, value)?)
+                self.threads.set(&id, name, value)?;
+                id
             }
             Place::Throttle(group) if name != "type" => {
                 let changed = group.with_property(name, value).map_err(DaemonError::from)?;
                 // It was there a moment ago.
-                match self.nodes.throttle_group(&group.id) {
-                    Some(group) => {
-                        Ok(group.set_limits(changed.limits).map_err(DaemonError::new)?)
-                    }
-                    None => Err(QmpError::device_not_found(path)),
-                }
+                let limited = self.nodes.throttle_group(&group.id);
+                let limited = limited.ok_or_else(|| QmpError::device_not_found(path))?;
+                limited.set_limits(changed.limits).map_err(DaemonError::new)?;
+                group.id
             }
             // Children cannot be exchanged.
             _ => {
                 let desc = format!("Property '{}.{name}' is not writable", place.kind());
-                Err(QmpError::generic(desc))
+                return Err(QmpError::generic(desc));
             }
+        };
+        let now = self.object(&id).map(|place| place.properties()).unwrap_or_default();
+        if let Some(now) = now.into_iter().find(|own| own.name == name) {
+            self.definitions.set_property(&id, name, now.value);
         }
+        Ok(())
     }
 }
 

@@ -109,6 +109,7 @@ impl Daemon {
         let put = self.put_above(node, &after).await;
         if put.is_err() {
             self.carry_out_action(&Action::Blockdev(before)).await?;
+            self.definitions.add_node(overlay);
         }
         put
     }
@@ -131,7 +132,7 @@ impl Daemon {
         }
         self.graph = graph;
         self.exports.node_replaced(node, name);
-        self.definitions.changed_by("a snapshot");
+        self.definitions.add_node(name);
         Ok(())
     }
 

@@ -167,6 +167,11 @@ impl ImageLock {
         }
     }
 
+    /// What holds it.
+    pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
     /// What it claims.
     pub(crate) fn claims(&self) -> Claims {
         *lock(&self.claims)

@@ -87,15 +87,21 @@ impl FileNode {
         open::open(name, kind, common, options, None, inherited)
     }
 
-    /// Opens the image that an earlier node has `locked`, whose lock this one takes over.
+    /// Opens the image that an earlier node has `locked`, whose lock this one takes over, as well as
+    /// what is known of its flushes.
     pub(crate) fn reopen(
         name: String,
         kind: Kind,
         common: &BlockdevOptions,
         options: &FileOptions,
         locked: Option<Arc<ImageLock>>,
+        flush_failed: Option<Arc<AtomicBool>>,
     ) -> Result<FileNode, OpenError> {
-        open::open(name, kind, common, options, locked, &mut Inherited::default())
+        let node = open::open(name, kind, common, options, locked, &mut Inherited::default())?;
+        Ok(match flush_failed {
+            Some(flush_failed) => FileNode { flush_failed, ..node },
+            None => node,
+        })
     }
 
     /// Its descriptor.

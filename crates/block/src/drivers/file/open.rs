@@ -34,14 +34,18 @@ pub(super) fn open(
 ) -> Result<FileNode, OpenError> {
     let path = &options.filename;
     let mut taken = |read_only| {
-        inherited.take(path, common.cache.direct, read_only).map(|file| (file, read_only))
+        let (file, lock) = inherited.take(path, common.cache.direct, read_only)?;
+        Some((file, read_only, lock))
     };
     let found = taken(common.read_only);
     let found = found.or_else(|| if common.auto_read_only { taken(true) } else { None });
     let is_inherited = found.is_some();
-    let (file, read_only) = match found {
+    let (file, read_only, inherited_lock) = match found {
         Some(found) => found,
-        None => open_file(path, kind, common)?,
+        None => {
+            let (file, read_only) = open_file(path, kind, common)?;
+            (file, read_only, None)
+        }
     };
     if options.aio == Some(Aio::Native) && !common.cache.direct {
         // It would wait for the disk as it submits.
@@ -105,7 +109,8 @@ pub(super) fn open(
         }
         None => {
             let owned = is_inherited.then(|| inherited.owned().clone());
-            ImageLock::take(&fd, path, options.locking, claims, owned)?.map(Arc::new)
+            let held_by = inherited_lock.map_or_else(|| fd.clone(), Arc::new);
+            ImageLock::take(&held_by, path, options.locking, claims, owned)?.map(Arc::new)
         }
     };
     Ok(FileNode {

@@ -271,7 +271,6 @@ impl Daemon {
         self.nodes.set_filter(&copying.source, None);
         if let Some(replaced) = replaces {
             self.graph = self.graph.with_replaced(replaced, &copying.target);
-            self.definitions.changed_by("a mirror");
             self.exports.node_replaced(replaced, &copying.target);
         }
         Ok(())

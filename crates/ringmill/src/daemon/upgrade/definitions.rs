@@ -1,26 +1,37 @@
-//! What the daemon's parts were made by, as options of the command line: by these another process makes
-//! them again.
+//! What makes what there is now, as options of the command line: by these another process makes it
+//! again.
 
-use control::{Action, Step};
+use block::NodeRegistry;
+use control::{Action, ExportKind, Object, Step, Value, amend, blockdev_option, put_member};
 
-/// What an option has made.
-#[derive(Debug, PartialEq, Eq)]
-enum Made {
-    Object(String),
+/// What an option, or a command of a monitor, has made, and the option.
+#[derive(Debug)]
+enum Definition {
+    Object {
+        id: String,
+        option: String,
+        /// What it has had set since.
+        properties: Vec<(String, Value)>,
+    },
+    /// Of a node the registry knows what it is now.
     Node(String),
-    Export(String),
-    NbdServer,
+    Export {
+        id: String,
+        option: String,
+        /// The nodes that the option speaks of.
+        nodes: Vec<String>,
+        is_nbd: bool,
+    },
+    NbdServer(String),
     /// It stays for as long as the daemon does.
-    Fixed,
+    Fixed(String),
 }
 
-/// The options that make what there is now, in their order.
+/// The definitions of what there is now, in the order in which it was made.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Definitions {
-    options: Vec<(Made, String)>,
-    /// Something has changed that no option tells of: what it was.
-    changed: Option<String>,
-    /// The daemon was not made by options, but by this command line.
+    definitions: Vec<Definition>,
+    /// The daemon was not made by options, but by this command line, and has no monitor.
     whole: Option<Vec<String>>,
 }
 
@@ -32,67 +43,160 @@ impl Definitions {
 
     /// Something was made.
     pub(in crate::daemon) fn add(&mut self, step: &Step) {
-        let made = match &step.action {
-            Action::Object(object) => Made::Object(object.id().to_owned()),
-            Action::Blockdev(node) => Made::Node(node.node_name.clone().unwrap_or_default()),
-            Action::Export(export) => Made::Export(export.id.clone()),
-            Action::NbdServer(_) => Made::NbdServer,
-            Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => Made::Fixed,
-        };
-        self.options.push((made, step.origin.clone()));
+        let option = step.origin.clone();
+        self.definitions.push(match &step.action {
+            Action::Object(object) => {
+                let (id, properties) = (object.id().to_owned(), Vec::new());
+                Definition::Object { id, option, properties }
+            }
+            Action::Blockdev(node) => Definition::Node(node.node_name.clone().unwrap_or_default()),
+            Action::Export(export) => Definition::Export {
+                id: export.id.clone(),
+                option,
+                nodes: export.nodes().cloned().collect(),
+                is_nbd: matches!(export.kind, ExportKind::Nbd(_)),
+            },
+            Action::NbdServer(_) => Definition::NbdServer(option),
+            Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => {
+                Definition::Fixed(option)
+            }
+        });
     }
 
-    fn remove(&mut self, gone: &Made) {
-        self.options.retain(|(made, _)| made != gone);
+    /// A node was made that no option tells of.
+    pub(in crate::daemon) fn add_node(&mut self, name: &str) {
+        self.definitions.push(Definition::Node(name.to_owned()));
     }
 
-    pub(in crate::daemon) fn remove_object(&mut self, id: &str) {
-        self.remove(&Made::Object(id.to_owned()));
+    /// A property of an object is something else now.
+    pub(in crate::daemon) fn set_property(&mut self, of: &str, name: &str, value: Value) {
+        for definition in &mut self.definitions {
+            if let Definition::Object { id, properties, .. } = definition
+                && id == of
+            {
+                properties.retain(|(other, _)| other != name);
+                properties.push((name.to_owned(), value.clone()));
+            }
+        }
     }
 
-    pub(in crate::daemon) fn remove_node(&mut self, name: &str) {
-        self.remove(&Made::Node(name.to_owned()));
+    pub(in crate::daemon) fn remove_object(&mut self, gone: &str) {
+        self.definitions
+            .retain(|made| !matches!(made, Definition::Object { id, .. } if id == gone));
     }
 
-    pub(in crate::daemon) fn remove_export(&mut self, id: &str) {
-        self.remove(&Made::Export(id.to_owned()));
+    pub(in crate::daemon) fn remove_node(&mut self, gone: &str) {
+        self.definitions.retain(|made| !matches!(made, Definition::Node(name) if name == gone));
+    }
+
+    pub(in crate::daemon) fn remove_export(&mut self, gone: &str) {
+        self.definitions
+            .retain(|made| !matches!(made, Definition::Export { id, .. } if id == gone));
     }
 
     pub(in crate::daemon) fn remove_nbd_server(&mut self) {
-        self.remove(&Made::NbdServer);
+        self.definitions.retain(|made| !matches!(made, Definition::NbdServer(_)));
     }
 
-    /// `what` has changed something that no option says.
-    pub(in crate::daemon) fn changed_by(&mut self, what: &str) {
-        self.changed = Some(what.to_owned());
-    }
-
-    /// The command line, without the program's name, that makes what there is.
+    /// The command line, without the program's name, that makes what there is. `offered` gives the nodes
+    /// that an export offers now.
     ///
     /// # Errors
     ///
     /// Why there is none.
-    pub(super) fn arguments(&self) -> Result<Vec<String>, String> {
-        if let Some(what) = &self.changed {
-            return Err(format!("{what} has changed what the daemon was made with"));
-        }
+    pub(super) fn arguments(
+        &self,
+        nodes: &NodeRegistry,
+        offered: impl Fn(&str) -> Vec<String>,
+    ) -> Result<Vec<String>, String> {
         if let Some(arguments) = &self.whole {
             return Ok(arguments.clone());
         }
-        let mut arguments = vec!["storage-daemon".to_owned()];
-        for (_, option) in &self.options {
-            // `--name=value` is one word, `--name value` two.
-            let end = option.find([' ', '=']).unwrap_or(option.len());
-            match option.split_at_checked(end) {
-                _ if option.contains(char::REPLACEMENT_CHARACTER) => {
-                    return Err(format!("{option}: a name in it is not in UTF-8"));
+        let (mut options, mut names, mut exports) = (Vec::new(), Vec::new(), Vec::new());
+        for definition in &self.definitions {
+            match definition {
+                Definition::Object { option, properties, .. } => {
+                    options.push(with_properties(option, properties)?);
                 }
-                Some((name, value)) if value.starts_with(' ') => {
-                    arguments.extend([name.to_owned(), value[1..].to_owned()]);
+                Definition::Node(name) => names.push(name.as_str()),
+                Definition::Export { id, option, nodes: before, is_nbd } => {
+                    let now = offered(id);
+                    let is_active = now.iter().all(|node| nodes.is_active(node));
+                    exports.push(match is_active && now == *before {
+                        true => option.clone(),
+                        false => with_nodes(option, before, now, is_active, *is_nbd)?,
+                    });
                 }
-                _ => arguments.push(option.clone()),
+                Definition::NbdServer(option) | Definition::Fixed(option) => {
+                    options.push(option.clone());
+                }
             }
         }
-        Ok(arguments)
+        // An image that came above a node is newer than what uses it now.
+        options.extend(nodes.describe(names.into_iter()).iter().map(blockdev_option));
+        options.extend(exports);
+        words(&options)
+    }
+}
+
+fn with_properties(option: &str, properties: &[(String, Value)]) -> Result<String, String> {
+    if properties.is_empty() {
+        return Ok(option.to_owned());
+    }
+    let set = |object: &mut Object| {
+        properties.iter().for_each(|(name, value)| put_member(object, name, value.clone()));
+    };
+    amend(option, "qom-type", set).map_err(|error| error.to_string())
+}
+
+/// An export's option, for what it offers now.
+fn with_nodes(
+    option: &str,
+    before: &[String],
+    now: Vec<String>,
+    is_active: bool,
+    is_nbd: bool,
+) -> Result<String, String> {
+    let change = |object: &mut Object| {
+        let has = |object: &Object, name: &str| object.iter().any(|(other, _)| other == name);
+        if let (true, false, [node]) = (is_nbd, has(object, "name"), before) {
+            // Clients go on calling it by the name of the node that it had.
+            put_member(object, "name", Value::Text(node.clone()));
+        }
+        let mut now = now.into_iter().map(Value::Text);
+        if has(object, "luns") {
+            put_member(object, "luns", Value::List(now.collect()));
+        } else if let Some(node) = now.next() {
+            put_member(object, "node-name", node);
+        }
+        if !is_active {
+            // Else making it would make its node active.
+            put_member(object, "allow-inactive", Value::Bool(true));
+        }
+    };
+    amend(option, "type", change).map_err(|error| error.to_string())
+}
+
+/// The command line of these options.
+fn words(options: &[String]) -> Result<Vec<String>, String> {
+    let mut arguments = vec!["storage-daemon".to_owned()];
+    for option in options {
+        // `--name=value` is one word, `--name value` two.
+        let end = option.find([' ', '=']).unwrap_or(option.len());
+        match option.split_at_checked(end) {
+            _ if option.contains(char::REPLACEMENT_CHARACTER) => {
+                return Err(format!("{option}: a name in it is not in UTF-8"));
+            }
+            Some((name, value)) if value.starts_with(' ') => {
+                arguments.extend([name.to_owned(), value[1..].to_owned()]);
+            }
+            _ => arguments.push(option.clone()),
+        }
+    }
+    // The other process would find out as well, but here it costs nobody anything.
+    let parsed = ["ringmill".to_owned()].into_iter().chain(arguments.iter().cloned());
+    match control::parse_args(parsed.map(Into::into)) {
+        Ok(_) => Ok(arguments),
+        Err(error) => Err(format!("what there is now cannot be made again: {error}")),
     }
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 
+use block::OpenImage;
 use block::options::Driver;
 use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -104,7 +105,7 @@ impl Daemon {
             return Err(format!("export '{}' is shutting down", export.id));
         }
         self.check_flushes()?;
-        self.definitions.arguments()
+        self.definitions.arguments(&self.nodes, |export| self.exports.nodes_of(export))
     }
 
     /// The kernel tells of lost writes once, and it has told this process.
@@ -161,8 +162,9 @@ impl Daemon {
         let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|error| dup_failed(&error))?;
         let stdin = fds.add(stdin);
         let mut images = Vec::new();
-        for (path, fd) in self.nodes.images() {
-            images.push(json!({"path": path, "fd": fds.add(duplicate(&fd)?)}));
+        for OpenImage { path, fd, lock } in self.nodes.images() {
+            let lock = lock.map(|lock| Ok::<_, String>(fds.add(duplicate(&lock)?))).transpose()?;
+            images.push(json!({"path": path, "fd": fds.add(duplicate(&fd)?), "lock": lock}));
         }
         let mut listeners = Map::new();
         for (name, (fd, file)) in &self.listeners {
@@ -209,9 +211,9 @@ impl Daemon {
     }
 
     /// Whether a node, or one below it, does not write everything at once, or writes it where it is
-    /// durable only for who has written it.
+    /// durable only for who has written it. One that is inactive has written all.
     fn keeps_back(&self, name: &str) -> bool {
-        self.nodes.info(name).is_some_and(|node| {
+        self.nodes.info(name).filter(|node| node.active).is_some_and(|node| {
             matches!(node.options.driver, Driver::Qcow2(_) | Driver::Nbd(_))
                 || node.children.iter().any(|child| self.keeps_back(child.edge.node().name()))
         })

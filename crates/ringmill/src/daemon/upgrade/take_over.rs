@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::env;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use block::OpenImage;
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
-use control::{Action, Step};
+use control::{Action, Step, TAKE_OVER};
 use exports::vhost_user::handover::SavedSession;
+use nix::sys::prctl;
 use nix::unistd::dup2_stdin;
 use serde_json::Value as Json;
 
@@ -32,6 +35,8 @@ pub(in crate::daemon) struct TakenExport {
 /// What another process has handed over, and nobody has taken yet.
 pub(crate) struct TakenOver {
     socket: OwnedFd,
+    /// What this process is called when it serves.
+    name: CString,
     /// Who hands over.
     pub(crate) pid: u32,
     /// The command line that makes what there is, without the program's name.
@@ -40,7 +45,7 @@ pub(crate) struct TakenOver {
     /// Whether the other process had to give signs of life.
     pub(crate) watchdog: bool,
     pub(crate) pidfile: Option<(PathBuf, OwnedFd)>,
-    pub(in crate::daemon) images: Vec<(PathBuf, OwnedFd)>,
+    pub(in crate::daemon) images: Vec<OpenImage<OwnedFd>>,
     listeners: HashMap<String, TakenListener>,
     exports: HashMap<String, TakenExport>,
 }
@@ -53,7 +58,11 @@ pub(crate) struct TakenOver {
 /// This process was not started by one that hands over, or does not know the version of its
 /// documents. It has been told.
 pub(crate) fn receive() -> Result<TakenOver, DaemonError> {
-    receive_from(io::stdin().as_fd().try_clone_to_owned().map_err(DaemonError::new)?)
+    let name = prctl::get_name();
+    // For who lists processes: it does not serve yet.
+    let _ = prctl::set_name(&CString::new(TAKE_OVER).map_err(DaemonError::new)?);
+    let taken = receive_from(io::stdin().as_fd().try_clone_to_owned().map_err(DaemonError::new)?)?;
+    Ok(TakenOver { name: name.unwrap_or_default(), ..taken })
 }
 
 fn receive_from(socket: OwnedFd) -> Result<TakenOver, DaemonError> {
@@ -93,7 +102,10 @@ impl TakenOver {
         };
         let mut images = Vec::new();
         for image in list(&json["images"])? {
-            images.push((text(&image["path"])?.into(), document.fd(&image["fd"])?));
+            let (path, fd) = (text(&image["path"])?.into(), document.fd(&image["fd"])?);
+            let lock = Some(&image["lock"]).filter(|lock| !lock.is_null());
+            let lock = lock.map(|lock| document.fd(lock)).transpose()?;
+            images.push(OpenImage { path, fd, lock });
         }
         let mut listeners = HashMap::new();
         for (name, listener) in object(&json["listeners"])? {
@@ -114,6 +126,7 @@ impl TakenOver {
         }
         Ok(TakenOver {
             socket,
+            name: CString::default(),
             pid: number(&json["pid"])?,
             arguments,
             directory: path(&json["directory"]),
@@ -226,6 +239,7 @@ impl Daemon {
             return Err(error);
         }
         self.exports.begin(stopped);
+        let _ = prctl::set_name(&taken.name);
         if let Some(server) = &self.nbd_server {
             server.resume();
         }

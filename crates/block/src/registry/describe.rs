@@ -1,0 +1,105 @@
+//! What nodes are now, as options that make them again. Those are not always the ones that they were made
+//! with: a node may have been reopened, made inactive, or come to lie on others.
+
+use std::collections::BTreeSet;
+
+use super::{Child, Entry, Held, NodeRegistry};
+use crate::options::{Backing, BlockdevOptions, BlockdevRef, Driver};
+
+/// What was described so far.
+#[derive(Default)]
+struct Described {
+    nodes: Vec<BlockdevOptions>,
+    /// The names of all in them, nested ones included.
+    names: BTreeSet<String>,
+}
+
+impl NodeRegistry {
+    /// Options that make the nodes of these names, which were opened by name, as they are now: in that
+    /// order, but that each comes after those that it refers to. No job may be at any of them.
+    ///
+    /// A name that was generated is left out, to be generated again.
+    pub fn describe<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<BlockdevOptions> {
+        let mut described = Described::default();
+        names.for_each(|name| drop(self.describe_ref(name, &mut described)));
+        described.nodes
+    }
+
+    /// The way to refer to a node, which is described by then. `None`: there is none of that name.
+    fn describe_ref(&self, name: &str, described: &mut Described) -> Option<BlockdevRef> {
+        let entry = self.nodes.get(name)?;
+        let by_name = BlockdevRef::Name(name.to_owned());
+        let is_first = is_given(name) && described.names.insert(name.to_owned());
+        match entry.node {
+            Held::Top(_) => {
+                if is_first {
+                    let options = self.describe_entry(name, entry, described);
+                    described.nodes.push(options);
+                }
+                Some(by_name)
+            }
+            Held::Nested(_) if is_given(name) && !is_first => Some(by_name),
+            Held::Nested(_) => {
+                let options = self.describe_entry(name, entry, described);
+                Some(BlockdevRef::Inline(Box::new(options)))
+            }
+        }
+    }
+
+    fn describe_entry(
+        &self,
+        name: &str,
+        entry: &Entry,
+        described: &mut Described,
+    ) -> BlockdevOptions {
+        let mut driver = entry.options.driver.clone();
+        // Of an inactive node those defined inside it are closed: they stay as its options have them.
+        for Child { role, edge } in &entry.children {
+            let below = edge.node().name().to_owned();
+            let is_told = entry.options.driver.children().iter().any(|(told, _)| told == role);
+            if !is_told && self.is_as_named(&below) {
+                continue;
+            }
+            if let Some(below) = self.describe_ref(&below, described) {
+                set_child(&mut driver, role, below);
+            }
+        }
+        let node_name = is_given(name).then(|| name.to_owned());
+        BlockdevOptions { node_name, active: entry.active, driver, ..entry.options.clone() }
+    }
+
+    /// Whether a node is what the header of the image above it has named: nobody has opened it anew, nor
+    /// put another one in its place.
+    fn is_as_named(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(|entry| {
+            matches!(entry.node, Held::Nested(_))
+                // Reopening notes the name.
+                && entry.options.node_name.is_none()
+                && entry.children.iter().all(|child| self.is_as_named(child.edge.node().name()))
+        })
+    }
+}
+
+/// Whether a name may have come from options.
+fn is_given(name: &str) -> bool {
+    super::check_name(name).is_ok()
+}
+
+fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
+    match driver {
+        Driver::Raw(raw) => raw.file = child,
+        Driver::Throttle(throttle) => throttle.file = child,
+        Driver::Blkdebug(blkdebug) => blkdebug.image = child,
+        Driver::Qcow2(qcow2) => match role {
+            "backing" => qcow2.backing = Backing::Node(child),
+            "data-file" => qcow2.data_file = Some(child),
+            _ => qcow2.file = child,
+        },
+        // Nothing lies below those.
+        Driver::File(_)
+        | Driver::HostDevice(_)
+        | Driver::NullCo(_)
+        | Driver::NullAio(_)
+        | Driver::Nbd(_) => {}
+    }
+}

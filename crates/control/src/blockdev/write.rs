@@ -1,0 +1,278 @@
+//! Nodes as text again: what [`read`](super::read) makes the same options of.
+
+use std::path::Path;
+
+use block::options::{
+    Aio, Backing, BlkdebugOptions, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard,
+    Driver, Effect, FileOptions, InjectError, Locking, NbdOptions, NbdServerAddr, NullOptions,
+    Qcow2Options, RawOptions, SetState, ThrottleOptions,
+};
+use serde_json::{Map, Value as Json, json};
+
+/// The option of the command line, `--blockdev` and JSON, that makes this node. A path that is not UTF-8
+/// shows by a [replacement character](char::REPLACEMENT_CHARACTER).
+pub fn blockdev_option(options: &BlockdevOptions) -> String {
+    format!("--blockdev {}", node(options))
+}
+
+/// What drivers have beside the options of all, by name.
+type Own = Vec<(&'static str, Json)>;
+
+fn node(options: &BlockdevOptions) -> Json {
+    // None is left out by mistake when there is one more.
+    let BlockdevOptions {
+        node_name,
+        read_only,
+        auto_read_only,
+        discard,
+        detect_zeroes,
+        active,
+        cache: Cache { direct, no_flush },
+        driver,
+    } = options;
+    let discard = match discard {
+        Discard::Ignore => "ignore",
+        Discard::Unmap => "unmap",
+    };
+    let detect_zeroes = match detect_zeroes {
+        DetectZeroes::Off => "off",
+        DetectZeroes::On => "on",
+        DetectZeroes::Unmap => "unmap",
+    };
+    let (name, own) = match driver {
+        Driver::File(own) => ("file", file(own)),
+        Driver::HostDevice(own) => ("host_device", file(own)),
+        Driver::Raw(own) => ("raw", raw(own)),
+        Driver::Qcow2(own) => ("qcow2", qcow2(own)),
+        Driver::NullCo(own) => ("null-co", null(own)),
+        Driver::NullAio(own) => ("null-aio", null(own)),
+        Driver::Nbd(own) => ("nbd", nbd(own)),
+        Driver::Throttle(own) => ("throttle", throttle(own)),
+        Driver::Blkdebug(own) => ("blkdebug", blkdebug(own)),
+    };
+    let common = [
+        ("driver", name.into()),
+        ("read-only", (*read_only).into()),
+        ("auto-read-only", (*auto_read_only).into()),
+        ("discard", discard.into()),
+        ("detect-zeroes", detect_zeroes.into()),
+        ("active", (*active).into()),
+        ("cache", json!({"direct": direct, "no-flush": no_flush})),
+    ];
+    let node_name = node_name.iter().map(|name| ("node-name", name.as_str().into()));
+    object(common.into_iter().chain(node_name).chain(own))
+}
+
+fn object(members: impl IntoIterator<Item = (&'static str, Json)>) -> Json {
+    let members = members.into_iter().map(|(name, value)| (name.to_owned(), value));
+    Json::Object(members.collect::<Map<_, _>>())
+}
+
+fn node_ref(node: &BlockdevRef) -> Json {
+    match node {
+        BlockdevRef::Name(name) => name.as_str().into(),
+        BlockdevRef::Inline(options) => self::node(options),
+    }
+}
+
+fn path(path: &Path) -> Json {
+    path.to_string_lossy().into()
+}
+
+fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Own {
+    let aio = aio.map(|aio| match aio {
+        Aio::Threads => "threads",
+        Aio::IoUring => "io_uring",
+        Aio::Native => "native",
+    });
+    let locking = match locking {
+        Locking::Auto => "auto",
+        Locking::On => "on",
+        Locking::Off => "off",
+    };
+    let mut own = vec![("filename", path(filename)), ("locking", locking.into())];
+    own.extend(aio.map(|aio| ("aio", aio.into())));
+    own
+}
+
+fn raw(RawOptions { file, offset, size }: &RawOptions) -> Own {
+    let mut own = vec![("file", node_ref(file)), ("offset", (*offset).into())];
+    own.extend(size.map(|size| ("size", size.into())));
+    own
+}
+
+fn qcow2(options: &Qcow2Options) -> Own {
+    let Qcow2Options { file, data_file, backing, pass_discard_request, discard_no_unref } = options;
+    let mut own = vec![("file", node_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
+    own.extend(data_file.iter().map(|node| ("data-file", node_ref(node))));
+    own.extend(match backing {
+        Backing::Implicit => None,
+        Backing::None => Some(("backing", Json::Null)),
+        Backing::Node(node) => Some(("backing", node_ref(node))),
+    });
+    own.extend(pass_discard_request.map(|on| ("pass-discard-request", on.into())));
+    own
+}
+
+fn null(NullOptions { size, latency_ns, read_zeroes }: &NullOptions) -> Own {
+    vec![
+        ("size", (*size).into()),
+        ("latency-ns", (*latency_ns).into()),
+        ("read-zeroes", (*read_zeroes).into()),
+    ]
+}
+
+fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions) -> Own {
+    let server = match server {
+        NbdServerAddr::Unix { path } => json!({"type": "unix", "path": self::path(path)}),
+        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => {
+            json!({
+                "type": "inet", "host": host, "port": port.to_string(), "ipv4": ipv4, "ipv6": ipv6,
+            })
+        }
+    };
+    vec![
+        ("server", server),
+        ("export", export.as_str().into()),
+        ("reconnect-delay", (*reconnect_delay).into()),
+        ("open-timeout", (*open_timeout).into()),
+    ]
+}
+
+fn throttle(ThrottleOptions { throttle_group, file }: &ThrottleOptions) -> Own {
+    vec![("throttle-group", throttle_group.as_str().into()), ("file", node_ref(file))]
+}
+
+fn blkdebug(options: &BlkdebugOptions) -> Own {
+    let BlkdebugOptions {
+        image,
+        config,
+        align,
+        max_transfer,
+        opt_write_zero,
+        max_write_zero,
+        opt_discard,
+        max_discard,
+        inject_error,
+        set_state,
+        seed,
+    } = options;
+    let mut own = vec![
+        ("image", node_ref(image)),
+        ("align", (*align).into()),
+        ("max-transfer", (*max_transfer).into()),
+        ("opt-write-zero", (*opt_write_zero).into()),
+        ("max-write-zero", (*max_write_zero).into()),
+        ("opt-discard", (*opt_discard).into()),
+        ("max-discard", (*max_discard).into()),
+        ("inject-error", inject_error.iter().map(rule).collect()),
+        ("set-state", set_state.iter().map(change_of_state).collect()),
+        ("seed", (*seed).into()),
+    ];
+    own.extend(config.iter().map(|config| ("config", path(config))));
+    own
+}
+
+fn rule(rule: &InjectError) -> Json {
+    let InjectError {
+        event,
+        state,
+        iotype,
+        sectors,
+        once,
+        immediately,
+        delay_ns,
+        count,
+        probability_ppm,
+        effect,
+        errno,
+    } = rule;
+    let effect = match effect {
+        Effect::Error => "error",
+        Effect::Lost => "lost",
+        Effect::Short => "short",
+        Effect::Torn => "torn",
+    };
+    let iotype = iotype.map(|iotype| ("iotype", iotype.name().into()));
+    let sectors = sectors
+        .map(|(sector, sectors)| [("sector", sector.into()), ("sectors", sectors.into())])
+        .into_iter()
+        .flatten();
+    let others = [
+        ("event", event.name().into()),
+        ("state", (*state).into()),
+        ("once", (*once).into()),
+        ("immediately", (*immediately).into()),
+        ("delay-ns", (*delay_ns).into()),
+        ("count", (*count).into()),
+        ("probability-ppm", (*probability_ppm).into()),
+        ("effect", effect.into()),
+        ("errno", errno.map_or(0, |errno| errno as i32).into()),
+    ];
+    object(others.into_iter().chain(iotype).chain(sectors))
+}
+
+fn change_of_state(SetState { event, state, new_state }: &SetState) -> Json {
+    json!({"event": event.name(), "state": state, "new_state": new_state})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blockdev::{DRIVERS, read};
+    use crate::table::Context;
+    use crate::value::Dialect;
+    use crate::{json as json_text, keyval};
+
+    fn written_and_read(options: &BlockdevOptions) -> BlockdevOptions {
+        let option = blockdev_option(options);
+        let text = option.strip_prefix("--blockdev ").unwrap();
+        read(json_text::parse(text).unwrap(), &Context::new(Dialect::Json)).unwrap()
+    }
+
+    fn given(text: &str) -> BlockdevOptions {
+        let object = keyval::parse(text, Some("driver")).unwrap().object;
+        read(object, &Context::new(Dialect::Keyval)).unwrap()
+    }
+
+    #[test]
+    fn what_was_written_is_read_as_the_same() {
+        // Where options have more than the examples show.
+        let more = [
+            "file,node-name=n,filename=a,,b.img,aio=native,locking=on,cache.direct=on",
+            "file,node-name=n,filename=a,aio=threads,locking=off,read-only=on,cache.no-flush=on",
+            "file,node-name=n,filename=a,auto-read-only=on,discard=unmap,detect-zeroes=unmap",
+            "host_device,node-name=n,filename=/dev/x,active=off,aio=io_uring,detect-zeroes=on",
+            "raw,node-name=n,offset=512,size=1M,file.driver=null-co,file.node-name=below",
+            "qcow2,node-name=n,file.driver=file,file.filename=x,backing=",
+            "qcow2,node-name=n,file=f,data-file.driver=file,data-file.filename=d,\
+             pass-discard-request=off,discard-no-unref=on,backing.driver=qcow2,\
+             backing.file.driver=file,backing.file.filename=b",
+            "null-co,node-name=n,size=1M,latency-ns=5,read-zeroes=on",
+            "nbd,node-name=n,server.type=inet,server.host=::1,server.port=10809,server.ipv4=on,\
+             export=e,reconnect-delay=3,open-timeout=4",
+            "blkdebug,node-name=n,image=i,config=rules,align=4096,max-transfer=8k,\
+             opt-write-zero=512,max-write-zero=1M,opt-discard=4k,max-discard=2M,seed=7,\
+             inject-error.0.event=pwritev,inject-error.0.state=2,inject-error.0.iotype=write-zeroes,\
+             inject-error.0.sector=0,inject-error.0.sectors=9,inject-error.0.once=on,\
+             inject-error.0.immediately=on,inject-error.0.delay-ns=8,inject-error.0.count=3,\
+             inject-error.0.probability-ppm=5,inject-error.0.effect=torn,inject-error.0.errno=28,\
+             inject-error.1.event=none,inject-error.1.effect=lost,inject-error.2.event=read_aio,\
+             inject-error.2.effect=short,set-state.0.event=flush_to_os,set-state.0.state=1,\
+             set-state.0.new_state=2",
+        ];
+        for text in DRIVERS.iter().map(|driver| driver.example).chain(more) {
+            let options = given(text);
+            assert_eq!(written_and_read(&options), options, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_no_text_shows() {
+        use std::os::unix::ffi::OsStringExt;
+        let mut options = given("file,node-name=n,filename=a");
+        let Driver::File(file) = &mut options.driver else { panic!() };
+        file.filename = std::ffi::OsString::from_vec(vec![b'a', 0xff]).into();
+        assert!(blockdev_option(&options).contains(char::REPLACEMENT_CHARACTER));
+    }
+}

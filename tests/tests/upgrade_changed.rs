@@ -1,0 +1,305 @@
+//! The daemon gives place to another process after monitors have changed what it was made with: who takes over
+//! serves what there is now, and clients are told the same of it.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::{Load, MIB, check, create, daemon, wait_for_end};
+use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{
+    BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, pattern, request, tool,
+};
+use serde_json::{Value, json};
+
+fn monitor(server: &Server) -> Qmp {
+    Qmp::connect(&server.socket("qmp"))
+}
+
+fn connect(server: &Server) -> BlkClient {
+    BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves")
+}
+
+/// Without how large files are, and how much room they take: those of qcow2 images grow.
+fn without_sizes(told: &mut Value) {
+    match told {
+        Value::Object(members) => {
+            members.remove("actual-size");
+            if members.get("format").is_some_and(|format| format == "file") {
+                members.remove("virtual-size");
+            }
+            members.values_mut().for_each(without_sizes);
+        }
+        Value::Array(list) => list.iter_mut().for_each(without_sizes),
+        _ => {}
+    }
+}
+
+/// All that clients are told of nodes and exports, by name.
+fn told(server: &Server) -> [Value; 2] {
+    let mut qmp = monitor(server);
+    let sorted = |mut list: Value, key: &str| {
+        let by_name = |one: &Value| one[key].as_str().map(str::to_owned);
+        list.as_array_mut().expect("a list").sort_by_key(by_name);
+        without_sizes(&mut list);
+        list
+    };
+    [
+        sorted(qmp.execute("query-named-block-nodes", json!({})), "node-name"),
+        sorted(qmp.execute("query-block-exports", json!({})), "id"),
+    ]
+}
+
+/// Has another process take over, which tells the same as the first, twice: what is handed over can be handed
+/// over again.
+fn upgrades(server: &mut Server, load: &Load) {
+    let before = told(server);
+    for _ in 0..2 {
+        load.go_on();
+        server.upgrade();
+        assert_eq!(told(server), before);
+    }
+    load.go_on();
+}
+
+/// Whether other programs are kept from writing to the image.
+fn is_locked(image: &Path) -> bool {
+    let io = Command::new(tool("qemu-io")).args(["-f", "raw", "-c", "quit"]).arg(image).output();
+    !io.expect("qemu-io runs").status.success()
+}
+
+#[test]
+fn nodes_that_were_reopened_have_their_other_options() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let other = Image::filled(&scratch, "other.img", 1);
+    let mut server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .file("read", &other, "")
+        .arg("--blockdev")
+        .arg(format!(
+            "raw,node-name=disk,file.driver=file,file.node-name=file,file.filename={}",
+            image.path().display()
+        ))
+        .export("disk", "num-queues=2")
+        .start();
+    let load = Load::start(connect(&server), 1);
+    let reopen = |server: &Server, direct: bool| {
+        let file = json!({
+            "driver": "file", "node-name": "file", "filename": image.path(),
+            "cache": {"direct": direct, "no-flush": false}, "discard": "unmap",
+        });
+        let read = json!({
+            "driver": "file", "node-name": "read", "filename": other.path(), "read-only": direct,
+        });
+        monitor(server).execute("blockdev-reopen", json!({"options": [file, read]}));
+    };
+    // The second time by who has taken over, with locks that the first process took.
+    for direct in [true, false] {
+        reopen(&server, direct);
+        upgrades(&mut server, &load);
+        let [nodes, _] = told(&server);
+        let of = |name: &str| {
+            let nodes = nodes.as_array().expect("a list");
+            nodes.iter().find(|node| node["node-name"] == name).expect("a node").clone()
+        };
+        assert_eq!(
+            (&of("file")["cache"]["direct"], &of("read")["ro"]),
+            (&json!(direct), &json!(direct))
+        );
+        assert!(is_locked(image.path()) && is_locked(other.path()));
+    }
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+    assert!(!is_locked(image.path()) && !is_locked(other.path()));
+}
+
+#[test]
+fn properties_that_were_set_stay() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let throttle = format!(
+        "throttle,node-name=slow,throttle-group=group,file.driver=null-co,file.node-name=null",
+    );
+    let mut server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .iothread("io0")
+        .arg("--object")
+        .arg("throttle-group,id=group,x-iops-total=1000,x-iops-total-max=2000")
+        .arg("--blockdev")
+        .arg(throttle)
+        .file("disk", &image, "")
+        .export("disk", "num-queues=2,iothread=io0")
+        .start();
+    let mut qmp = monitor(&server);
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io1", "poll-grow": 4}));
+    let set = |qmp: &mut Qmp, path: &str, property: &str, value: Value| {
+        qmp.execute("qom-set", json!({"path": path, "property": property, "value": value}));
+    };
+    set(&mut qmp, "/objects/io0", "poll-max-ns", json!(5000));
+    set(&mut qmp, "/objects/io0", "poll-max-ns", json!(6000));
+    set(&mut qmp, "/objects/io0", "poll-policy", json!("weighted"));
+    set(&mut qmp, "io1", "poll-max-ns", json!(0));
+    set(&mut qmp, "group", "limits", json!({"iops-total-max": 0, "bps-read": 1 << 30}));
+    drop(qmp);
+    let properties = |server: &Server| {
+        let mut qmp = monitor(server);
+        ["io0", "io1", "group"].map(|id| {
+            let list = qmp.execute("qom-list", json!({"path": id}));
+            let names = list.as_array().expect("a list").iter().map(|one| one["name"].clone());
+            let mut get =
+                |name| (qmp.execute("qom-get", json!({"path": id, "property": name})), name);
+            names
+                .map(|name| {
+                    let (value, name) = get(name);
+                    json!([name, value])
+                })
+                .collect::<Vec<_>>()
+        })
+    };
+    let before = properties(&server);
+    assert!(before[0].contains(&json!(["poll-max-ns", 6000])), "{before:?}");
+    assert!(before[2].contains(&json!(["x-iops-total-max", 0])), "{before:?}");
+    let load = Load::start(connect(&server), 2);
+    upgrades(&mut server, &load);
+    assert_eq!(properties(&server), before);
+    load.finish();
+    server.stop();
+}
+
+/// Makes an empty qcow2 image of the disk's size.
+fn qcow2(path: &Path) {
+    let size = (MIB << 20).to_string();
+    let mut command = Command::new(tool("qemu-img"));
+    command.args(["create", "-q", "-f", "qcow2"]).arg(path).arg(size);
+    assert!(command.status().expect("qemu-img can be run").success());
+}
+
+#[test]
+fn images_above_images_and_copies_stay_where_they_are() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let mut server = daemon(&scratch, &image, "cache.direct=on");
+    let load = Load::start(connect(&server), 3);
+    let (top, over) = (scratch.path("top.qcow2"), scratch.path("over.qcow2"));
+    let snapshot = json!({"node-name": "disk", "snapshot-file": top, "snapshot-node-name": "top"});
+    monitor(&server).execute("blockdev-snapshot-sync", snapshot);
+    upgrades(&mut server, &load);
+    assert_eq!(told(&server)[1][0]["node-name"], "top");
+
+    qcow2(&over);
+    let file = json!({"driver": "file", "filename": over, "node-name": "below"});
+    let node = json!({"driver": "qcow2", "node-name": "over", "file": file, "backing": null});
+    let mut qmp = monitor(&server);
+    qmp.execute("blockdev-add", node.clone());
+    let put = json!({"node": "top", "overlay": "over"});
+    qmp.execute("blockdev-snapshot", put.clone());
+    assert_eq!(qmp.refused("blockdev-snapshot", put), "The overlay already has a backing image");
+    drop(qmp);
+    upgrades(&mut server, &load);
+
+    let flat = scratch.path("flat.img");
+    let mut qmp = monitor(&server);
+    create(&mut qmp, "flat", &flat, MIB << 20);
+    let mirror = json!({"job-id": "m", "device": "over", "target": "flat", "sync": "full"});
+    qmp.execute("blockdev-mirror", mirror);
+    qmp.wait_for("BLOCK_JOB_READY");
+    let why = qmp.refused("x-upgrade", json!({}));
+    assert!(why.contains("a job is running"), "{why}");
+    qmp.execute("job-complete", json!({"id": "m"}));
+    wait_for_end(&mut qmp, "m");
+    drop(qmp);
+    upgrades(&mut server, &load);
+    assert_eq!(told(&server)[1][0]["node-name"], "flat");
+    // The others are there, and can go.
+    let mut qmp = monitor(&server);
+    for node in ["over", "top", "disk"] {
+        qmp.execute("blockdev-del", json!({"node-name": node}));
+    }
+    drop(qmp);
+    upgrades(&mut server, &load);
+    let log = load.finish();
+    server.stop();
+    check(&Image::existing(&flat), &log, log.len());
+    for path in [&top, &over] {
+        let sound = Image::existing(path).qemu_img(&["check", "-f", "qcow2"]);
+        assert!(sound.status.success(), "{sound:?}");
+    }
+}
+
+/// A snapshot of a node that was defined inside another one, which an export over NBD offers by its name.
+#[test]
+fn images_within_the_graph_stay_where_they_are() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let path = image.path().display();
+    let command = ServerCommand::new(&scratch).monitor("qmp").arg("--blockdev");
+    let command = command.arg(format!(
+        "raw,node-name=disk,file.driver=file,file.node-name=file,file.filename={path}"
+    ));
+    let command = nbd_server(command.export("disk", "num-queues=2"), &scratch, "");
+    let mut server = nbd_export(command, "file", "").start();
+    let load = Load::start(connect(&server), 4);
+    let top = scratch.path("top.qcow2");
+    let snapshot = json!({"node-name": "file", "snapshot-file": top, "snapshot-node-name": "top"});
+    monitor(&server).execute("blockdev-snapshot-sync", snapshot);
+    upgrades(&mut server, &load);
+    let [_, exports] = told(&server);
+    assert_eq!(
+        (&exports[0]["node-name"], &exports[1]["node-name"]),
+        (&json!("disk"), &json!("top"))
+    );
+    let log = load.finish();
+    // Its clients know it by its old name.
+    let copy = scratch.path("copy.img");
+    let target = copy.to_str().expect("UTF-8");
+    client_output(&scratch, "nbdcopy", &[&nbd_uri(&scratch, "file"), target]);
+    server.stop();
+    check(&Image::existing(&copy), &log, log.len());
+}
+
+#[test]
+fn nodes_that_are_inactive_stay_so() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let over = scratch.path("over.qcow2");
+    qcow2(&over);
+    let command = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .file("disk", &image, "")
+        .arg("--blockdev")
+        .arg(format!("qcow2,node-name=over,file.driver=file,file.filename={}", over.display()))
+        .export("disk", "num-queues=2,allow-inactive=on")
+        .export("over", "allow-inactive=on");
+    // This one does not say so, but who reads over NBD keeps no node active.
+    let mut server = nbd_export(nbd_server(command, &scratch, ""), "disk", "").start();
+    let mut client = connect(&server);
+    let mut other = BlkClient::connect(&server.socket("over"), 1, 16).expect("the export serves");
+    other.write(0, &pattern::block(0, 9));
+    let block = pattern::block(7, 1);
+    client.put(0, &block);
+    monitor(&server).execute("blockdev-set-active", json!({"active": false}));
+    let segments = vec![Segment { at: 0, len: block.len(), device_writes: false }];
+    client.submit(0, &Request { kind: request::OUT, sector: 7 * 8, segments });
+    let before = told(&server);
+    assert_eq!(before[0][0]["active"], false);
+    for _ in 0..2 {
+        server.upgrade();
+        assert_eq!(told(&server), before);
+        assert!(!is_locked(image.path()) && !is_locked(&over));
+        let found = pattern::generation(7, &image.read(7 * pattern::BLOCK as u64, pattern::BLOCK));
+        assert_eq!(found, Ok(0), "nothing is done meanwhile");
+    }
+    monitor(&server).execute("blockdev-set-active", json!({"active": true}));
+    let done = client.wait(0).expect("an answer");
+    assert_eq!((done.len(), done[0].status), (1, 0));
+    assert_eq!(client.read(7 * 8, block.len()), block);
+    assert_eq!(other.read(0, pattern::BLOCK), pattern::block(0, 9));
+    assert!(is_locked(image.path()) && is_locked(&over));
+    server.upgrade();
+    assert_eq!(client.read(7 * 8, block.len()), block);
+    drop((client, other));
+    server.stop();
+}
