@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Load, MIB, add_file, check, daemon};
+use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
     BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, daemon as program,
     eventually, request, tool,
@@ -258,22 +259,31 @@ fn a_client_at_depth_64_waits_a_little() {
     println!("pauses at depth 64: {pauses:?}");
 }
 
+/// Requests that never end, over vhost-user and over NBD, and a front end that never says anything.
 #[test]
 fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
-    let server = ServerCommand::new(&scratch)
+    let command = ServerCommand::new(&scratch)
         .monitor("qmp")
         .arg("--blockdev")
         .arg("null-co,node-name=hangs,size=1048576,latency-ns=600000000000")
         .export("hangs", "")
+        .arg("--blockdev")
+        .arg(
+            "blkdebug,node-name=nbd,image.driver=null-co,inject-error.0.event=read_aio,\
+             inject-error.0.delay-ns=600000000000",
+        )
         .file("disk", &image, "cache.direct=on")
-        .export("disk", "num-queues=2")
-        .start();
+        .export("disk", "num-queues=2");
+    let server = nbd_export(nbd_server(command, &scratch, ""), "nbd", "").start();
     let load = Load::start(connect(&server, 2), 1);
     let mut client = BlkClient::connect(&server.socket("hangs"), 1, 64).expect("it serves");
     let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
-    client.submit(0, &Request { kind: request::IN, sector: 0, segments });
+    let hanging = Request { kind: request::IN, sector: 0, segments };
+    client.submit(0, &hanging);
+    let mut nbd = RawNbd::go(&scratch.path("nbd.sock"), "nbd");
+    nbd.request(0, 1, 0, 512);
     let refused = || {
         let refused = upgrade(&server.socket("qmp"));
         assert!(!refused.status.success(), "{refused:?}");
@@ -282,10 +292,97 @@ fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
         String::from_utf8_lossy(&refused.stderr).into_owned()
     };
     let text = refused();
-    let of_age = "export 'hangs' has a request that has taken ";
+    let of_age = "has a request that has taken ";
     assert!(text.contains("has not taken over within 5 s") || text.contains(of_age), "{text}");
+    // By now it is known that it would be in vain, and nobody waits for it.
+    let text = refused();
+    assert!(text.contains(of_age), "{text}");
+    // Those who hang are served as before: more of their requests are taken, and a client that leaves is let go.
+    client.submit(0, &hanging);
+    nbd.request(2, 2, 0, 0);
+    drop((client, nbd));
     let log = load.finish();
     server.kill();
+    check(&image, &log, log.len());
+}
+
+/// Requests that a group holds back for longer than anybody waits are let go by an upgrade, in their order;
+/// who takes over holds others back.
+#[test]
+fn what_a_throttle_group_holds_back_is_done() {
+    // As many as the queue has room for; that many seconds.
+    const REQUESTS: u64 = 80;
+    let scratch = Scratch::new();
+    let mut server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--object")
+        .arg("throttle-group,id=slow,limits.iops-total=1")
+        .arg("--blockdev")
+        .arg("throttle,node-name=disk,throttle-group=slow,file.driver=null-co")
+        .export("disk", "")
+        .start();
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 256).expect("it serves");
+    let submit = |client: &mut BlkClient, requests: u64| -> Vec<u16> {
+        let request = |slot: u64| {
+            let segments = vec![Segment { at: slot * 512, len: 512, device_writes: true }];
+            Request { kind: request::IN, sector: slot, segments }
+        };
+        (0..requests).map(|slot| client.submit(0, &request(slot))).collect()
+    };
+    let wait_for = |client: &mut BlkClient, count: usize| -> Vec<u16> {
+        let mut done = Vec::new();
+        while done.len() < count {
+            let more = client.wait(0).expect("answers");
+            assert!(more.iter().all(|one| one.status == 0), "{more:?}");
+            done.extend(more.into_iter().map(|one| one.id));
+        }
+        done
+    };
+    for _ in 0..2 {
+        // The first may come at once: then the daemon has taken them.
+        let ids = submit(&mut client, REQUESTS);
+        let mut done = wait_for(&mut client, 1);
+        server.upgrade();
+        done.extend(wait_for(&mut client, ids.len() - done.len()));
+        assert_eq!(done, ids);
+        let begun = Instant::now();
+        submit(&mut client, 3);
+        wait_for(&mut client, 3);
+        // The group's bucket was empty, which is one request's worth; one more comes each second.
+        assert!(begun.elapsed() > Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+    drop(client);
+    server.stop();
+}
+
+/// Nothing but the list of processes says who serves then.
+#[test]
+fn a_daemon_is_upgraded_by_its_process_id() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let socket = scratch.path("disk.sock");
+    let mut server = ServerCommand::other_command(&scratch, "serve")
+        .arg(image.path().to_str().expect("UTF-8"))
+        .arg("--socket")
+        .arg(socket.to_str().expect("UTF-8"))
+        .start();
+    let load = Load::start(BlkClient::connect(&socket, 1, 16).expect("it serves"), 5);
+    for _ in 0..3 {
+        load.go_on();
+        let mut said = String::new();
+        server.upgrade_by(|server| {
+            let pid = server.pid().to_string();
+            let done = upgrade(Path::new(&pid));
+            assert!(done.status.success(), "{done:?}");
+            said = String::from_utf8_lossy(&done.stdout).into_owned();
+        });
+        assert_eq!(said.trim_end(), format!("Process {} serves now.", server.pid()));
+        let name = fs::read_to_string(format!("/proc/{}/comm", server.pid())).expect("its name");
+        assert_eq!(name, "ringmill\n");
+    }
+    load.go_on();
+    let log = load.finish();
+    server.stop();
     check(&image, &log, log.len());
 }
 

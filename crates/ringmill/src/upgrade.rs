@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use control::{CtlSocket, UpgradeDaemon, UpgradeOptions};
+use control::{CtlSocket, TAKE_OVER, UpgradeDaemon, UpgradeOptions};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -114,6 +114,7 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
         DaemonError::new(format!("process {pid} cannot be signalled: {}", errno.desc()))
     };
     check_takes_signal(pid, pidfile.is_some())?;
+    let successors = Successors::of(pid);
     kill(process, Signal::SIGUSR2).map_err(failed)?;
     let deadline = Instant::now() + PATIENCE;
     while kill(process, None).is_ok() && !has_ended(pid) {
@@ -124,24 +125,71 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
         }
         thread::sleep(LOOK_AGAIN);
     }
-    let Some(pidfile) = pidfile else {
-        return Err(DaemonError::new(format!(
-            "process {pid} has ended; whether another one serves in its place is in its log, and told to \
-             who names its pid file or its monitor"
-        )));
-    };
-    // Who serves now does so before anything else.
     let deadline = Instant::now() + WRITES;
     loop {
-        match pid_in(pidfile) {
-            Ok(new) if new != pid => return Ok(format!("Process {new} serves now.")),
-            _ if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
-            _ => {
+        let serving = match pidfile {
+            // Who serves now writes it before anything else.
+            Some(pidfile) => pid_in(pidfile).ok().filter(|new| *new != pid),
+            None => successors.serving(),
+        };
+        match serving {
+            Some(new) => return Ok(format!("Process {new} serves now.")),
+            None if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
+            None => {
                 let message = format!("process {pid} has ended, and nobody serves now");
                 return Err(DaemonError::new(message));
             }
         }
     }
+}
+
+/// The processes that a daemon starts to be taken over from, by their command line, which is its own.
+struct Successors {
+    command_line: Vec<u8>,
+    /// Others may have the same.
+    before: Vec<i32>,
+}
+
+impl Successors {
+    fn of(pid: i32) -> Self {
+        let own = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let command_line = successors_line(&own);
+        let before = with_command_line(&command_line);
+        Successors { command_line, before }
+    }
+
+    /// The one that serves by now.
+    fn serving(&self) -> Option<i32> {
+        let mut all = with_command_line(&self.command_line);
+        all.retain(|pid| !self.before.contains(pid));
+        let is_child = |pid: i32| parent(pid).is_some_and(|parent| all.contains(&parent));
+        all.iter().copied().find(|&pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            // A daemon's spawner has its command line as well.
+            !name.is_empty() && name.trim_end() != TAKE_OVER && !is_child(pid)
+        })
+    }
+}
+
+/// The command line of who takes over from a daemon with this one, as /proc shows both.
+fn successors_line(daemon: &[u8]) -> Vec<u8> {
+    let mut words: Vec<&[u8]> = daemon.split(|byte| *byte == 0).collect();
+    if words.get(1).is_none_or(|first| *first != TAKE_OVER.as_bytes()) {
+        words.insert(1, TAKE_OVER.as_bytes());
+    }
+    words.join(&0)
+}
+
+fn with_command_line(line: &[u8]) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own == line))
+        .collect()
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// Whether all that is left of a process is its parent's to take.
@@ -169,6 +217,13 @@ mod tests {
         stranger.kill().unwrap();
         let status = stranger.wait().unwrap();
         assert!(status.to_string().contains("SIGKILL"), "{status}");
+    }
+
+    #[test]
+    fn who_takes_over_has_the_command_line_of_the_first() {
+        let line = b"ringmill\0take-over\0serve\0disk.img\0";
+        assert_eq!(successors_line(b"ringmill\0serve\0disk.img\0"), line);
+        assert_eq!(successors_line(line), line);
     }
 
     #[test]
