@@ -1,9 +1,10 @@
-# What jobs of guests with fio have in common. It stands before each job.
+# What jobs of guests with fio have in common. It stands before each job, which may name another disk.
+disk=vda
 
 # verify [OPTION...]: random writes with checksums to the first 8 MiB, which are verified now (--do_verify=1), or
 # verification of what an earlier call has written (--verify_only=1), also in another guest.
 verify() {
-    fio --minimal --name=job --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=16k \
+    fio --minimal --name=job --filename=/dev/$disk --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=16k \
         --size=8m --verify=crc32c --verify_fatal=1 --randseed=7 "$@" >/tmp/verify 2>&1 || {
         cat /tmp/verify
         exit 1
@@ -12,7 +13,7 @@ verify() {
 
 # load: starts random reads and writes, and returns when they are under way. They go to the second 16 MiB.
 load() {
-    fio --minimal --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 --rw=randrw --bs=4k \
+    fio --minimal --name=load --filename=/dev/$disk --direct=1 --ioengine=libaio --iodepth=32 --rw=randrw --bs=4k \
         --offset=16m --size=16m --time_based --runtime=600 >/dev/null 2>&1 &
     load=$!
     wait_for_requests 300
@@ -25,7 +26,7 @@ wait_for_requests() {
 }
 
 requests() {
-    awk '{ print $1 + $5 }' /sys/block/vda/stat
+    awk '{ print $1 + $5 }' /sys/block/$disk/stat
 }
 
 # checked_load JOBS [OPTION...]: starts as many jobs that write and read back with checksums, each in its own 4 MiB
@@ -34,7 +35,7 @@ requests() {
 checked_load() {
     jobs=$1
     shift
-    fio --minimal --name=checked --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --fsync=16 \
+    fio --minimal --name=checked --filename=/dev/$disk --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --fsync=16 \
         --bssplit=4k/80:256k/20 --numjobs="$jobs" --offset=16m --offset_increment=4m --size=4m --verify=crc32c --verify_fatal=1 \
         --verify_backlog=64 --loops=100000 "$@" >/tmp/checked 2>&1 &
     load=$!

@@ -8,12 +8,12 @@ mod common;
 use std::cell::Cell;
 use std::time::Duration;
 
-use common::replaced::{survives, times};
+use common::replaced::{Device, survives, times};
 use integration::{Guest, pattern};
 
 fn survives_kills(queues: u32, kills: usize) {
     let guest = Guest::new().chardev_options("reconnect-ms=10");
-    survives(guest, queues, kills, |server, start| {
+    survives(guest, Device::Blk, queues, kills, |server, start| {
         server.kill();
         start()
     });
@@ -43,7 +43,7 @@ fn the_daemon_is_killed_while_it_gives_place_to_another_process() {
         number
     };
     let kills = times("RINGMILL_KILLS").div_ceil(4);
-    survives(guest, 2, kills, |server, start| {
+    survives(guest, Device::Blk, 2, kills, |server, start| {
         let after = UPGRADE * u32::try_from(random() % 1024).expect("32 bits") / 1024;
         let successor = server.kill_in_upgrade(after);
         println!("{after:?}: {}", successor.is_some());

@@ -5,11 +5,11 @@
 
 mod common;
 
-use common::replaced::{survives, times};
+use common::replaced::{Device, survives, times};
 use integration::Guest;
 
-fn survives_upgrades(queues: u32, upgrades: usize) {
-    survives(Guest::new(), queues, upgrades, |mut server, _| {
+fn survives_upgrades(device: Device, queues: u32, upgrades: usize) {
+    survives(Guest::new(), device, queues, upgrades, |mut server, _| {
         server.upgrade();
         server
     });
@@ -17,10 +17,15 @@ fn survives_upgrades(queues: u32, upgrades: usize) {
 
 #[test]
 fn the_daemon_is_upgraded_under_load_on_one_queue() {
-    survives_upgrades(1, times("RINGMILL_UPGRADES") / 2);
+    survives_upgrades(Device::Blk, 1, times("RINGMILL_UPGRADES") / 2);
 }
 
 #[test]
 fn the_daemon_is_upgraded_under_load_on_four_queues() {
-    survives_upgrades(4, times("RINGMILL_UPGRADES").div_ceil(2));
+    survives_upgrades(Device::Blk, 4, times("RINGMILL_UPGRADES").div_ceil(2));
+}
+
+#[test]
+fn the_daemon_is_upgraded_under_a_scsi_disk() {
+    survives_upgrades(Device::Scsi, 2, times("RINGMILL_UPGRADES").div_ceil(4));
 }

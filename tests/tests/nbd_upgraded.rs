@@ -8,7 +8,11 @@ use std::process::{Child, Command, Stdio};
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri, nbds_uri, request};
 use integration::tls::{Authority, NOW};
-use integration::{Image, Scratch, Server, ServerCommand, daemon as program, pattern, tool};
+use integration::{
+    Image, Qmp, Scratch, Server, ServerCommand, daemon as program, eventually, pattern,
+    tied_command, tool,
+};
+use serde_json::{Value, json};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -223,6 +227,85 @@ fn who_is_still_to_choose_an_export_is_sent_away() {
     assert_eq!(again.reply(), (0, 1));
     drop(again);
     server.stop();
+}
+
+/// Copies into a disk, copies out of one, and verified writes, which cannot end before the daemon has given place
+/// five times: a group holds them back until a monitor lifts its limit. What was held back is not lost.
+#[test]
+fn programs_of_others_go_on() {
+    const MIB: u64 = 16;
+    let scratch = Scratch::new();
+    let names = ["out", "in", "fio"];
+    let (source, filled) =
+        (Image::filled(&scratch, "source.img", MIB), Image::filled(&scratch, "out.img", MIB));
+    let images =
+        [filled, Image::empty(&scratch, "in.img", MIB), Image::empty(&scratch, "fio.img", MIB)];
+    let mut command = ServerCommand::new(&scratch).monitor("qmp").iothread("io0").iothread("io1");
+    command = command.arg("--object").arg("throttle-group,id=slow,limits.iops-total=20");
+    for (name, image) in names.iter().zip(&images) {
+        let below = format!("file.driver=file,file.filename={}", image.path().display());
+        let node = format!("throttle,node-name={name},throttle-group=slow,{below}");
+        command = command.arg("--blockdev").arg(node);
+    }
+    command = nbd_server(command, &scratch, "");
+    for name in names {
+        command = nbd_export(command, name, ",writable=on,iothread.0=io0,iothread.1=io1");
+    }
+    let mut server = command.start();
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = tied_command(&tool(program));
+        command.args(arguments).current_dir(scratch.dir()).stdout(Stdio::null());
+        command.spawn().expect("the client runs")
+    };
+    let [out, to, fio] = names.map(|name| nbd_uri(&scratch, name));
+    let fio = format!("--uri={fio}");
+    // 16 KiB at once, 1024 requests: 50 seconds as long as there is the limit, but for those that are let go
+    // each time.
+    let few = ["--requests=2", "--connections=2", "--request-size=16384"];
+    let mut clients = [
+        run("nbdcopy", &[&few[..], &[&out, "copy.img"]].concat()),
+        run("nbdcopy", &[&few[..], &["--flush", "source.img", &to]].concat()),
+        run(
+            "fio",
+            &[
+                "--name=verify",
+                "--ioengine=nbd",
+                &fio,
+                "--rw=randwrite",
+                "--bs=16k",
+                "--iodepth=4",
+                "--size=16M",
+                "--verify=crc32c",
+                "--verify_fatal=1",
+                "--randseed=7",
+            ],
+        ),
+    ];
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let all_get_on = |qmp: &mut Qmp| {
+        let exports = qmp.execute("query-blockstats", json!({}));
+        let done = |export: &Value, kind: &str| export["stats"][kind].as_u64().expect("a count");
+        let gets_on = |one| done(one, "rd_operations") + done(one, "wr_operations") > 0;
+        exports.as_array().expect("a list").iter().all(gets_on)
+    };
+    for _ in 0..5 {
+        eventually("requests done for all by this process", || all_get_on(&mut qmp).then_some(()));
+        drop(qmp);
+        server.upgrade();
+        qmp = Qmp::connect(&server.socket("qmp"));
+    }
+    for client in &mut clients {
+        assert_eq!(client.try_wait().expect("our child"), None, "it was there all the time");
+    }
+    let limits = json!({"path": "slow", "property": "limits", "value": {"iops-total": 0}});
+    qmp.execute("qom-set", limits);
+    for client in &mut clients {
+        assert!(client.wait().expect("our child").success());
+    }
+    drop(qmp);
+    server.stop();
+    let copy = Image::existing(&scratch.path("copy.img"));
+    assert_eq!((copy.md5(), images[1].md5()), (images[0].md5(), source.md5()));
 }
 
 #[test]
