@@ -120,16 +120,13 @@ fn nodes_that_were_reopened_have_their_other_options() {
 fn properties_that_were_set_stay() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
-    let throttle = format!(
-        "throttle,node-name=slow,throttle-group=group,file.driver=null-co,file.node-name=null",
-    );
     let mut server = ServerCommand::new(&scratch)
         .monitor("qmp")
         .iothread("io0")
         .arg("--object")
         .arg("throttle-group,id=group,x-iops-total=1000,x-iops-total-max=2000")
         .arg("--blockdev")
-        .arg(throttle)
+        .arg("throttle,node-name=slow,throttle-group=group,file.driver=null-co")
         .file("disk", &image, "")
         .export("disk", "num-queues=2,iothread=io0")
         .start();
