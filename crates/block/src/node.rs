@@ -39,6 +39,16 @@ pub trait BlockNode: Send + Sync {
         }
     }
 
+    /// Another process is about to open what this node has open, which is flushed and at rest: from now on
+    /// nothing says that it is in use. If that comes to nothing, the node goes on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of a write to the image.
+    fn let_go(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// To what the memory of requests is best aligned, bytes: less costs a copy.
     fn memory_alignment(&self) -> u32 {
         self.below().map_or(512, |below| below.memory_alignment())

@@ -8,6 +8,7 @@ mod reopen;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -19,6 +20,7 @@ use crate::drivers::blkdebug::BlkdebugNode;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
 use crate::drivers::nbd::NbdNode;
 use crate::drivers::null::{Answer, NullNode};
+use crate::drivers::qcow2::Journals;
 use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
@@ -56,6 +58,8 @@ pub struct NodeRegistry {
     connector: Option<Arc<IoThread>>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
+    /// Of qcow2 images.
+    journals: Option<Journals>,
     /// Images handed over that no node has taken yet,
     inherited: Inherited,
     /// and those that are open.
@@ -138,6 +142,16 @@ impl NodeRegistry {
     #[must_use]
     pub fn with_connector_birth(self, connector_birth: ThreadBirth) -> Self {
         NodeRegistry { connector_birth, ..self }
+    }
+
+    /// Has what processes that are killed leave of qcow2 images' metadata lie in that folder, which is to be in
+    /// memory, or at least to outlast them. Without it, each write to new clusters waits for the disk.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made, or is not this process' user's alone.
+    pub fn with_journals(self, folder: &Path) -> io::Result<Self> {
+        Ok(NodeRegistry { journals: Some(Journals::in_folder(folder)?), ..self })
     }
 
     /// Has the node that is opened for the image at that path use its descriptors, which another process
@@ -377,6 +391,17 @@ impl NodeRegistry {
         let (options, children) = (&entry.options, &*entry.children);
         let (node, active) = (entry.node()?, entry.active);
         Some(NodeInfo { name, node, options, children, active })
+    }
+
+    /// Another process is about to open the images of all nodes, which are flushed and at rest. If that
+    /// comes to nothing, they go on here.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`BlockNode::let_go`], with the node's name.
+    pub fn let_go(&self) -> Result<(), (String, io::Error)> {
+        let failed = |name: &str, error| (name.to_owned(), error);
+        self.all().try_for_each(|info| info.node.let_go().map_err(|error| failed(info.name, error)))
     }
 
     /// Closes a node that was opened by name.

@@ -7,6 +7,7 @@ mod daemon;
 mod daemonize;
 mod errno;
 mod given;
+mod journals;
 mod logger;
 mod pidfile;
 mod probe;

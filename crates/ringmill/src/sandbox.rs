@@ -15,6 +15,7 @@ use sandbox::{
 use serde_json::{Value as Json, json};
 
 use crate::daemon::DaemonError;
+use crate::journals;
 
 /// Begins the sandbox of a daemon that is about to be made. To be called on the main thread before there are
 /// others; `None`: there is to be none. `removed`: files that go at the end, beside sockets.
@@ -34,7 +35,9 @@ pub(crate) fn begin(
         SandboxMode::Off => return Ok(None),
     };
     let keep = keep(identity.is_some(), steps);
-    let reach = reach(options.paths.as_deref(), steps, removed);
+    let user = identity.as_ref().map_or(Uid::effective(), |identity| Uid::from_raw(identity.uid));
+    let journals = journals::folder(user);
+    let reach = reach(options.paths.as_deref(), steps, removed, &journals);
     Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
 }
 
@@ -76,8 +79,13 @@ pub(crate) fn told(in_force: Option<&InForce>) -> Json {
 }
 
 /// What the control thread goes on reaching: what the command line names and `paths`. With a monitor and
-/// without `paths` everything, as commands may name any file.
-fn reach(paths: Option<&[PathBuf]>, steps: &[Step], removed: Option<&Path>) -> Reach {
+/// without `paths` everything, as commands may name any file. `journals`: where those of qcow2 images lie.
+fn reach(
+    paths: Option<&[PathBuf]>,
+    steps: &[Step],
+    removed: Option<&Path>,
+    journals: &Path,
+) -> Reach {
     let has_monitor = steps.iter().any(|step| matches!(step.action, Action::Monitor(_)));
     if has_monitor && paths.is_none() {
         return Reach::default();
@@ -101,6 +109,9 @@ fn reach(paths: Option<&[PathBuf]>, steps: &[Step], removed: Option<&Path>) -> R
                 add(folder, Purpose::Remove);
             }
         }
+    }
+    if has_monitor || named.has_qcow2 {
+        add(journals, Purpose::Use);
     }
     if has_monitor {
         named.images.iter().for_each(|image| add(image, Purpose::Use));
@@ -139,6 +150,7 @@ struct Named {
     /// That are connected to.
     ports: Vec<u16>,
     looks_names_up: bool,
+    has_qcow2: bool,
 }
 
 impl Named {
@@ -185,6 +197,7 @@ impl Named {
                     }
                 }
             }
+            Driver::Qcow2(_) => self.has_qcow2 = true,
             _ => {}
         }
         for (_, child) in options.driver.children() {

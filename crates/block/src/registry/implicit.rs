@@ -47,7 +47,7 @@ impl NodeRegistry {
         }
         let data_file = child(children, "data-file", &name).ok();
         let backing = child(children, "backing", &name).ok();
-        opening.finish(name, common, options, data_file, backing)
+        opening.finish(name, common, options, data_file, backing, self.journals.as_ref())
     }
 
     /// The backing file that an image names, as options.

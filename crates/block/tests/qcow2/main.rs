@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod image;
+mod killed;
 mod model;
 mod resize;
 mod variants;

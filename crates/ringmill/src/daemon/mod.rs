@@ -43,6 +43,7 @@ use event_loop::{EventLoop, LoopConfig};
 use sandbox::{InForce, Sandbox};
 
 use crate::given::GivenSockets;
+use crate::journals;
 use crate::service_manager::ServiceManager;
 use chardev::Chardev;
 pub(crate) use error::DaemonError;
@@ -235,7 +236,7 @@ impl Daemon {
                 move || look.push(Message::LookForStalls),
             ),
             nbd_server: None,
-            nodes: NodeRegistry::new()
+            nodes: journals::registry()
                 .with_connector_birth(threads::helper_birth(surroundings.sandbox.as_ref())),
             threads: IoThreads::new(control, surroundings.sandbox.clone(), move |error| {
                 failed.push(Message::Failed(error));

@@ -120,13 +120,19 @@ impl Owed {
                 let _mapping = image.use_mapping(range).await;
                 image.read(channels, offset, &mut request.bufs).await
             }
-            Op::Write { fua } => image.write(channels, offset, &mut request.bufs, fua).await,
+            Op::Write { fua } => {
+                image.write(channels, offset, &mut request.bufs, fua).await?;
+                image.commit(channels).await
+            }
             Op::Flush => node.flush(channels).await,
             Op::Discard => image.discard(channels, range, node.discarding()).await,
             Op::WriteZeroes { may_unmap, no_fallback, fua } => {
                 let discarding = may_unmap.then(|| node.discarding());
                 image.write_zeroes(channels, range, discarding, no_fallback).await?;
-                if fua { node.flush(channels).await } else { Ok(()) }
+                if fua {
+                    node.flush(channels).await?;
+                }
+                image.commit(channels).await
             }
             Op::BlockStatus => {
                 let _mapping = image.use_mapping(range.clone()).await;

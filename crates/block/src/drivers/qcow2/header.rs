@@ -4,6 +4,7 @@
 //! [`imago`] does not know, or takes on trust, is refused here: the sizes of tables, where they lie,
 //! and header extensions that do not have the form they should have.
 
+use super::marker::Mark;
 use crate::error::OpenError;
 
 /// Bytes of a header of version 2.
@@ -21,6 +22,9 @@ const MAX_CLUSTER_BITS: u32 = 21;
 pub(super) const MAX_L1: u64 = 32 << 20;
 /// QEMU's limit, bytes of the refcount table.
 const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
+/// The bit that says that reference counts may be wrong, and the byte that has it in a header of version 3.
+pub(super) const DIRTY_BIT: u8 = 1;
+pub(super) const DIRTY_AT: usize = 79;
 /// Longest name of a backing file.
 const MAX_NAME: usize = 1023;
 /// Bytes of an entry of a table, and of one in the table of features' names.
@@ -28,7 +32,7 @@ pub(super) const ENTRY: u64 = 8;
 const FEATURE_NAME: usize = 48;
 
 /// Incompatible features.
-const DIRTY: u64 = 1 << 0;
+const DIRTY: u64 = DIRTY_BIT as u64;
 const CORRUPT: u64 = 1 << 1;
 const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
@@ -63,6 +67,10 @@ pub(crate) struct Header {
     pub(crate) l1_table: (u64, u64),
     /// The refcount table: first byte and number of bytes.
     pub(crate) refcount_table: (u64, u64),
+    /// The image has not been closed, and that mark tells where a process has kept what is missing.
+    pub(crate) mark: Option<Mark>,
+    /// There is room for a mark.
+    pub(crate) has_room: bool,
 }
 
 /// The backing file that a header names.
@@ -139,7 +147,10 @@ impl Header {
         }
         let incompatible = if version == 2 { 0 } else { u64_at(72) };
         let autoclear = if version == 2 { 0 } else { u64_at(88) };
-        check_features(incompatible, autoclear, read_only)?;
+        let mark = Mark::find(bytes, cluster).filter(|_| incompatible & DIRTY != 0);
+        // Ours are whole.
+        let unknown = incompatible & !if mark.is_some() { DIRTY } else { 0 };
+        check_features(unknown, autoclear, read_only)?;
         let size = u64_at(24);
         check_tables(size, cluster, u64_at(40), u32_at(36).into())?;
         let refcount_table = (u64_at(48), u64::from(u32_at(56)) << cluster_bits);
@@ -177,6 +188,8 @@ impl Header {
             has_snapshots: u32_at(60) != 0,
             l1_table: (u64_at(40), u64::from(u32_at(36)) * ENTRY),
             refcount_table,
+            mark,
+            has_room: version == 3 && Mark::fits(bytes, cluster),
         })
     }
 }

@@ -13,7 +13,8 @@ use nix::errno::Errno;
 use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 
 use super::context::Channels;
-use super::metadata::Metadata;
+use super::marker::Mark;
+use super::metadata::{self, Metadata, SECTOR};
 use super::storage::{self, NodeStorage, Shared};
 
 /// Requests that find room for data, or give it up, at once. Each holds on to a table, of which
@@ -45,6 +46,8 @@ pub(super) struct Image {
     /// on stable storage.
     changes: AtomicU64,
     flushed: AtomicU64,
+    /// As of which of them they outlast this process, should it be killed.
+    committed: AtomicU64,
     /// Held by who writes metadata to the file.
     flushing: Mutex<()>,
     /// Held by requests that change metadata, side by side; alone by who takes all of it to be written.
@@ -74,6 +77,7 @@ impl Image {
             allocating: Semaphore::new(ALLOCATING),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
             flushing: Mutex::default(),
             changing: RwLock::default(),
             new_data: AtomicBool::new(false),
@@ -103,7 +107,7 @@ impl Image {
         let _turn = self.flushing.lock().await;
         let alone = self.changing.write().await;
         // What has changed before belongs to the L1 table where the file has it, and is there first.
-        let changed = self.take_changed(&alone).await?;
+        let changed = self.take_changed(channels, &alone).await?;
         self.write_taken(channels, changed).await?;
         let grown = self.qcow2.resize_grow(size, PreallocateMode::None).await;
         self.changed();
@@ -168,6 +172,28 @@ impl Image {
         Ok(())
     }
 
+    /// Has what was changed so far outlast this process. Before it does, no write is answered that may
+    /// depend on it. Without a journal, it has to be in the file.
+    pub(super) async fn commit(&self, channels: &Channels) -> Result<(), Errno> {
+        let wanted = self.changes.load(Ordering::Acquire);
+        let is_done = || self.committed.load(Ordering::Acquire) >= wanted;
+        if is_done() {
+            return Ok(());
+        }
+        {
+            let alone = self.changing.write().await;
+            // Somebody else may have done it for all who waited.
+            if is_done() || self.keep_changed(channels, &alone).await? {
+                return Ok(());
+            }
+        }
+        let _turn = self.flushing.lock().await;
+        if !is_done() {
+            self.write_metadata(channels).await?;
+        }
+        Ok(())
+    }
+
     /// Writes all metadata there is now to the file. Who calls it has `flushing`. Returns up to which
     /// change that is.
     async fn write_metadata(&self, channels: &Channels) -> Result<u64, Errno> {
@@ -181,16 +207,102 @@ impl Image {
         channels: &Channels,
         alone: RwLockWriteGuard<'_, ()>,
     ) -> Result<u64, Errno> {
-        let changed = self.take_changed(&alone).await?;
+        let changed = self.take_changed(channels, &alone).await?;
         drop(alone);
         self.write_taken(channels, changed).await
     }
 
+    /// Puts all metadata that has changed into the journal. Nobody changes any meanwhile. `false`: there is
+    /// none.
+    async fn keep_changed(
+        &self,
+        channels: &Channels,
+        _alone: &RwLockWriteGuard<'_, ()>,
+    ) -> Result<bool, Errno> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let Some(metadata) = &self.shared.metadata else { return Ok(false) };
+        self.qcow2.flush().await.map_err(errno_of)?;
+        let kept = match self.mark(channels, metadata).await {
+            Ok(()) => metadata.commit(),
+            Err(errno) => Err(errno.into()),
+        };
+        match kept {
+            Ok(true) => self.committed.fetch_max(changes, Ordering::Release),
+            Ok(false) => return Ok(false),
+            Err(error) => {
+                log::error!(
+                    "Could not keep qcow2 metadata for the case that this process is killed: {error}. \
+                     From now on, writes to new clusters wait for the disk"
+                );
+                metadata.drop_journal();
+                return Ok(false);
+            }
+        };
+        Ok(true)
+    }
+
+    /// Has the image say that there is a journal.
+    async fn mark(&self, channels: &Channels, metadata: &Metadata) -> Result<(), Errno> {
+        let (Some(mark), Some(at)) = (metadata.unmarked(), Mark::place(self.cluster)) else {
+            return Ok(());
+        };
+        metadata::write(channels, at, &mark.sector())?.await.0?;
+        // With the bit alone it would be an image that has to be repaired.
+        storage::sync(channels).await?;
+        metadata.set_marked(true);
+        self.write_dirty(channels, true).await
+    }
+
+    /// Has the image say that nothing is missing. Who calls it has `flushing`, or the image.
+    async fn unmark(&self, channels: &Channels) -> Result<(), Errno> {
+        let Some(metadata) = &self.shared.metadata else { return Ok(()) };
+        if metadata.is_marked() {
+            metadata.set_marked(false);
+            self.write_dirty(channels, false).await?;
+            storage::sync(channels).await?;
+            if let Some(at) = Mark::place(self.cluster) {
+                metadata::write(channels, at, &[0; SECTOR])?.await.0?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_dirty(&self, channels: &Channels, dirty: bool) -> Result<(), Errno> {
+        let bytes = metadata::read(channels, 0, SECTOR).await?;
+        let mut header = *bytes.first_chunk::<SECTOR>().ok_or(Errno::EIO)?;
+        metadata::set_dirty(&mut header, dirty);
+        metadata::write(channels, 0, &header)?.await.0
+    }
+
+    /// Whether nothing is left to do but to forget the image.
+    pub(super) fn is_closed(&self) -> bool {
+        let has_journal = |metadata: &Metadata| metadata.has_journal() || metadata.is_marked();
+        self.is_clean() && !self.shared.metadata.as_ref().is_some_and(has_journal)
+    }
+
+    /// Has all of it in the file, and the image say that nothing is missing. Nobody changes it meanwhile.
+    pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
+        self.flush(channels).await?;
+        self.unmark(channels).await
+    }
+
+    /// The same, with nothing left elsewhere. Nobody uses it any more.
+    pub(super) async fn close(&self, channels: &Channels) -> Result<(), Errno> {
+        self.let_go(channels).await?;
+        self.shared.metadata.iter().for_each(Metadata::drop_journal);
+        Ok(())
+    }
+
     /// Takes all metadata that there is now, to be written. Nobody changes any meanwhile.
-    async fn take_changed(&self, _alone: &RwLockWriteGuard<'_, ()>) -> Result<Changed, Errno> {
+    async fn take_changed(
+        &self,
+        channels: &Channels,
+        alone: &RwLockWriteGuard<'_, ()>,
+    ) -> Result<Changed, Errno> {
         let changes = self.changes.load(Ordering::Acquire);
         let Some(metadata) = &self.shared.metadata else { return Ok(Changed::default()) };
-        self.qcow2.flush().await.map_err(errno_of)?;
+        // While it is being written, the journal has all of it, or nothing.
+        self.keep_changed(channels, alone).await?;
         let (given_up, data) = (metadata.begin(), self.new_data.swap(false, Ordering::AcqRel));
         Ok(Changed { changes, given_up, data })
     }
@@ -200,10 +312,15 @@ impl Image {
         let Some(metadata) = &self.shared.metadata else { return Ok(0) };
         let Changed { changes, given_up, data } = changed;
         let written = metadata.write_out(channels, given_up, data).await;
-        if written.is_err() {
+        if let Err(errno) = written {
             self.new_data.fetch_or(data, Ordering::AcqRel);
+            return Err(errno);
         }
-        written.map(|()| changes)
+        self.committed.fetch_max(changes, Ordering::Release);
+        if !metadata.has_journal() {
+            self.unmark(channels).await?;
+        }
+        Ok(changes)
     }
 
     /// The right to change metadata, beside others, and to find room. What was written to the file

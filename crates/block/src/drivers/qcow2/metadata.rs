@@ -14,8 +14,12 @@
 //!
 //! Each step is on stable storage before the next. What is cut off leaves clusters that nobody uses, as
 //! QEMU's own order does, and never one that is used and not counted.
+//!
+//! Before a write is answered, what it has changed is also in the [journal](super::journal), for who opens
+//! the image after this process, should that be killed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,7 +28,9 @@ use event_loop::{AlignedBuf, IoBufs, sync::lock};
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
-use super::header::Header;
+use super::header::{DIRTY_AT, DIRTY_BIT, Header};
+use super::journal::Journal;
+use super::marker::Mark;
 use super::storage::sync;
 use crate::request::Op;
 
@@ -40,7 +46,8 @@ const L1_ENTRIES: Range<usize> = 36..40;
 const L1_OFFSET: Range<usize> = 40..48;
 const REFCOUNT_TABLE: Range<usize> = 48..60;
 
-type Sectors = BTreeMap<u64, Box<[u8; SECTOR]>>;
+/// By number.
+pub(super) type Sectors = BTreeMap<u64, Box<[u8; SECTOR]>>;
 
 /// The metadata of an image that is not in its file yet.
 #[derive(Debug)]
@@ -61,6 +68,13 @@ struct State {
     layout: Layout,
     /// Bytes of the disk, as the header is to say.
     size: u64,
+    /// Numbers of those that have changed and are not in the journal.
+    uncommitted: BTreeSet<u64>,
+    journal: Option<Journal>,
+    /// The last commit whose sectors are being written.
+    commit: u64,
+    /// The header says, or is to say, that the image has to be repaired.
+    marked: bool,
 }
 
 /// Where the file has which metadata.
@@ -96,9 +110,32 @@ impl Metadata {
             refcount_blocks: HashSet::new(),
         };
         layout.add_refcount_blocks(refcount_table);
-        let state =
-            State { dirty: Sectors::new(), writing: Arc::default(), layout, size: header.size };
+        let state = State {
+            dirty: Sectors::new(),
+            writing: Arc::default(),
+            layout,
+            size: header.size,
+            uncommitted: BTreeSet::new(),
+            journal: None,
+            commit: 0,
+            marked: false,
+        };
         Metadata { state: Mutex::new(state), given_up: AtomicU64::new(0), free: AtomicU64::new(0) }
+    }
+
+    /// Has sectors that another process has kept.
+    pub(super) fn with_left(self, sectors: Sectors) -> Metadata {
+        lock(&self.state).dirty = sectors;
+        self
+    }
+
+    /// Has a journal. `marked`: the header has said so since before.
+    pub(super) fn with_journal(self, journal: Option<Journal>, marked: bool) -> Metadata {
+        {
+            let mut state = lock(&self.state);
+            (state.journal, state.marked) = (journal, marked);
+        }
+        self
     }
 
     /// Bytes kept.
@@ -115,14 +152,12 @@ impl Metadata {
         let mut state = lock(&self.state);
         let (sectors, _) = bytes.as_chunks::<SECTOR>();
         for (number, sector) in (offset / SECTOR as u64..).zip(sectors) {
-            state.dirty.insert(number, Box::new(*sector));
-        }
-        let size = state.size;
-        if offset == 0
-            && let Some(header) = state.dirty.get_mut(&0)
-        {
-            // `imago`'s may be ahead, or behind.
-            header[SIZE].copy_from_slice(&size.to_be_bytes());
+            let newest = state.dirty.get(&number).or_else(|| state.writing.get(&number));
+            // Tables come whole, whatever has changed in them.
+            if newest.is_some_and(|newest| **newest == *sector) {
+                continue;
+            }
+            state.insert(number, Box::new(*sector));
         }
     }
 
@@ -137,7 +172,7 @@ impl Metadata {
         let mut state = lock(&self.state);
         state.size = size;
         let (sectors, _) = header.as_chunks::<SECTOR>();
-        state.dirty.extend(sectors.first().map(|header| (0, Box::new(*header))));
+        sectors.iter().for_each(|header| state.insert(0, Box::new(*header)));
         Ok(())
     }
 
@@ -163,6 +198,7 @@ impl Metadata {
         let gone: Vec<u64> = state.dirty.range(numbers).map(|(number, _)| *number).collect();
         for number in gone {
             state.dirty.remove(&number);
+            state.uncommitted.insert(number);
         }
         true
     }
@@ -177,11 +213,60 @@ impl Metadata {
         self.free.load(Ordering::Acquire) == self.given_up.load(Ordering::Acquire)
     }
 
-    /// All that is kept is to be written. It fits together: nobody is changing any of it. Returns up to
+    /// Has what is kept outlast this process. `false`: there is no journal. It fits together: nobody is
+    /// changing any of it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the journal, of which there is none any more.
+    pub(super) fn commit(&self) -> io::Result<bool> {
+        let state = &mut *lock(&self.state);
+        let changed = std::mem::take(&mut state.uncommitted);
+        let Some(journal) = &mut state.journal else { return Ok(false) };
+        let sectors = changed.iter().map(|number| (*number, state.dirty.get(number).map(|s| &**s)));
+        let committed = journal.commit(sectors);
+        if committed.is_err() {
+            state.drop_journal();
+        }
+        committed.map(|()| true)
+    }
+
+    /// What the image is to be marked with before the first commit. `None`: it is, or there is no journal.
+    pub(super) fn unmarked(&self) -> Option<Mark> {
+        let state = lock(&self.state);
+        state.journal.as_ref().filter(|_| !state.marked).map(|journal| journal.mark().clone())
+    }
+
+    /// From now on the header says that the image is to be repaired; or does not any more.
+    pub(super) fn set_marked(&self, marked: bool) {
+        let mut state = lock(&self.state);
+        state.marked = marked;
+        if let Some(header) = state.dirty.remove(&0) {
+            state.insert(0, header);
+        }
+    }
+
+    /// Whether there is one.
+    pub(super) fn has_journal(&self) -> bool {
+        lock(&self.state).journal.is_some()
+    }
+
+    /// Whether the header says so.
+    pub(super) fn is_marked(&self) -> bool {
+        lock(&self.state).marked
+    }
+
+    /// There is no journal any more.
+    pub(super) fn drop_journal(&self) {
+        lock(&self.state).drop_journal();
+    }
+
+    /// All that is kept is to be written, and was committed before. It fits together: nobody is changing any of it. Returns up to
     /// when that says what was given up.
     pub(super) fn begin(&self) -> u64 {
         let mut state = lock(&self.state);
         state.writing = Arc::new(std::mem::take(&mut state.dirty));
+        state.commit = state.journal.as_ref().map_or(0, Journal::committed);
         self.given_up.load(Ordering::Acquire)
     }
 
@@ -205,6 +290,7 @@ impl Metadata {
         match written {
             Ok(()) => {
                 state.layout = layout;
+                state.written();
                 self.free.fetch_max(given_up, Ordering::Release);
             }
             Err(_) => {
@@ -215,6 +301,45 @@ impl Metadata {
             }
         }
         written
+    }
+}
+
+impl State {
+    fn insert(&mut self, number: u64, mut sector: Box<[u8; SECTOR]>) {
+        if number == 0 {
+            // `imago`'s may be ahead, or behind.
+            sector[SIZE].copy_from_slice(&self.size.to_be_bytes());
+            set_dirty(&mut sector, self.marked);
+        }
+        self.dirty.insert(number, sector);
+        if self.journal.is_some() {
+            self.uncommitted.insert(number);
+        }
+    }
+
+    fn written(&mut self) {
+        let commit = self.commit;
+        if let Some(journal) = &mut self.journal
+            && let Err(error) = journal.written(commit)
+        {
+            // What is found there is older than the image.
+            log::error!("qcow2 journal: {error}");
+            self.drop_journal();
+        }
+    }
+
+    fn drop_journal(&mut self) {
+        self.uncommitted.clear();
+        if let Some(journal) = self.journal.take() {
+            journal.remove();
+        }
+    }
+}
+
+/// Has a header of version 3 say whether the image is to be repaired.
+pub(super) fn set_dirty(header: &mut [u8; SECTOR], dirty: bool) {
+    if header[4..8] == 3u32.to_be_bytes() {
+        header[DIRTY_AT] = header[DIRTY_AT] & !DIRTY_BIT | if dirty { DIRTY_BIT } else { 0 };
     }
 }
 
@@ -318,7 +443,7 @@ impl Order<'_> {
     }
 }
 
-fn write(channels: &Channels, offset: u64, bytes: &[u8]) -> Result<Transfer, Errno> {
+pub(super) fn write(channels: &Channels, offset: u64, bytes: &[u8]) -> Result<Transfer, Errno> {
     let mut bufs = memory(bytes.len())?;
     bufs.copy_in(0, bytes);
     let op = Op::Write { fua: false };
@@ -329,7 +454,7 @@ fn memory(len: usize) -> Result<IoBufs, Errno> {
     AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)
 }
 
-async fn read(channels: &Channels, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
+pub(super) async fn read(channels: &Channels, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
     let read = Transfer::start(&channels.file, Op::Read, offset, len as u64, memory(len)?);
     let (result, bufs) = read.await;
     result?;
@@ -424,6 +549,8 @@ mod tests {
             has_snapshots: false,
             l1_table: (3 << 16, 8),
             refcount_table: (1 << 16, 1 << 16),
+            mark: None,
+            has_room: true,
         };
         let metadata = Metadata::new(&header, &[]);
         metadata.write(0, &[0xff; 2 * SECTOR]);

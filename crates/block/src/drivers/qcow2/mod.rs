@@ -11,6 +11,8 @@ mod context;
 mod create;
 mod header;
 mod image;
+mod journal;
+mod marker;
 mod metadata;
 mod open;
 mod resize;
@@ -37,6 +39,7 @@ use crate::request::Request;
 #[cfg(feature = "sim")]
 pub use self::context::elsewhere;
 pub use self::create::{CreateQcow2, create_qcow2};
+pub(crate) use self::journal::Journals;
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
 
 /// An opened qcow2 image.
@@ -102,6 +105,13 @@ impl BlockNode for Qcow2Node {
         self.watchers.add(watcher);
     }
 
+    fn let_go(&self) -> io::Result<()> {
+        match self.read_only {
+            true => Ok(()),
+            false => open::let_go(&self.below, &self.image),
+        }
+    }
+
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
         let event_loop = event_loop.clone();
         Box::pin(async move {
@@ -132,7 +142,7 @@ impl BlockNode for Qcow2Node {
 impl Drop for Qcow2Node {
     /// What is in memory of the metadata goes to the file.
     fn drop(&mut self) {
-        if !self.read_only && !self.image.is_clean() {
+        if !self.read_only && !self.image.is_closed() {
             open::close(&self.name, &self.below, &self.image);
         }
     }

@@ -14,8 +14,9 @@ use super::Qcow2Node;
 use super::context::{Channels, Transfer, With};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
-use super::metadata::Metadata;
-use super::storage::{NodeStorage, Role, Shared};
+use super::journal::{Journal, Journals};
+use super::metadata::{Metadata, SECTOR, Sectors};
+use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
@@ -132,8 +133,7 @@ impl Opening {
                 .with_hint("read-only=on opens the image on top of it"));
         }
         let read_only = common.read_only || below.read_only;
-        let start = first_bytes(&file, header::READ)?;
-        let header = Header::parse(&start, read_only)?;
+        let header = header_of(&file, &Sectors::new(), read_only)?;
         Ok(Opening { file, header, read_only })
     }
 
@@ -171,8 +171,9 @@ impl Opening {
         options: &Qcow2Options,
         data_file: Option<Arc<dyn BlockNode>>,
         backing: Option<Arc<dyn BlockNode>>,
+        journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
-        let Opening { file, header, read_only } = self;
+        let Opening { file, mut header, read_only } = self;
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
             && !read_only
@@ -182,12 +183,37 @@ impl Opening {
         let below = Below { file, data_file, backing };
         below.file.let_grow();
         below.data().let_grow();
+        let (mut journal, left) = match find_left(&name, &header, journals)? {
+            Some((journal, left)) => (Some(journal), left),
+            None => (None, Sectors::new()),
+        };
+        if !left.is_empty() {
+            header = match read_only {
+                // It is seen as if it was there.
+                true => header_of(&below.file, &left, read_only)?,
+                false => {
+                    let written = write_left(&below, &header, left.clone(), journal.as_mut());
+                    written.map_err(|error| failed(&name, "recover", &error))?;
+                    header_of(&below.file, &Sectors::new(), read_only)?
+                }
+            };
+        }
+        if !read_only && journal.is_none() && header.has_room {
+            journal = create(&name, journals);
+        }
         let opened = {
             let (header, below_too) = (header.clone(), below.clone());
             run_apart(&below, move |channels| async move {
                 let metadata = match read_only {
-                    true => None,
-                    false => Some(read_metadata(&channels, &header, &below_too).await?),
+                    true if left.is_empty() => None,
+                    true => Some(Metadata::new(&header, &[]).with_left(left)),
+                    false => {
+                        // With a journal of this name, the image says so already.
+                        let found = journal.as_ref().map(Journal::mark);
+                        let marked = header.mark.is_some() && found == header.mark.as_ref();
+                        let metadata = read_metadata(&channels, &header, &below_too).await?;
+                        Some(metadata.with_journal(journal, marked))
+                    }
                 };
                 let shared = Shared::new(metadata);
                 Ok((open(&below_too, shared.clone(), read_only).await?, shared))
@@ -222,6 +248,74 @@ async fn open(
     // What lies behind is read by its node.
     qcow2.set_backing(None);
     Ok(qcow2)
+}
+
+/// What a process that was killed has kept of the image's metadata, with the journal where it is.
+fn find_left(
+    name: &str,
+    header: &Header,
+    journals: Option<&Journals>,
+) -> Result<Option<(Journal, Sectors)>, OpenError> {
+    // Since a power cut there are no journals, and the image is whole as far as it was flushed.
+    let Some(mark) = header.mark.as_ref().filter(|mark| mark.is_of_this_boot()) else {
+        return Ok(None);
+    };
+    let found = journals.map_or(Ok(None), |journals| journals.find(mark));
+    let found = found.map_err(|error| failed(name, "recover", &error))?;
+    if found.is_none() {
+        log::error!(
+            "qcow2 image of node '{name}' was not closed, and the journal {mark} of who has had it open \
+             is not there: what was written to new clusters since the last flush is lost"
+        );
+    }
+    Ok(found)
+}
+
+/// A new journal, if there can be one.
+fn create(name: &str, journals: Option<&Journals>) -> Option<Journal> {
+    match journals?.create() {
+        Ok(journal) => Some(journal),
+        Err(error) => {
+            log::warn!(
+                "qcow2 image of node '{name}' has no journal: {error}. Writes to new clusters wait for the \
+                 disk"
+            );
+            None
+        }
+    }
+}
+
+/// Writes what was left to the image, as a flush would have done.
+fn write_left(
+    below: &Below,
+    header: &Header,
+    left: Sectors,
+    journal: Option<&mut Journal>,
+) -> io::Result<()> {
+    let header = header.clone();
+    run_apart(below, move |channels| async move {
+        let (offset, len) = header.refcount_table;
+        let table = read(&channels, offset, len as usize).await?;
+        let metadata = Metadata::new(&header, &table).with_left(left);
+        let given_up = metadata.begin();
+        metadata.write_out(&channels, given_up, true).await?;
+        Ok(sync(&channels).await?)
+    })?;
+    journal.map_or(Ok(()), Journal::start_anew)
+}
+
+/// The header of an image, with what was left of it.
+fn header_of(
+    file: &Arc<dyn BlockNode>,
+    left: &Sectors,
+    read_only: bool,
+) -> Result<Header, OpenError> {
+    let mut start = first_bytes(file, header::READ)?;
+    let (sectors, _) = start.as_chunks_mut::<SECTOR>();
+    for (sector, number) in sectors.iter_mut().zip(0..) {
+        left.get(&number).into_iter().for_each(|left| *sector = **left);
+    }
+    Header::parse(&start, read_only)
 }
 
 /// Where the metadata of an image is that will be written to.
@@ -299,11 +393,17 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
     }
 }
 
+/// Has nothing in the image say that it is in use, until it is changed again.
+pub(super) fn let_go(below: &Below, image: &Arc<Image>) -> io::Result<()> {
+    let image = image.clone();
+    run_apart(below, move |channels| async move { Ok(image.let_go(&channels).await?) })
+}
+
 /// Writes what is in memory of the metadata.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
     let image = image.clone();
     let flushed =
-        run_apart(below, move |channels| async move { Ok(image.flush(&channels).await?) });
+        run_apart(below, move |channels| async move { Ok(image.close(&channels).await?) });
     if let Err(error) = flushed {
         log::error!("{}", failed(name, "close", &error));
     }

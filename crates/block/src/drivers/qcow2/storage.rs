@@ -21,7 +21,7 @@ use imago::storage::drivers::CommonStorageHelper;
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
-use super::metadata::{Metadata, SECTOR};
+use super::metadata::{Metadata, SECTOR, set_dirty};
 use super::writes::{Ticket, Writes};
 use crate::node::Channel;
 use crate::request::Op;
@@ -138,6 +138,13 @@ impl Storage for NodeStorage {
         for (at, sector) in kept.into_iter().flatten() {
             // Both begin with a sector, and end with one.
             bufs.copy_in((at - offset) as usize, &sector);
+        }
+        if self.role == Role::File && offset == 0 {
+            // That the image is marked is not `imago`'s, which would refuse it.
+            let mut header = [0; SECTOR];
+            bufs.copy_out(0, &mut header);
+            set_dirty(&mut header, false);
+            bufs.copy_in(0, &header);
         }
         let mut at = 0;
         for mut slice in bufv.into_inner() {

@@ -232,6 +232,8 @@ impl Daemon {
             exports.insert(id, stopped);
         }
         self.check_flushes()?;
+        let failed = |(name, error)| format!("node '{name}' cannot be let go: {error}");
+        self.nodes.let_go().map_err(failed)?;
         let queues = json!({"exports": exports});
         packets.send_document(QUEUES, &queues, &fds.0).await.map_err(|error| gone(&error))?;
         expect(packets, HAVE).await?;

@@ -1,0 +1,454 @@
+//! What a process keeps of an image's metadata for the one after it, should it be killed.
+//!
+//! Metadata waits in memory for a flush ([`metadata`](super::metadata)), where a process that is killed leaves it. What the guest
+//! was told is written must not go with it, as the guest lives on. So before a write is answered, the
+//! sectors that it has changed go to a file in memory, which is there until the machine ends: a copy, without
+//! any waiting for a disk. Who opens the image next finds the file by a [mark](super::marker) in the image,
+//! and writes what is there to the image, in the order in which a flush would.
+//!
+//! A journal is a header and slots. A slot holds a sector as of some commit. Of those with the same number
+//! the highest commit counts, if that was finished, and what it has is not in the image yet. So a
+//! commit is one write, of its number, after the slots; and a flush is one, too.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::libc::O_NOFOLLOW;
+use nix::unistd::Uid;
+
+use super::marker::Mark;
+use super::metadata::{SECTOR, Sectors};
+
+/// What a journal begins with; the mark follows.
+const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
+/// Where its header has the last commit that was finished, and the last of which all is in the image.
+const COMMITS: u64 = 64;
+/// Where slots begin.
+const SLOTS: usize = 4096;
+/// A slot: the number of its sector, that of the commit, and the sector.
+const SLOT: usize = 16 + SECTOR;
+/// In the number of a sector: it is not metadata any more.
+const FORGOTTEN: u64 = 1 << 63;
+/// Bytes written at once, at most.
+const RUN: usize = 1 << 20;
+
+/// Where journals lie.
+#[derive(Debug, Clone)]
+pub(crate) struct Journals(PathBuf);
+
+impl Journals {
+    /// Those in that folder, which is of this process' user and for nobody else.
+    ///
+    /// # Errors
+    ///
+    /// There is none, and it cannot be made; or it is somebody else's.
+    pub(crate) fn in_folder(folder: &Path) -> io::Result<Journals> {
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let found = std::fs::symlink_metadata(folder)?;
+        let is_own = found.uid() == Uid::effective().as_raw() && found.mode() & 0o77 == 0;
+        if !found.is_dir() || !is_own {
+            return Err(io::Error::other("it is not this user's alone"));
+        }
+        let journals = Journals(folder.to_owned());
+        journals.sweep()?;
+        Ok(journals)
+    }
+
+    /// Others neither make journals nor remove those of nobody while it is held.
+    fn turn(&self) -> io::Result<File> {
+        let folder = File::open(&self.0)?;
+        folder.lock()?;
+        Ok(folder)
+    }
+
+    /// Removes what processes that were killed have left with nothing in it.
+    fn sweep(&self) -> io::Result<()> {
+        let _turn = self.turn()?;
+        for entry in std::fs::read_dir(&self.0)? {
+            let path = entry?.path();
+            let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(&path);
+            // Others may be gone by now.
+            let Ok(file) = opened else { continue };
+            let mut commits = [0; 16];
+            let is_empty = file.read_exact_at(&mut commits, COMMITS).is_err()
+                || number(&commits, 0) == number(&commits, 8);
+            if is_empty && lock(&file).is_ok() {
+                std::fs::remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, mark: &Mark) -> PathBuf {
+        self.0.join(format!("qcow2-{mark}"))
+    }
+
+    /// A new journal.
+    pub(super) fn create(&self) -> io::Result<Journal> {
+        let _turn = self.turn()?;
+        let mark = Mark::new()?;
+        let path = self.path(&mark);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(O_NOFOLLOW);
+        let journal = Journal {
+            file: options.open(&path)?,
+            path,
+            mark,
+            slots: Slots::default(),
+            committed: 0,
+            written: 0,
+        };
+        lock(&journal.file)?;
+        journal.file.write_all_at(MAGIC, 0)?;
+        journal.file.write_all_at(&journal.mark.bytes(), MAGIC.len() as u64)?;
+        journal.write_commits()?;
+        Ok(journal)
+    }
+
+    /// What a process that was killed has left of an image with that mark, and the journal. `None`: it
+    /// is not there.
+    ///
+    /// # Errors
+    ///
+    /// It is somebody's still, or cannot be read.
+    pub(super) fn find(&self, mark: &Mark) -> io::Result<Option<(Journal, Sectors)>> {
+        let path = self.path(mark);
+        let open = OpenOptions::new().read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
+        let file = match open {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        lock(&file)?;
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut &file, &mut bytes)?;
+        let begins = bytes.strip_prefix(MAGIC).is_some_and(|rest| rest.starts_with(&mark.bytes()));
+        let commits = begins.then(|| number(&bytes, COMMITS as usize));
+        let (Some(Some(committed)), Some(written)) =
+            (commits, number(&bytes, COMMITS as usize + 8))
+        else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it is no journal of the image",
+            ));
+        };
+        let (slots, sectors) =
+            Slots::read(bytes.get(SLOTS..).unwrap_or_default(), written, committed);
+        let mark = mark.clone();
+        Ok(Some((Journal { file, path, mark, slots, committed, written }, sectors)))
+    }
+}
+
+/// One owner at a time.
+fn lock(file: &File) -> io::Result<()> {
+    file.try_lock().map_err(|error| match error {
+        TryLockError::Error(error) => error,
+        TryLockError::WouldBlock => io::Error::other("another process has it"),
+    })
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// A journal, and who has it is the only one.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    path: PathBuf,
+    mark: Mark,
+    slots: Slots,
+    committed: u64,
+    written: u64,
+}
+
+impl Journal {
+    /// What the image has to be marked with.
+    pub(super) fn mark(&self) -> &Mark {
+        &self.mark
+    }
+
+    /// The last commit.
+    pub(super) fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// Keeps sectors, all of them or, should the process be killed, none. `None`: no metadata any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of pwrite(2). The journal must not be used any more.
+    pub(super) fn commit<'a>(
+        &mut self,
+        sectors: impl Iterator<Item = (u64, Option<&'a [u8; SECTOR]>)>,
+    ) -> io::Result<()> {
+        let commit = self.committed + 1;
+        let mut run = Run::default();
+        let mut superseded = Vec::new();
+        for (number, sector) in sectors {
+            let old = self.slots.of.get(&number).copied();
+            if sector.is_none() && old.is_none() {
+                continue;
+            }
+            let slot = self.slots.take();
+            self.slots.of.insert(number, Slot { slot, commit });
+            superseded.extend(old.map(|old| old.slot));
+            run.add(&self.file, slot, number, commit, sector)?;
+        }
+        if run.bytes.is_empty() {
+            return Ok(());
+        }
+        run.write(&self.file)?;
+        self.committed = commit;
+        self.write_commits()?;
+        self.slots.free.append(&mut superseded);
+        Ok(())
+    }
+
+    /// All that was kept up to a commit is in the image.
+    pub(super) fn written(&mut self, commit: u64) -> io::Result<()> {
+        if commit <= self.written {
+            return Ok(());
+        }
+        self.written = commit;
+        self.write_commits()?;
+        self.slots.give_up(commit);
+        Ok(())
+    }
+
+    /// All that was found is in the image. What an unfinished commit has left counts no more.
+    pub(super) fn start_anew(&mut self) -> io::Result<()> {
+        self.committed += 1;
+        self.written(self.committed)
+    }
+
+    fn write_commits(&self) -> io::Result<()> {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.committed.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.written.to_ne_bytes());
+        self.file.write_all_at(&bytes, COMMITS)
+    }
+
+    /// It is not needed any more.
+    pub(super) fn remove(self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            log::warn!("{}: could not be removed: {error}", self.path.display());
+        }
+    }
+}
+
+/// Which slots are in use.
+#[derive(Debug, Default)]
+struct Slots {
+    /// The newest of each sector.
+    of: HashMap<u64, Slot>,
+    free: Vec<usize>,
+    /// How many there have been.
+    all: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    slot: usize,
+    commit: u64,
+}
+
+impl Slots {
+    fn read(bytes: &[u8], written: u64, committed: u64) -> (Slots, Sectors) {
+        let mut slots = Slots::default();
+        let mut sectors = Sectors::new();
+        let (all, _) = bytes.as_chunks::<SLOT>();
+        slots.all = all.len();
+        for (slot, bytes) in all.iter().enumerate() {
+            let (Some(tagged), Some(commit)) = (number(bytes, 0), number(bytes, 8)) else {
+                continue;
+            };
+            let found = Slot { slot, commit };
+            if commit <= written || commit > committed {
+                slots.free.push(slot);
+                continue;
+            }
+            let number = tagged & !FORGOTTEN;
+            match slots.of.entry(number) {
+                Entry::Occupied(other) if other.get().commit > commit => {
+                    slots.free.push(slot);
+                    continue;
+                }
+                Entry::Occupied(mut other) => slots.free.push(other.insert(found).slot),
+                Entry::Vacant(entry) => drop(entry.insert(found)),
+            }
+            match bytes.last_chunk::<SECTOR>() {
+                Some(sector) if tagged == number => drop(sectors.insert(number, Box::new(*sector))),
+                _ => drop(sectors.remove(&number)),
+            }
+        }
+        (slots, sectors)
+    }
+
+    fn take(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.all += 1;
+            self.all - 1
+        })
+    }
+
+    /// Those up to a commit are free.
+    fn give_up(&mut self, commit: u64) {
+        let free = &mut self.free;
+        self.of.retain(|_, slot| {
+            let stays = slot.commit > commit;
+            if !stays {
+                free.push(slot.slot);
+            }
+            stays
+        });
+        // The lowest first, so that those of a commit follow each other.
+        free.sort_unstable_by(|one, other| other.cmp(one));
+    }
+}
+
+/// Slots that follow each other, to be written at once.
+#[derive(Default)]
+struct Run {
+    first: usize,
+    bytes: Vec<u8>,
+}
+
+impl Run {
+    fn add(
+        &mut self,
+        file: &File,
+        slot: usize,
+        number: u64,
+        commit: u64,
+        sector: Option<&[u8; SECTOR]>,
+    ) -> io::Result<()> {
+        let next = self.first + self.bytes.len() / SLOT;
+        if (slot != next || self.bytes.len() >= RUN) && !self.bytes.is_empty() {
+            self.write(file)?;
+            self.bytes.clear();
+        }
+        if self.bytes.is_empty() {
+            self.first = slot;
+        }
+        let tag = if sector.is_some() { number } else { number | FORGOTTEN };
+        self.bytes.extend_from_slice(&tag.to_ne_bytes());
+        self.bytes.extend_from_slice(&commit.to_ne_bytes());
+        self.bytes.extend_from_slice(sector.unwrap_or(&[0; SECTOR]));
+        Ok(())
+    }
+
+    fn write(&self, file: &File) -> io::Result<()> {
+        file.write_all_at(&self.bytes, (SLOTS + self.first * SLOT) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder =
+                std::env::temp_dir().join(format!("ringmill-{name}-{}", std::process::id()));
+            Folder(folder)
+        }
+
+        fn journals(&self) -> Journals {
+            Journals::in_folder(&self.0).unwrap()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn found(journals: &Journals, mark: &Mark) -> Vec<(u64, u8)> {
+        let (_, sectors) = journals.find(mark).unwrap().unwrap();
+        sectors.iter().map(|(number, sector)| (*number, sector[0])).collect()
+    }
+
+    #[test]
+    fn what_was_committed_is_found_and_what_was_written_is_not() {
+        let folder = Folder::new("journal");
+        let journals = folder.journals();
+        let mut journal = journals.create().unwrap();
+        let mark = journal.mark().clone();
+        assert!(journals.find(&mark).is_err(), "it has an owner");
+        let sector = |byte: u8| [byte; SECTOR];
+        journal.commit([(1, Some(&sector(1))), (7, Some(&sector(2)))].into_iter()).unwrap();
+        journal.commit([(7, Some(&sector(3))), (9, Some(&sector(4)))].into_iter()).unwrap();
+        let second = journal.committed();
+        drop(journal);
+        assert_eq!(found(&journals, &mark), [(1, 1), (7, 3), (9, 4)]);
+
+        let (mut journal, _) = journals.find(&mark).unwrap().unwrap();
+        journal.commit([(1, None), (5, None), (9, Some(&sector(5)))].into_iter()).unwrap();
+        drop(journal);
+        assert_eq!(found(&journals, &mark), [(7, 3), (9, 5)]);
+
+        let (mut journal, _) = journals.find(&mark).unwrap().unwrap();
+        journal.written(second).unwrap();
+        drop(journal);
+        assert_eq!(found(&journals, &mark), [(9, 5)]);
+
+        let (journal, _) = journals.find(&mark).unwrap().unwrap();
+        journal.remove();
+        assert!(journals.find(&mark).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_commit_that_was_cut_off_counts_for_nothing_now_and_later() {
+        let folder = Folder::new("journal-cut");
+        let journals = folder.journals();
+        let mut journal = journals.create().unwrap();
+        let mark = journal.mark().clone();
+        journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
+        // Its slots are there, its number is not.
+        journal.commit([(1, Some(&[2; SECTOR])), (2, Some(&[2; SECTOR]))].into_iter()).unwrap();
+        journal.committed -= 1;
+        journal.write_commits().unwrap();
+        drop(journal);
+        assert_eq!(found(&journals, &mark), [(1, 1)]);
+
+        let (mut journal, _) = journals.find(&mark).unwrap().unwrap();
+        journal.start_anew().unwrap();
+        journal.commit([(3, Some(&[3; SECTOR]))].into_iter()).unwrap();
+        drop(journal);
+        assert_eq!(found(&journals, &mark), [(3, 3)]);
+    }
+
+    #[test]
+    fn what_nobody_has_and_nothing_is_in_is_swept_away() {
+        let folder = Folder::new("journal-sweep");
+        let journals = folder.journals();
+        let (mut filled, empty, used) =
+            (journals.create().unwrap(), journals.create().unwrap(), journals.create().unwrap());
+        filled.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
+        let (of_filled, of_empty, of_used) =
+            (filled.mark().clone(), empty.mark().clone(), used.mark().clone());
+        drop((filled, empty));
+        let journals = folder.journals();
+        assert!(journals.path(&of_filled).exists() && journals.path(&of_used).exists());
+        assert!(!journals.path(&of_empty).exists());
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_to_is_refused() {
+        let folder = Folder::new("journal-open");
+        DirBuilder::new().mode(0o777).create(&folder.0).unwrap();
+        std::fs::set_permissions(&folder.0, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .unwrap();
+        assert!(Journals::in_folder(&folder.0).is_err());
+    }
+}

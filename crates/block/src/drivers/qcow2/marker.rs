@@ -1,0 +1,113 @@
+//! The mark of an image whose metadata is not all in it: a process has it open, or was killed.
+//!
+//! The last sector of the header's cluster, which is nobody's, names the [journal](super::journal), and the
+//! format's own dirty bit says that the image is to be repaired. QEMU, which knows nothing of journals, finds
+//! that bit, counts references anew, clears it and writes the header's cluster again, without the mark. So a journal is
+//! never taken for an image's that somebody else has written to since. A mark of another boot is that of
+//! a power cut: journals ended with it, and the image is whole as far as it was written.
+
+use std::fmt;
+use std::io;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
+
+use super::metadata::SECTOR;
+
+const MAGIC: &[u8; 16] = b"ringmill journal";
+/// Clusters that have room for it behind the header.
+const SMALLEST: u64 = 4096;
+
+/// The name of a journal: no other has it, on any machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mark {
+    name: [u8; 16],
+    boot: [u8; 16],
+}
+
+impl Mark {
+    /// One that was never there.
+    pub(super) fn new() -> io::Result<Mark> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let mut name = [0; 16];
+        name[..8].copy_from_slice(&(since.unwrap_or_default().as_nanos() as u64).to_be_bytes());
+        name[8..12].copy_from_slice(&process::id().to_be_bytes());
+        name[12..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        Ok(Mark { name, boot: boot()? })
+    }
+
+    /// Where an image with such clusters has it; `None`: there is no room.
+    pub(super) fn place(cluster: u64) -> Option<u64> {
+        (cluster >= SMALLEST).then(|| cluster - SECTOR as u64)
+    }
+
+    /// The one among an image's first bytes, if there is one.
+    pub(super) fn find(first: &[u8], cluster: u64) -> Option<Mark> {
+        let sector = first.get(Self::place(cluster)? as usize..)?.first_chunk::<SECTOR>()?;
+        let (name, rest) = sector.strip_prefix(MAGIC)?.split_first_chunk()?;
+        let (boot, rest) = rest.split_first_chunk()?;
+        rest.iter().all(|byte| *byte == 0).then_some(Mark { name: *name, boot: *boot })
+    }
+
+    /// Whether there is room for a mark: nothing is there, or a mark.
+    pub(super) fn fits(first: &[u8], cluster: u64) -> bool {
+        let sector =
+            Self::place(cluster).and_then(|at| first.get(at as usize..)?.first_chunk::<SECTOR>());
+        sector.is_some_and(|sector| sector == &[0; SECTOR]) || Self::find(first, cluster).is_some()
+    }
+
+    /// Whether it was made since the machine was started.
+    pub(super) fn is_of_this_boot(&self) -> bool {
+        boot().is_ok_and(|boot| boot == self.boot)
+    }
+
+    /// As it stands in the image.
+    pub(super) fn sector(&self) -> [u8; SECTOR] {
+        let mut sector = [0; SECTOR];
+        sector[..16].copy_from_slice(MAGIC);
+        sector[16..48].copy_from_slice(&self.bytes());
+        sector
+    }
+
+    pub(super) fn bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[..16].copy_from_slice(&self.name);
+        bytes[16..].copy_from_slice(&self.boot);
+        bytes
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What tells this start of the machine from others, proc_sys_kernel(5).
+fn boot() -> io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    Ok(id.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_found_where_it_was_put() {
+        let mark = Mark::new().unwrap();
+        assert_ne!(mark, Mark::new().unwrap());
+        let mut first = vec![0; 65536];
+        assert!(Mark::fits(&first, 65536) && Mark::find(&first, 65536).is_none());
+        first[65024..].copy_from_slice(&mark.sector());
+        assert_eq!(Mark::find(&first, 65536), Some(mark.clone()));
+        assert!(mark.is_of_this_boot() && Mark::fits(&first, 65536));
+        first[65535] = 1;
+        assert!(!Mark::fits(&first, 65536) && Mark::find(&first, 65536).is_none());
+        // A header alone in its cluster, or with less behind it.
+        assert!(!Mark::fits(&first, 512) && !Mark::fits(&[], 65536));
+    }
+}

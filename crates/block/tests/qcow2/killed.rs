@@ -1,0 +1,321 @@
+//! A process that is killed while it uses an image: whatever it had answered is there afterwards, flushed or
+//! not, and QEMU finds the image whole.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::NodeRegistry;
+use block::node::BlockNode;
+use block::options::BlockdevOptions;
+use block::request::Op;
+use event_loop::IoBufs;
+
+use crate::common::{Rig, blockdev, filled};
+use crate::image::{Folder, check, contents, judge, options, qemu_img, qemu_io};
+use crate::model::{Random, SIZE};
+
+/// What tells a test that it is the process to be killed: the image, and its journals if it has them.
+const IMAGE: &str = "RINGMILL_TEST_KILLED_IMAGE";
+const JOURNALS: &str = "RINGMILL_TEST_KILLED_JOURNALS";
+const SECTOR: usize = 512;
+/// Loops at work, each on stripes of its own: they share clusters.
+const LOOPS: usize = 2;
+const STRIPE: usize = 16;
+
+fn registry(journals: Option<&Path>) -> NodeRegistry {
+    match journals {
+        Some(journals) => NodeRegistry::new().with_journals(journals).unwrap(),
+        None => NodeRegistry::new(),
+    }
+}
+
+/// What a sector was told to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Value {
+    Start,
+    Zeroes,
+    Stamp(u32),
+    Anything,
+}
+
+impl Value {
+    fn is(self, sector: &[u8], start: &[u8]) -> bool {
+        match self {
+            Value::Start => sector == start,
+            Value::Zeroes => sector.iter().all(|byte| *byte == 0),
+            Value::Stamp(stamp) => sector.chunks_exact(4).all(|word| word == stamp.to_le_bytes()),
+            Value::Anything => true,
+        }
+    }
+}
+
+/// A request as it is told: a letter, the first sector, how many, and the stamp.
+fn value(kind: &str, stamp: u32) -> Value {
+    match kind {
+        "w" => Value::Stamp(stamp),
+        "z" => Value::Zeroes,
+        _ => Value::Anything,
+    }
+}
+
+/// Works on an image until it is killed, and tells of each request before it is begun and once it is answered.
+fn work(node: &Arc<dyn BlockNode>, part: usize) {
+    let mut random = Random(u64::from(std::process::id()) << 8 | part as u64 + 1);
+    let mut rig = Rig::new(node.clone());
+    let mut stamp = part as u32 + 1;
+    let tell = |line: String| std::io::stdout().write_all(line.as_bytes()).unwrap();
+    let stripes = SIZE / SECTOR / STRIPE / LOOPS;
+    loop {
+        let mut waiting = Vec::new();
+        let mut taken = Vec::new();
+        for _ in 0..random.below(8) + 1 {
+            let stripe = random.below(stripes) * LOOPS + part;
+            if taken.contains(&stripe) {
+                continue;
+            }
+            taken.push(stripe);
+            let first = stripe * STRIPE + random.below(STRIPE / 2);
+            let count = random.below(STRIPE / 2) + 1;
+            let (offset, len) = ((first * SECTOR) as u64, (count * SECTOR) as u64);
+            stamp += LOOPS as u32;
+            let write = Op::Write { fua: random.below(32) == 0 };
+            let zero =
+                Op::WriteZeroes { may_unmap: random.below(2) == 0, no_fallback: false, fua: false };
+            let (kind, op) = match random.below(16) {
+                0 => ("z", zero),
+                1 => ("x", Op::Discard),
+                2 if random.below(8) == 0 => ("f", Op::Flush),
+                _ => ("w", write),
+            };
+            tell(format!("begun {kind} {first} {count} {stamp}\n"));
+            let tag = match kind {
+                "w" => {
+                    let data = stamp.to_le_bytes().repeat(count * SECTOR / 4);
+                    rig.submit(op, offset, len, filled(&data, 0))
+                }
+                "f" => rig.submit(op, 0, 0, IoBufs::new()),
+                _ => rig.submit(op, offset, len, IoBufs::new()),
+            };
+            waiting.push((tag, format!("done {kind} {first} {count} {stamp}\n")));
+        }
+        for (tag, done) in waiting {
+            rig.wait(tag).0.unwrap();
+            tell(done);
+        }
+    }
+}
+
+/// In the process that is to be killed, does not return.
+fn be_killed() {
+    let Some(image) = std::env::var_os(IMAGE) else { return };
+    let journals = std::env::var_os(JOURNALS).map(PathBuf::from);
+    let node = registry(journals.as_deref()).open(&options(Path::new(&image))).unwrap();
+    std::thread::scope(|scope| {
+        for part in 0..LOOPS {
+            let node = &node;
+            scope.spawn(move || work(node, part));
+        }
+    });
+}
+
+/// Kills a process that uses the image once it has been told of that many requests; returns what each
+/// sector may hold.
+fn kill(test: &str, image: &Path, journals: Option<&Path>, after: usize) -> Vec<[Value; 2]> {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).env(IMAGE, image).stdout(Stdio::piped());
+    if let Some(journals) = journals {
+        child.env(JOURNALS, journals);
+    }
+    let mut child = child.spawn().unwrap();
+    let mut may = vec![[Value::Start; 2]; SIZE.div_ceil(SECTOR)];
+    let mut told = 0;
+    // What it told before it was killed comes, too.
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let [what @ ("begun" | "done"), kind, rest @ ..] = &words[..] else { continue };
+        let Ok([first, count, stamp]) = <[&str; 3]>::try_from(rest) else { continue };
+        let Ok(stamp) = stamp.parse() else { continue };
+        let (first, count): (usize, usize) = (first.parse().unwrap(), count.parse().unwrap());
+        if *kind != "f" {
+            for sector in &mut may[first..first + count] {
+                let value = value(kind, stamp);
+                *sector = if *what == "begun" { [sector[0], value] } else { [value, value] };
+            }
+        }
+        told += 1;
+        if told == after {
+            child.kill().unwrap();
+        }
+    }
+    assert!(!child.wait().unwrap().success() && told >= after, "it was killed");
+    wait_for_the_kernel(image);
+    may
+}
+
+/// Waits until the last requests of a process that was killed are done: until then the image is locked.
+fn wait_for_the_kernel(image: &Path) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let file = blockdev("file", crate::common::file(image, None));
+    while let Err(error) = NodeRegistry::new().open(&file) {
+        assert!(Instant::now() < until, "{error}");
+        std::thread::yield_now();
+    }
+}
+
+fn assert_kept(may: &[[Value; 2]], found: &[u8], start: &[u8], what: &str) {
+    let sectors = found.chunks(SECTOR).zip(start.chunks(SECTOR));
+    for (number, ((found, start), may)) in sectors.zip(may).enumerate() {
+        let is_one = may.iter().any(|value| value.is(found, start));
+        assert!(is_one, "{what}: sector {number} is not one of {may:?}: {:?}", &found[..8]);
+    }
+}
+
+/// Without a journal, a step of a flush that the next one has not followed leaves clusters that nobody uses.
+fn repair_leaks(folder: &Folder) {
+    qemu_img(folder, &["check", "-q", "-r", "leaks", "-f", "qcow2", "disk.qcow2"]);
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).unwrap();
+    names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Kills a process again and again. `make` makes an image, of which `start` is then what it holds.
+fn kill_often(test: &str, journals: bool, start: &[u8], make: impl Fn(&Folder)) {
+    be_killed();
+    let folder = Folder::new(&test.replace(':', "-"));
+    let journals = journals.then(|| folder.path("journals"));
+    let image = folder.path("disk.qcow2");
+    for after in [2, 30, 100, 300, 700] {
+        make(&folder);
+        // Version 2 has no bit that says that the image is to be repaired, so no journal could be trusted.
+        let is_journaled = std::fs::read(&image).unwrap()[7] == 3;
+        let may = kill(test, &image, journals.as_deref(), after);
+        let open = |read_only| {
+            let options = BlockdevOptions { read_only, ..options(&image) };
+            registry(journals.as_deref()).open(&options).unwrap()
+        };
+        // Read only, what was left is seen and stays where it is.
+        let seen = contents(&open(true));
+        assert_kept(&may, &seen, start, "read only");
+        let node = open(false);
+        let found = contents(&node);
+        assert!(found == seen, "what is seen read only is there");
+        drop(node);
+        if journals.is_none() || !is_journaled {
+            repair_leaks(&folder);
+        }
+        judge(&folder, "disk.qcow2", &found);
+        assert!(journals.as_ref().is_none_or(|journals| names(journals).is_empty()));
+    }
+}
+
+fn create(folder: &Folder, kind: &str) {
+    let size = SIZE.to_string();
+    qemu_img(folder, &["create", "-q", "-f", "qcow2", "-o", kind, "disk.qcow2", &size]);
+}
+
+#[test]
+fn nothing_is_lost_with_a_journal() {
+    kill_often("killed::nothing_is_lost_with_a_journal", true, &[0; SIZE], |folder| {
+        create(folder, "cluster_size=64k");
+    });
+}
+
+#[test]
+fn nothing_is_lost_of_small_clusters() {
+    kill_often("killed::nothing_is_lost_of_small_clusters", true, &[0; SIZE], |folder| {
+        create(folder, "cluster_size=4k,refcount_bits=1");
+    });
+}
+
+#[test]
+fn nothing_is_lost_of_version_2() {
+    kill_often("killed::nothing_is_lost_of_version_2", true, &[0; SIZE], |folder| {
+        create(folder, "compat=0.10,cluster_size=4k");
+    });
+}
+
+#[test]
+fn nothing_is_lost_without_a_journal() {
+    kill_often("killed::nothing_is_lost_without_a_journal", false, &[0; SIZE], |folder| {
+        create(folder, "cluster_size=64k");
+    });
+}
+
+/// On top of another image, with the data in a file of its own.
+#[test]
+fn nothing_is_lost_with_files_behind() {
+    let mut start: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
+    let base = start.clone();
+    start.resize(SIZE, 0);
+    kill_often("killed::nothing_is_lost_with_files_behind", true, &start, |folder| {
+        std::fs::write(folder.path("base.raw"), &base).unwrap();
+        let size = SIZE.to_string();
+        let _ = std::fs::remove_file(folder.path("data"));
+        let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "-o"];
+        qemu_img(folder, &[&create[..], &["data_file=data", "disk.qcow2", &size]].concat());
+    });
+}
+
+/// QEMU has written to the image in between: what was left is not for that image any more.
+#[test]
+fn what_is_left_is_not_taken_for_an_image_that_others_have_changed() {
+    be_killed();
+    let folder = Folder::new("killed-changed");
+    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+    create(&folder, "cluster_size=64k");
+    let test = "killed::what_is_left_is_not_taken_for_an_image_that_others_have_changed";
+    kill(test, &image, Some(&journals), 50);
+    qemu_io(&folder, "disk.qcow2", "write -P 7 0 3M");
+    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
+    let found = contents(&node);
+    assert!(found[..3 << 20].iter().all(|byte| *byte == 7));
+    drop(node);
+    judge(&folder, "disk.qcow2", &found);
+}
+
+/// The machine has been started anew, or the journal was deleted: what was flushed is there, and the image is whole.
+#[test]
+fn an_image_whose_journal_is_gone_is_whole() {
+    be_killed();
+    let folder = Folder::new("killed-gone");
+    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+    create(&folder, "cluster_size=64k");
+    kill("killed::an_image_whose_journal_is_gone_is_whole", &image, Some(&journals), 50);
+    std::fs::remove_dir_all(&journals).unwrap();
+    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
+    let mut rig = Rig::new(node.clone());
+    rig.write(0, &[5; 65536], 0).unwrap();
+    drop(rig);
+    let found = contents(&node);
+    drop(node);
+    repair_leaks(&folder);
+    judge(&folder, "disk.qcow2", &found);
+}
+
+/// Nobody else gets at what another process uses, and a check finds nothing missing meanwhile.
+#[test]
+fn an_image_in_use_is_marked_and_one_that_was_closed_is_not() {
+    let folder = Folder::new("killed-marked");
+    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+    create(&folder, "cluster_size=64k");
+    let before = std::fs::read(&image).unwrap();
+    let open = || registry(Some(&journals)).open(&options(&image)).unwrap();
+    drop(open());
+    assert!(std::fs::read(&image).unwrap() == before, "one that is not written to stays as it was");
+    let node = open();
+    let mut rig = Rig::new(node.clone());
+    rig.write(0, &[5; 4096], 0).unwrap();
+    let info = qemu_img(&folder, &["info", "-U", "disk.qcow2"]);
+    assert!(info.contains("cleanly shut down: no"), "{info}");
+    drop((rig, node));
+    let info = qemu_img(&folder, &["info", "disk.qcow2"]);
+    assert!(!info.contains("cleanly shut down: no"), "{info}");
+    assert!(names(&journals).is_empty());
+    check(&folder, "disk.qcow2");
+}
