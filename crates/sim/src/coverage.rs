@@ -52,7 +52,7 @@ counters! {
     kills "daemons killed",
     cuts "power cuts",
     torn "sectors that a power cut could take back",
-    rolled_back "qcow2 images whose daemon was killed",
+    recovered "qcow2 images whose journal a killed daemon has left",
     redone "requests under way as a daemon was killed",
     lost "guests that began anew, as nobody knew what was in flight",
     forgotten "requests forgotten in a reset",

@@ -18,6 +18,7 @@ use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerCo
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 
 use crate::image::{Format, Image};
+use crate::journals::Journals;
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
 use crate::ring::{MachineRing, Preemption};
@@ -41,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) life_ns: u64,
     /// Its death is a power cut, once in so many times; 0 for never.
     pub(crate) power_cuts: u64,
+    /// It keeps journals of qcow2 images.
+    pub(crate) journals: bool,
     /// All disks keep to the limits of a group, which change.
     pub(crate) throttled: bool,
 }
@@ -130,6 +133,7 @@ impl Daemon {
         disks: &[Disk],
         nbd_socket: &Socket,
         storage: &Storage,
+        journals: &Journals,
     ) -> Result<Self, String> {
         // The control loop's operations do not fail: there are none but polls.
         let polls = Faults { fail: 0, ..plan.faults.clone() };
@@ -139,7 +143,10 @@ impl Daemon {
             loops.push(Loop::new(machine, &name, plan, plan.faults.clone(), storage));
         }
         let io_threads: Vec<_> = loops[1..].iter().map(|l| l.handle.clone()).collect();
-        let mut nodes = NodeRegistry::new();
+        let mut nodes = match plan.journals {
+            true => journals.registry(),
+            false => NodeRegistry::new(),
+        };
         let group = ThrottleGroup::new(ThrottleLimits::default()).expect("no limits");
         nodes.add_throttle_group(GROUP, group.clone());
         let (sender, started) = mpsc::channel();

@@ -65,6 +65,12 @@ impl Image {
         }
     }
 
+    /// All that the file contains is stable.
+    pub(crate) fn is_stable(&self, storage: &Storage) {
+        let bytes = std::fs::read(self.path()).expect("the image");
+        storage.restore(self.fd(), bytes).expect("an image on the storage");
+    }
+
     /// The power is cut: the file is what its storage has kept.
     pub(crate) fn cut(&self, storage: &Storage, seed: u64) {
         let left = storage.cut(self.fd(), seed).expect("an image on the storage");

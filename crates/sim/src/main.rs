@@ -10,6 +10,7 @@ mod daemon;
 mod fds;
 mod guest;
 mod image;
+mod journals;
 mod listener;
 mod machine;
 mod mappings;

@@ -78,6 +78,7 @@ impl Plan {
             // First writes to the clusters of a table follow each other.
             guest.patience_ns *= 10;
         }
+        self.daemon.journals = !random.one_in(4);
     }
 }
 
@@ -117,5 +118,6 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         life_ns: random.pick(&[0, 0, 1_000_000, 20_000_000]),
         throttled: random.one_in(4),
         power_cuts: 0,
+        journals: false,
     }
 }

@@ -12,7 +12,8 @@ use crate::coverage::Coverage;
 use crate::daemon::{self, Daemon, Disk, Offered};
 use crate::fds::Fds;
 use crate::guest::{self, Guest};
-use crate::image::Image;
+use crate::image::{Format, Image};
+use crate::journals::Journals;
 use crate::listener::Socket;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::mappings;
@@ -36,6 +37,7 @@ pub(crate) struct World {
     disks: Vec<Disk>,
     /// With the images, if the power may be cut.
     storage: Storage,
+    journals: Journals,
     /// What rings of daemons that were killed have done.
     past: RefCell<Happened>,
     kills: Cell<u64>,
@@ -117,6 +119,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         plan: plan.daemon.clone(),
         disks,
         storage,
+        journals: Journals::new(seed),
         past: RefCell::default(),
         kills: Cell::new(0),
         cuts: Cell::new(0),
@@ -264,10 +267,20 @@ impl World {
     }
 
     fn start_daemon(&self) {
+        let filled = self.journals.filled();
         let started = {
-            let World { machine, plan, disks, nbd_socket, storage, .. } = self;
-            Daemon::start(machine, plan, disks, nbd_socket, storage)
+            let World { machine, plan, disks, nbd_socket, storage, journals, .. } = self;
+            Daemon::start(machine, plan, disks, nbd_socket, storage, journals)
         };
+        if filled > 0 {
+            self.coverage.recovered.add(filled as u64);
+            // What was in journals was written and flushed as the images were opened, which no ring of ours has
+            // seen.
+            let images = self.disks.iter().filter(|disk| disk.image.format != Format::Raw);
+            if self.plan.power_cuts > 0 {
+                images.for_each(|disk| disk.image.is_stable(&self.storage));
+            }
+        }
         match started {
             Ok(daemon) => self.daemon.replace(Some(daemon)),
             Err(error) => self.fail(&format!("a daemon does not start: {error}")),
@@ -313,14 +326,17 @@ impl World {
         for (number, (disk, user)) in self.disks.iter().zip(&*self.users.borrow()).enumerate() {
             let image = &disk.image;
             if cut {
+                self.journals.remove();
                 self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
                 image.cut(&self.storage, self.random().next());
             } else if !image.keeps_back() {
                 continue;
-            } else {
-                self.coverage.rolled_back.one();
             }
-            let checked = image.contents().and_then(|bytes| user.lose(&bytes, cut));
+            let checked = match (image.contents(), cut) {
+                (Ok(bytes), true) => user.lose(&bytes, true),
+                // Whole, and what it lacks is in a journal.
+                (contents, _) => contents.map(drop),
+            };
             if let Err(wrong) = checked {
                 self.fail(&format!("what is left of disk {number}: {wrong}"));
             }
