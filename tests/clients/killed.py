@@ -27,9 +27,8 @@ class Connection:
         self.nbd.connect_uri(uri)
         blocks = self.nbd.get_size() // BLOCK
         self.blocks = list(range(number, blocks, CONNECTIONS))
-        # Of each block the bytes that a sector of it may be filled with, and the one written last.
+        # Of each block the bytes that a sector of it may be filled with.
         self.model = model
-        self.last = {}
 
     def work(self, rng, ops):
         ours = rng.sample(self.blocks, 200)
@@ -40,20 +39,18 @@ class Connection:
                 fill = rng.randrange(1, 256)
                 self.may_be(block, fill)
                 self.nbd.pwrite(bytes([fill]) * BLOCK, block * BLOCK)
-                self.last[block] = fill
+                # Whoever was answered has it, flushed or not.
+                self.model[block] = [fill]
             elif what < 0.85:
                 # Whole clusters, with what others have there: nobody knows what they hold, in the end.
                 self.may_be(block, 0)
                 self.nbd.zero(BLOCK, block * BLOCK)
-                self.last[block] = 0
+                self.model[block] = [0]
             elif what < 0.95:
                 self.may_be(block, ANYTHING)
                 self.nbd.trim(BLOCK, block * BLOCK)
-                self.last[block] = ANYTHING
             else:
                 self.nbd.flush()
-                for block, fill in self.last.items():
-                    self.model[block] = [fill]
 
     def may_be(self, block, fill):
         self.model.setdefault(block, [0]).append(fill)

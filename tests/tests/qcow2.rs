@@ -85,8 +85,7 @@ fn a_file_system_survives_on_a_chain_of_images() {
     assert!(fsck.status.success(), "{fsck:?}");
 }
 
-/// What was flushed is there, what was not is old or new, and the image is whole but for clusters that
-/// nobody uses.
+/// What was answered is there, flushed or not, and the image is whole but for clusters that nobody uses.
 #[test]
 fn a_daemon_is_killed_under_load() {
     for (seed, options) in [("1", "cluster_size=4k"), ("2", "cluster_size=512"), ("3", "")] {
