@@ -12,13 +12,15 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::libc::O_NOFOLLOW;
 use nix::unistd::Uid;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::marker::Mark;
 use super::metadata::{SECTOR, Sectors};
@@ -64,7 +66,7 @@ impl Journals {
     /// Others neither make journals nor remove those of nobody while it is held.
     fn turn(&self) -> io::Result<File> {
         let folder = File::open(&self.0)?;
-        folder.lock()?;
+        flock(&folder, FlockOperation::LockExclusive)?;
         Ok(folder)
     }
 
@@ -147,9 +149,9 @@ impl Journals {
 
 /// One owner at a time.
 fn lock(file: &File) -> io::Result<()> {
-    file.try_lock().map_err(|error| match error {
-        TryLockError::Error(error) => error,
-        TryLockError::WouldBlock => io::Error::other("another process has it"),
+    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => io::Error::other("another process has it"),
+        errno => errno.into(),
     })
 }
 
