@@ -63,7 +63,7 @@ fn value(kind: &str, stamp: u32) -> Value {
 
 /// Works on an image until it is killed, and tells of each request before it is begun and once it is answered.
 fn work(node: &Arc<dyn BlockNode>, part: usize) {
-    let mut random = Random(u64::from(std::process::id()) << 8 | part as u64 + 1);
+    let mut random = Random((u64::from(std::process::id()) << 8) + part as u64 + 1);
     let mut rig = Rig::new(node.clone());
     let mut stamp = part as u32 + 1;
     let tell = |line: String| std::io::stdout().write_all(line.as_bytes()).unwrap();
