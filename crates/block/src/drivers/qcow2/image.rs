@@ -313,7 +313,9 @@ impl Image {
         let Changed { changes, given_up, data } = changed;
         let written = metadata.write_out(channels, given_up, data).await;
         if let Err(errno) = written {
-            self.new_data.fetch_or(data, Ordering::AcqRel);
+            // Some of it may be in the file, and not on stable storage: what is read back from there
+            // does not tell.
+            self.new_data.store(true, Ordering::Release);
             return Err(errno);
         }
         self.committed.fetch_max(changes, Ordering::Release);

@@ -284,7 +284,8 @@ impl Metadata {
         };
         let mut layout = before.clone();
         let steps = layout.sort(&sectors);
-        let written = steps.write(channels, &before, data).await;
+        let mut counted = false;
+        let written = steps.write(channels, &before, data, &mut counted).await;
         let mut state = lock(&self.state);
         let kept = Arc::unwrap_or_clone(std::mem::take(&mut state.writing));
         match written {
@@ -294,6 +295,10 @@ impl Metadata {
                 self.free.fetch_max(given_up, Ordering::Release);
             }
             Err(_) => {
+                if counted {
+                    // The file may lead to new blocks by now, and use what they count.
+                    state.layout.refcount_blocks = layout.refcount_blocks;
+                }
                 for (number, sector) in kept {
                     // What came later is newer.
                     state.dirty.entry(number).or_insert(sector);
@@ -389,12 +394,20 @@ impl Layout {
 }
 
 impl Steps {
-    async fn write(self, channels: &Channels, before: &Layout, data: bool) -> Result<(), Errno> {
+    /// `counted` becomes true when all counts are in the file, raised.
+    async fn write(
+        self,
+        channels: &Channels,
+        before: &Layout,
+        data: bool,
+        counted: &mut bool,
+    ) -> Result<(), Errno> {
         let Steps { counts, refcount_table, l2, l1, header } = self;
         let (highest, lower) = highest(channels, counts, before).await?;
         let mut unsynced = data;
         let mut order = Order { channels, unsynced: &mut unsynced };
         order.write(&highest).await?;
+        *counted = true;
         order.then(&refcount_table).await?;
         if let Some(new) = header.get(&0)
             && !refcount_table.is_empty()
