@@ -79,7 +79,8 @@ pub(crate) fn driver(path: &Path, backing: Backing) -> Driver {
 
 /// Opens an image that nobody else has open.
 pub(crate) fn open(options: &BlockdevOptions) -> Arc<dyn BlockNode> {
-    NodeRegistry::new().open(options).unwrap()
+    let journals = crate::common::tmpfs().join("ringmill-test-journals");
+    NodeRegistry::new().with_journals(&journals).unwrap().open(options).unwrap()
 }
 
 /// All that a node has.
