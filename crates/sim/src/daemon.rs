@@ -2,20 +2,25 @@
 //! actors in place of threads.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 
 use block::NodeRegistry;
+use block::node::BlockNode;
 use block::options::{
     Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
     Locking, Qcow2Options, RawOptions, ThrottleOptions,
 };
 use block::throttle::{ThrottleGroup, ThrottleLimits};
+use devices::ahci::{Drive, DriveConfig};
 use event_loop::ring::sim::{Faults, Happened, Storage};
-use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams};
+use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams, oneshot};
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
+use guest_memory::GuestMemory;
+use vcpu::ahci::Controller;
 
 use crate::image::{Format, Image};
 use crate::journals::Journals;
@@ -59,8 +64,16 @@ pub(crate) struct Disk {
 /// How a disk is offered.
 #[derive(Clone)]
 pub(crate) enum Offered {
-    VhostUser { socket: Rc<Socket>, device: guest::Device, queues: u16 },
+    VhostUser {
+        socket: Rc<Socket>,
+        device: guest::Device,
+        queues: u16,
+    },
     Nbd,
+    /// To a guest with this memory.
+    Ahci {
+        memory: Arc<GuestMemory>,
+    },
 }
 
 /// A loop on an actor.
@@ -116,7 +129,13 @@ pub(crate) struct Daemon {
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
     nbd: Rc<Nbd>,
+    /// By disk.
+    controllers: BTreeMap<usize, Controller>,
+    drives: Vec<AhciDrive>,
 }
+
+/// A drive, where its loop has put it, and that loop.
+type AhciDrive = (EventLoop, Rc<RefCell<Option<Rc<Drive>>>>);
 
 /// What is offered over NBD, as far as it has been started.
 #[derive(Default)]
@@ -151,6 +170,7 @@ impl Daemon {
         nodes.add_throttle_group(GROUP, group.clone());
         let (sender, started) = mpsc::channel();
         let mut over_nbd = Vec::new();
+        let (mut controllers, mut drives) = (BTreeMap::new(), Vec::new());
         for (number, disk) in disks.iter().enumerate() {
             let name = format!("disk{number}");
             let node = nodes.open(&blockdev(&name, disk)).map_err(|error| error.to_string())?;
@@ -167,6 +187,13 @@ impl Daemon {
                         writable: true,
                         writethrough: false,
                     });
+                    continue;
+                }
+                Offered::Ahci { memory } => {
+                    let l = &loops[1 + number % plan.io_threads];
+                    let (controller, drive) = attach(&l.event_loop, memory, node, &name);
+                    controllers.insert(number, controller);
+                    drives.push(drive);
                     continue;
                 }
             };
@@ -204,7 +231,7 @@ impl Daemon {
             start_nbd(&loops[0].event_loop, nbd_socket, over_nbd, &nbd);
         }
         let (machine, exports) = (machine.clone(), Vec::new());
-        Ok(Daemon { machine, loops, nodes, group, started, exports, nbd })
+        Ok(Daemon { machine, loops, nodes, group, started, exports, nbd, controllers, drives })
     }
 
     /// Changes the limits that throttled disks keep to.
@@ -220,6 +247,11 @@ impl Daemon {
         control.spawn(async move {
             done.set(Some(resized.await.is_ok()));
         });
+    }
+
+    /// The AHCI controller that a disk is behind.
+    pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
+        self.controllers.get(&disk).cloned()
     }
 
     /// Operations on files that are under way.
@@ -245,9 +277,13 @@ impl Daemon {
         self.exports.extend(self.started.try_iter());
         let exports = std::mem::take(&mut self.exports);
         let (over_nbd, server) = (self.nbd.exports.take(), self.nbd.server.take());
+        let detached: Vec<_> = self.drives.drain(..).map(detach).collect();
         let (done, stopped) = mpsc::channel();
         self.loops[0].event_loop.spawn(async move {
             let mut flushed = true;
+            for drive in detached {
+                drive.await.expect("the loop is there");
+            }
             for export in exports {
                 flushed &= export.stop().await.is_ok();
             }
@@ -309,6 +345,43 @@ fn start_nbd(
             started.exports.borrow_mut().push(export);
         }
     });
+}
+
+/// Puts a controller before a disk, and a drive on a loop.
+fn attach(
+    event_loop: &EventLoop,
+    memory: &Arc<GuestMemory>,
+    node: Arc<dyn BlockNode>,
+    name: &str,
+) -> (Controller, AhciDrive) {
+    let controller = Controller::new(1, memory.clone()).expect("a controller");
+    let config = DriveConfig {
+        geometry: node.geometry(),
+        writable: true,
+        write_cache: true,
+        serial: name.into(),
+        model: "sim".into(),
+    };
+    let drive = Rc::new(RefCell::new(None));
+    let (ahci, on, place) = (controller.ahci.clone(), event_loop.clone(), drive.clone());
+    event_loop.spawn(async move {
+        let channel = node.open_channel(&on).expect("a channel");
+        let attached = Drive::attach(&on, &ahci, 0, channel, config);
+        place.replace(Some(attached.expect("a free port")));
+    });
+    (controller, (event_loop.clone(), drive))
+}
+
+/// Takes a drive away, on its loop; tells when nothing of it is under way.
+fn detach((event_loop, drive): AhciDrive) -> oneshot::Receiver<()> {
+    let (done, detached) = oneshot::channel();
+    event_loop.spawn(async move {
+        match drive.take() {
+            Some(drive) => drive.detach(move || done.send(())),
+            None => done.send(()),
+        }
+    });
+    detached
 }
 
 /// A disk's node: its format over `file`, as images are given to the program.

@@ -1,11 +1,17 @@
 //! A socket that front ends connect to, whether there is a daemon or not.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::rc::Rc;
 
 use crate::fds::Fds;
+
+thread_local! {
+    /// Of the next one.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+}
 
 /// As a service manager keeps it for a daemon that may die.
 pub(crate) struct Socket {
@@ -15,7 +21,10 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn new(fds: &Rc<Fds>, number: usize) -> Self {
+    pub(crate) fn new(fds: &Rc<Fds>) -> Self {
+        // One of a world before may still be there: what it had killed keeps its memory, and that the
+        // world.
+        let number = NUMBER.replace(NUMBER.get() + 1);
         let name = format!("ringmill-sim-{}-{number}", std::process::id());
         let address = SocketAddr::from_abstract_name(name).expect("a short name");
         let listener = UnixListener::bind_addr(&address).expect("a socket");

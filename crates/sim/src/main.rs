@@ -4,6 +4,7 @@
 //! on one thread with virtual time; simulated guests that check every byte they read against a
 //! model; seeded faults. Any failure is seen again by its seed.
 
+mod ahci;
 mod client;
 mod coverage;
 mod daemon;

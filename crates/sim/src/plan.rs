@@ -6,7 +6,7 @@ use event_loop::ring::sim::Faults;
 
 use crate::image::Format;
 use crate::random::Random;
-use crate::{client, daemon, guest};
+use crate::{ahci, client, daemon, guest};
 
 pub(crate) use crate::world::Plan;
 
@@ -22,10 +22,13 @@ impl Plan {
             daemon: daemon_plan(&random),
             guests,
             clients: Vec::new(),
+            ahci_guests: Vec::new(),
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
-        // Of sixteen, five have power cuts, two qcow2 images, three virtio-scsi, and two NBD.
+        // Of sixteen, five have power cuts, two qcow2 images, three virtio-scsi, and two NBD. AHCI is what
+        // two of each other sixteen have.
+        let is_odd = seed / 16 % 2 == 1;
         match seed % 16 {
             0 => {
                 plan.cut_power(&random);
@@ -33,6 +36,11 @@ impl Plan {
             }
             7 | 15 => plan.cut_power(&random),
             8 => plan.format(&random),
+            2 if is_odd => plan.attach_ahci(&random),
+            4 if is_odd => {
+                plan.cut_power(&random);
+                plan.attach_ahci(&random);
+            }
             6 => plan.serve_nbd(&random),
             11 => {
                 plan.cut_power(&random);
@@ -61,6 +69,11 @@ impl Plan {
             // the one that failed, unless a loop of its own is faster.
             daemon.io_threads = 1;
         }
+    }
+
+    /// Guests with AHCI controllers in place of others.
+    fn attach_ahci(&mut self, random: &Random) {
+        self.ahci_guests = self.guests.drain(..).map(|_| ahci::Plan::new(random)).collect();
     }
 
     /// Clients of NBD in place of guests: of all, mostly.

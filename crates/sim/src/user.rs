@@ -19,6 +19,9 @@ pub(crate) trait User {
     /// Requests offered and not answered.
     fn in_flight(&self) -> u64;
 
+    /// The daemon was killed: one that is in its process dies with it, and begins anew with the next.
+    fn daemon_died(&self) {}
+
     /// Whether its disk may hold this.
     fn check_disk(&self, bytes: &[u8]) -> Result<(), String>;
 

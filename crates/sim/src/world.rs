@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use block::throttle::ThrottleLimits;
-use event_loop::ring::sim::{Happened, Storage, without_threads};
+use event_loop::ring::sim::{Happened, Storage, socket_transfers, without_threads};
+use vcpu::ahci::Controller;
 
+use crate::ahci::{self, AhciGuest};
 use crate::client::{self, Client};
 use crate::coverage::Coverage;
 use crate::daemon::{self, Daemon, Disk, Offered};
@@ -44,6 +46,8 @@ pub(crate) struct World {
     cuts: Cell<u64>,
     /// A daemon was killed since users were last asked to look.
     died: Cell<bool>,
+    /// How often loops had read or written a socket then.
+    transfers: Cell<u64>,
     over: Cell<bool>,
     /// When requests are looked at again that have been waiting.
     look_at_ns: Cell<u64>,
@@ -67,8 +71,10 @@ pub(crate) struct Plan {
     pub(crate) daemon: daemon::Plan,
     /// Who has the first disks.
     pub(crate) guests: Vec<guest::Plan>,
-    /// Who has the others.
+    /// Who has those after them.
     pub(crate) clients: Vec<client::Plan>,
+    /// Who has the last.
+    pub(crate) ahci_guests: Vec<ahci::Plan>,
     pub(crate) requests: u64,
     /// Others get in between where code announces that they may, once in so many times.
     pub(crate) pause: u64,
@@ -81,16 +87,18 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     without_threads();
     let fds = Rc::new(Fds::default());
     fds.keep_all();
-    let offered: Vec<_> = (plan.guests.iter().enumerate())
-        .map(|(number, &guest::Plan { device, queues, .. })| {
-            let socket = Rc::new(Socket::new(&fds, number));
+    let offered: Vec<_> = (plan.guests.iter())
+        .map(|&guest::Plan { device, queues, .. }| {
+            let socket = Rc::new(Socket::new(&fds));
             Offered::VhostUser { socket, device, queues }
         })
         .chain(plan.clients.iter().map(|_| Offered::Nbd))
+        .chain(plan.ahci_guests.iter().map(|_| Offered::Ahci { memory: ahci::memory() }))
         .collect();
-    let nbd_socket = Rc::new(Socket::new(&fds, offered.len()));
+    let nbd_socket = Rc::new(Socket::new(&fds));
     let images: Vec<_> = (plan.guests.iter().map(|guest| (guest.format, guest.sectors)))
         .chain(plan.clients.iter().map(|client| (client.format, client.sectors)))
+        .chain(plan.ahci_guests.iter().map(|guest| (guest.format, guest.sectors)))
         .map(|(format, sectors)| Image::new(&fds, format, sectors))
         .collect();
     let storage = Storage::new();
@@ -124,6 +132,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         kills: Cell::new(0),
         cuts: Cell::new(0),
         died: Cell::new(false),
+        transfers: Cell::new(0),
         over: Cell::new(false),
         look_at_ns: Cell::new(0),
     });
@@ -136,6 +145,14 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         let client = Client::new(&world, number, client.clone(), each);
         world.users.borrow_mut().push(client);
     }
+    let first = plan.guests.len() + plan.clients.len();
+    for (number, guest) in (first..).zip(&plan.ahci_guests) {
+        let Offered::Ahci { memory } = &world.disks[number].offered else { unreachable!() };
+        let guest = AhciGuest::new(&world, number, guest.clone(), memory.clone(), each);
+        world.users.borrow_mut().push(guest);
+    }
+    // Their memory.
+    world.fds.keep_all();
     world.start_daemon();
     world.users.borrow().iter().for_each(|user| user.clone().start());
     let fate = world.clone();
@@ -217,8 +234,13 @@ impl World {
     pub(crate) fn listener(&self, guest: usize) -> &Socket {
         match &self.disks[guest].offered {
             Offered::VhostUser { socket, .. } => socket,
-            Offered::Nbd => &self.nbd_socket,
+            Offered::Nbd | Offered::Ahci { .. } => &self.nbd_socket,
         }
+    }
+
+    /// The AHCI controller that a disk is behind, if there is a daemon.
+    pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
+        self.daemon.borrow().as_ref().and_then(|daemon| daemon.controller(disk))
     }
 
     pub(crate) fn nbd_listener(&self) -> &Socket {
@@ -325,6 +347,7 @@ impl World {
         }
         for (number, (disk, user)) in self.disks.iter().zip(&*self.users.borrow()).enumerate() {
             let image = &disk.image;
+            user.daemon_died();
             if cut {
                 self.journals.remove();
                 self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
@@ -404,10 +427,12 @@ impl World {
     }
 
     fn after_step(&self, actor: Option<ActorId>) {
-        let mut sockets = self.died.take();
+        let transfers = socket_transfers();
+        let mut sockets = self.died.take() | (self.transfers.replace(transfers) != transfers);
         if let Some(daemon) = &*self.daemon.borrow() {
+            // Where hands are shaken, and where it is known first that a connection has ended.
+            sockets |= actor == Some(daemon.loops[0].actor);
             for l in &daemon.loops {
-                sockets |= actor == Some(l.actor);
                 if l.was_woken() {
                     l.poke(&self.machine);
                 }

@@ -8,12 +8,26 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use crate::buf::IoBufs;
 use crate::ring::RingOp;
 
+#[cfg(any(test, feature = "sim"))]
+thread_local! {
+    static TRANSFERS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// How often loops on this thread have read or written a socket, or tried to: for a simulation, which need
+/// not look at the other end if they have not.
+#[cfg(any(test, feature = "sim"))]
+pub fn socket_transfers() -> u64 {
+    TRANSFERS.get()
+}
+
 /// Sends these segments: what the socket takes now.
 ///
 /// # Errors
 ///
 /// sendmsg(2) with `MSG_DONTWAIT`; `EAGAIN`: it takes nothing now.
 pub(crate) fn send_now(socket: BorrowedFd<'_>, bufs: &IoBufs) -> io::Result<usize> {
+    #[cfg(any(test, feature = "sim"))]
+    TRANSFERS.set(TRANSFERS.get() + 1);
     // SAFETY: all zeroes is a message header without address, segments and control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = bufs.iovecs().as_ptr().cast_mut();
@@ -32,6 +46,8 @@ pub(crate) fn send_now(socket: BorrowedFd<'_>, bufs: &IoBufs) -> io::Result<usiz
 ///
 /// Descriptor and memory are valid, as for [`Ring::push`](super::Ring::push).
 pub(super) unsafe fn transfer(fd: RawFd, op: &RingOp) -> i32 {
+    #[cfg(any(test, feature = "sim"))]
+    TRANSFERS.set(TRANSFERS.get() + 1);
     let (write, segments, count) = match op {
         RingOp::Rw { write, segment, .. } => (*write, std::ptr::from_ref(segment), 1),
         RingOp::RwVectored { write, segments, count, .. } => (*write, *segments, *count as usize),

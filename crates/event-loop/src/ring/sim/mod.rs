@@ -50,6 +50,7 @@ use crate::event_loop::{EventLoop, LoopConfig};
 pub use crate::executor::elsewhere;
 use crate::ring::epoll::EpollRing;
 use crate::ring::setup::{Chosen, RingFlags, SetupError};
+pub use crate::ring::socket::socket_transfers;
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
 pub use crate::thread_pool::without_threads;
 
