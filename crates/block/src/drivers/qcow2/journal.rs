@@ -35,6 +35,8 @@ const SLOTS: usize = 4096;
 const SLOT: usize = 16 + SECTOR;
 /// In the number of a sector: it is not metadata any more.
 const FORGOTTEN: u64 = 1 << 63;
+/// Numbers are less: those of bytes that a file can have.
+const MOST: u64 = i64::MAX as u64 / SECTOR as u64;
 /// Bytes written at once, at most.
 const RUN: usize = 1 << 20;
 
@@ -131,17 +133,12 @@ impl Journals {
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut &file, &mut bytes)?;
         let begins = bytes.strip_prefix(MAGIC).is_some_and(|rest| rest.starts_with(&mark.bytes()));
-        let commits = begins.then(|| number(&bytes, COMMITS as usize));
-        let (Some(Some(committed)), Some(written)) =
-            (commits, number(&bytes, COMMITS as usize + 8))
-        else {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "it is no journal of the image",
-            ));
+        let commits = (number(&bytes, COMMITS as usize), number(&bytes, COMMITS as usize + 8));
+        let (true, (Some(committed), Some(written))) = (begins, commits) else {
+            return Err(invalid("it is no journal of the image"));
         };
-        let (slots, sectors) =
-            Slots::read(bytes.get(SLOTS..).unwrap_or_default(), written, committed);
+        let slots = bytes.get(SLOTS..).unwrap_or_default();
+        let (slots, sectors) = Slots::read(slots, written, committed)?;
         let mark = mark.clone();
         Ok(Some((Journal { file, path, mark, slots, committed, written }, sectors)))
     }
@@ -153,6 +150,10 @@ fn lock(file: &File) -> io::Result<()> {
         Errno::WOULDBLOCK => io::Error::other("another process has it"),
         errno => errno.into(),
     })
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u64> {
@@ -262,7 +263,7 @@ struct Slot {
 }
 
 impl Slots {
-    fn read(bytes: &[u8], written: u64, committed: u64) -> (Slots, Sectors) {
+    fn read(bytes: &[u8], written: u64, committed: u64) -> io::Result<(Slots, Sectors)> {
         let mut slots = Slots::default();
         let mut sectors = Sectors::new();
         let (all, _) = bytes.as_chunks::<SLOT>();
@@ -277,6 +278,9 @@ impl Slots {
                 continue;
             }
             let number = tagged & !FORGOTTEN;
+            if number >= MOST {
+                return Err(invalid("a sector beyond the end of any image"));
+            }
             match slots.of.entry(number) {
                 Entry::Occupied(other) if other.get().commit > commit => {
                     slots.free.push(slot);
@@ -290,7 +294,7 @@ impl Slots {
                 _ => drop(sectors.remove(&number)),
             }
         }
-        (slots, sectors)
+        Ok((slots, sectors))
     }
 
     fn take(&mut self) -> usize {
