@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use block::NodeRegistry;
 use block::node::BlockNode;
-use block::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, NullOptions};
+use block::options::{BlockdevOptions, Cache, Discard, Driver, NullOptions};
 use event_loop::{EventLoop, LoopConfig, PollParams};
 
 /// How long may be waited for what happens at once on an idle machine: the kernel's threads, too, have
@@ -24,14 +24,9 @@ pub fn quiet_loop() -> EventLoop {
 /// Options of a node with this driver, which is written to and does not sync.
 pub fn node_options(node_name: Option<&str>, driver: Driver) -> BlockdevOptions {
     BlockdevOptions {
-        node_name: node_name.map(str::to_owned),
-        read_only: false,
-        auto_read_only: false,
         discard: Discard::Unmap,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
         cache: Cache { direct: false, no_flush: true },
-        driver,
+        ..BlockdevOptions::new(node_name, driver)
     }
 }
 

@@ -33,6 +33,22 @@ pub struct BlockdevOptions {
     pub driver: Driver,
 }
 
+impl BlockdevOptions {
+    /// An active node, written to as well, with what QSD has by default.
+    pub fn new(node_name: Option<&str>, driver: Driver) -> BlockdevOptions {
+        BlockdevOptions {
+            node_name: node_name.map(str::to_owned),
+            read_only: false,
+            auto_read_only: false,
+            discard: Discard::Ignore,
+            detect_zeroes: DetectZeroes::Off,
+            active: true,
+            cache: Cache::default(),
+            driver,
+        }
+    }
+}
+
 /// `cache.direct` and `cache.no-flush`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cache {

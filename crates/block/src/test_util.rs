@@ -17,8 +17,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::node::BlockNode;
 use crate::options::{
-    Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
-    Locking, Qcow2Options, RawOptions,
+    Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
+    RawOptions,
 };
 use crate::request::Op;
 use crate::{CreateQcow2, NodeRegistry, create_qcow2, submit};
@@ -57,14 +57,8 @@ fn path_of(fd: &impl AsRawFd) -> PathBuf {
 
 fn open(fd: &OwnedFd, format: Format) -> Arc<dyn BlockNode> {
     let blockdev = |node_name: &str, driver| BlockdevOptions {
-        node_name: Some(node_name.into()),
-        read_only: false,
-        auto_read_only: false,
         discard: Discard::Unmap,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver,
+        ..BlockdevOptions::new(Some(node_name), driver)
     };
     let file = FileOptions { filename: path_of(fd), aio: None, locking: Locking::Off };
     let file = BlockdevRef::Inline(Box::new(blockdev("file", Driver::File(file))));

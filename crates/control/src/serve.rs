@@ -3,9 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use block::options::{
-    Aio, BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
-};
+use block::options::{Aio, BlockdevOptions, Cache, Discard, Driver, FileOptions, Locking};
 
 use crate::address::check_socket_path;
 use crate::error::OptionError;
@@ -124,21 +122,18 @@ impl ServeOptions {
         let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
+        let driver = match kind {
+            ImageKind::File => Driver::File(file),
+            ImageKind::BlockDevice => Driver::HostDevice(file),
+        };
         let node = BlockdevOptions {
-            node_name: Some(NODE.to_owned()),
             read_only: self.read_only,
-            auto_read_only: false,
             discard: self.discard,
-            detect_zeroes: DetectZeroes::Off,
-            active: true,
             cache: Cache {
                 direct: self.cache.is_direct(),
                 no_flush: self.cache == CacheMode::Unsafe,
             },
-            driver: match kind {
-                ImageKind::File => Driver::File(file),
-                ImageKind::BlockDevice => Driver::HostDevice(file),
-            },
+            ..BlockdevOptions::new(Some(NODE), driver)
         };
         let export = ExportOptions {
             allow_inactive: false,

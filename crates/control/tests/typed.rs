@@ -41,16 +41,10 @@ fn node(text: &str) -> BlockdevOptions {
 }
 
 fn null_node(name: &str) -> BlockdevOptions {
-    BlockdevOptions {
-        node_name: Some(name.to_owned()),
-        read_only: false,
-        auto_read_only: false,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver: Driver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false }),
-    }
+    BlockdevOptions::new(
+        Some(name),
+        Driver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false }),
+    )
 }
 
 fn file(name: &str) -> FileOptions {

@@ -7,9 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use block::NodeRegistry;
-use block::options::{
-    BlockdevOptions, Cache, DetectZeroes, Discard, Driver as NodeDriver, NullOptions,
-};
+use block::options::{BlockdevOptions, Discard, Driver as NodeDriver, NullOptions};
 use common::Dir;
 use event_loop::{EventLoop, LoopConfig};
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
@@ -22,14 +20,11 @@ const MOST_AT_ONCE: u64 = (512 << 10) / LEN as u64;
 
 fn null_node() -> BlockdevOptions {
     BlockdevOptions {
-        node_name: Some("null".into()),
-        read_only: false,
-        auto_read_only: false,
         discard: Discard::Unmap,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver: NodeDriver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: true }),
+        ..BlockdevOptions::new(
+            Some("null"),
+            NodeDriver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: true }),
+        )
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::mpsc;
 use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::{
-    Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
-    Locking, Qcow2Options, RawOptions, ThrottleOptions,
+    Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
+    RawOptions, ThrottleOptions,
 };
 use block::throttle::{ThrottleGroup, ThrottleLimits};
 use devices::ahci::{Drive, DriveConfig};
@@ -387,14 +387,8 @@ fn detach((event_loop, drive): AhciDrive) -> oneshot::Receiver<()> {
 /// A disk's node: its format over `file`, as images are given to the program.
 fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
     let of = |name: Option<&str>, driver| BlockdevOptions {
-        node_name: name.map(Into::into),
-        read_only: false,
-        auto_read_only: false,
         discard: disk.discard,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver,
+        ..BlockdevOptions::new(name, driver)
     };
     let filename = disk.image.path();
     let file = Driver::File(FileOptions { filename, aio: None, locking: Locking::Off });

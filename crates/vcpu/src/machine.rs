@@ -7,9 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use block::NodeRegistry;
 use block::node::BlockNode;
-use block::options::{
-    BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking, NullOptions,
-};
+use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking, NullOptions};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopHandle, oneshot};
 use guest_memory::{GuestMemory, MemoryView, test_util};
 
@@ -207,16 +205,7 @@ pub fn direct(path: &Path) -> Result<BlockdevOptions> {
 }
 
 fn options(cache: Cache, driver: Driver) -> BlockdevOptions {
-    BlockdevOptions {
-        node_name: Some("disk".into()),
-        read_only: false,
-        auto_read_only: true,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache,
-        driver,
-    }
+    BlockdevOptions { auto_read_only: true, cache, ..BlockdevOptions::new(Some("disk"), driver) }
 }
 
 /// Steele, Lea and Flood's SplitMix64: random enough for offsets and data.

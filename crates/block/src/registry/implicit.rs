@@ -6,8 +6,8 @@ use super::{Child, NodeRegistry, Opened, child};
 use crate::drivers::qcow2::{self, ImplicitBacking, Opening, Qcow2Node};
 use crate::error::OpenError;
 use crate::options::{
-    Backing, BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, Locking,
-    Qcow2Options, RawOptions,
+    Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
+    RawOptions,
 };
 
 /// Images behind an image, at most: one may name itself, or another one that names it. Each takes some
@@ -129,13 +129,9 @@ fn file_at(path: PathBuf, above: &BlockdevOptions, read_only: bool) -> BlockdevR
 /// A node of which the header says no more, with what it takes from the one above.
 fn in_place(driver: Driver, above: &BlockdevOptions, read_only: bool) -> BlockdevRef {
     BlockdevRef::Inline(Box::new(BlockdevOptions {
-        node_name: None,
         read_only,
-        auto_read_only: false,
         discard: Discard::Unmap,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
         cache: above.cache,
-        driver,
+        ..BlockdevOptions::new(None, driver)
     }))
 }

@@ -54,16 +54,7 @@ pub fn pattern(len: usize) -> Vec<u8> {
 }
 
 pub fn blockdev(name: &str, driver: Driver) -> BlockdevOptions {
-    BlockdevOptions {
-        node_name: Some(name.into()),
-        read_only: false,
-        auto_read_only: false,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver,
-    }
+    BlockdevOptions::new(Some(name), driver)
 }
 
 pub fn file(path: &Path, aio: Option<Aio>) -> Driver {

@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use block::NodeRegistry;
 use block::node::BlockNode;
-use block::options::{
-    BlockdevOptions, Cache, DetectZeroes, Discard, Driver as NodeDriver, NullOptions,
-};
+use block::options::{BlockdevOptions, Discard, Driver as NodeDriver, NullOptions};
 use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::{Device, DeviceConfig, start_queue};
@@ -50,19 +48,10 @@ pub struct Rig {
 }
 
 pub fn null_options() -> BlockdevOptions {
+    let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
     BlockdevOptions {
-        node_name: Some("n".into()),
-        read_only: false,
-        auto_read_only: false,
         discard: Discard::Unmap,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver: NodeDriver::NullCo(NullOptions {
-            size: 1 << 30,
-            latency_ns: 0,
-            read_zeroes: false,
-        }),
+        ..BlockdevOptions::new(Some("n"), NodeDriver::NullCo(null))
     }
 }
 

@@ -165,16 +165,7 @@ impl Rig {
 }
 
 pub(crate) fn blockdev(driver: Driver, direct: bool) -> Arc<dyn BlockNode> {
-    let mut options = BlockdevOptions {
-        node_name: Some("disk".into()),
-        read_only: false,
-        auto_read_only: false,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver,
-    };
+    let mut options = BlockdevOptions::new(Some("disk"), driver);
     options.cache.direct = direct;
     NodeRegistry::new().open(&options).unwrap()
 }

@@ -5,8 +5,7 @@ use std::thread;
 
 use block::graph::drain;
 use block::options::{
-    Backing, BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, Locking,
-    Qcow2Options,
+    Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
 };
 use block::request::Op;
 use block::{CreateQcow2, create_qcow2, submit};
@@ -60,14 +59,9 @@ impl Daemon {
         }
         let file = FileOptions { filename: snapshot_file, aio: None, locking: Locking::Auto };
         let file = BlockdevOptions {
-            node_name: None,
-            read_only: false,
-            auto_read_only: false,
             discard: Discard::Unmap,
-            detect_zeroes: DetectZeroes::Off,
-            active: true,
             cache: below.cache,
-            driver: Driver::File(file),
+            ..BlockdevOptions::new(None, Driver::File(file))
         };
         let overlay = BlockdevOptions {
             node_name: Some(name),

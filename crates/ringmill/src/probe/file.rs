@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use block::NodeRegistry;
 use block::node::Geometry;
-use block::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking};
+use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking};
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::limits::bytes;
@@ -57,14 +57,12 @@ impl FileReport {
 fn open(path: &Path, device: bool, direct: bool) -> Result<Geometry, String> {
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Off };
     let options = BlockdevOptions {
-        node_name: Some("probe".to_owned()),
         read_only: true,
-        auto_read_only: false,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
         cache: Cache { direct, no_flush: false },
-        driver: if device { Driver::HostDevice(file) } else { Driver::File(file) },
+        ..BlockdevOptions::new(
+            Some("probe"),
+            if device { Driver::HostDevice(file) } else { Driver::File(file) },
+        )
     };
     let node = NodeRegistry::new().open(&options).map_err(|error| error.to_string())?;
     Ok(node.geometry())

@@ -188,7 +188,7 @@ impl AhciGuest {
         let identity = self.expect(driver.identify());
         let sectors =
             identity[200..206].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-        if sectors < self.plan.sectors.into() || sectors > u64::from(self.sectors() + 8) {
+        if sectors < u64::from(self.plan.sectors) || sectors > u64::from(self.sectors() + 8) {
             self.fail(&format!("the drive has {sectors} sectors, it says"));
         }
         self.sectors.set(sectors as u32);

@@ -14,7 +14,7 @@ use crate::drivers::file::{FileNode, Kind};
 use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
-use crate::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking};
+use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
 
 /// A qcow2 image to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,16 +50,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
     made.map_err(|error| failed(path, &error))?;
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
-    let common = BlockdevOptions {
-        node_name: None,
-        read_only: false,
-        auto_read_only: false,
-        discard: Discard::Ignore,
-        detect_zeroes: DetectZeroes::Off,
-        active: true,
-        cache: Cache::default(),
-        driver: Driver::File(file.clone()),
-    };
+    let common = BlockdevOptions::new(None, Driver::File(file.clone()));
     // Locked from here on, so nobody else's image is made empty.
     let node =
         FileNode::open("#create".into(), Kind::File, &common, &file, &mut Inherited::default())?;
