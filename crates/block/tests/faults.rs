@@ -125,37 +125,30 @@ fn interrupted_operations_are_made_again() {
     assert_eq!(disk.log().len(), 6);
 }
 
+/// Of the page cache by flushes, whose errors mean one thing; else by RWF_DSYNC.
 #[test]
 fn durability_is_asked_for_where_it_was_promised() {
-    let mut disk = Disk::new("durable", |_| {});
-    disk.rig.write(0, &[1; 512], 0).unwrap();
-    disk.rig.write_op(Op::Write { fua: true }, 0, &[1; 512], 0).unwrap();
-    disk.rig.op(Op::Flush, 0, 0).unwrap();
     let fua = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: true };
-    disk.rig.op(fua, 0, 512).unwrap();
-    let log = disk.log();
-    assert!(
-        matches!(
-            log[..],
-            [
-                SimOp::Write { dsync: false, .. },
-                SimOp::Write { dsync: true, .. },
-                SimOp::Fsync,
-                SimOp::Fallocate { .. },
-                SimOp::Fsync
-            ]
-        ),
-        "{log:?}"
-    );
+    let write = |dsync| SimOp::Write { offset: 0, len: 4096, dsync };
+    let is_call = |op: &SimOp| matches!(op, SimOp::Fallocate { .. });
+    for direct in [false, true] {
+        let mut disk = Disk::new("durable", |o| o.cache.direct = direct);
+        disk.rig.write(0, &[1; 4096], 0).unwrap();
+        disk.rig.write_op(Op::Write { fua: true }, 0, &[1; 4096], 0).unwrap();
+        let durable: &[_] = if direct { &[write(true)] } else { &[write(false), SimOp::Fsync] };
+        assert_eq!(disk.log(), [&[write(false)], durable].concat());
+        disk.rig.op(Op::Flush, 0, 0).unwrap();
+        assert_eq!(disk.log(), [SimOp::Fsync]);
+        disk.rig.op(fua, 0, 4096).unwrap();
+        let log = disk.log();
+        assert!(matches!(&log[..], [call, SimOp::Fsync] if is_call(call)), "{log:?}");
+    }
     let mut disk = Disk::new("no-flush", |o| o.cache.no_flush = true);
     disk.rig.op(Op::Flush, 0, 0).unwrap();
-    disk.rig.write_op(Op::Write { fua: true }, 0, &[1; 512], 0).unwrap();
-    disk.rig.op(fua, 0, 512).unwrap();
+    disk.rig.write_op(Op::Write { fua: true }, 0, &[1; 4096], 0).unwrap();
+    disk.rig.op(fua, 0, 4096).unwrap();
     let log = disk.log();
-    assert!(
-        matches!(log[..], [SimOp::Write { dsync: false, .. }, SimOp::Fallocate { .. }]),
-        "{log:?}"
-    );
+    assert!(matches!(&log[..], [first, call] if *first == write(false) && is_call(call)), "{log:?}");
 }
 
 /// The kernel reports a page that it could not write once.
@@ -174,18 +167,46 @@ fn a_failed_flush_of_the_page_cache_is_not_forgotten() {
     }
 }
 
-/// Linux tells one of those that flush the same open file at the same time.
+/// A full disk takes no write, but whoever freed some space has lost nothing.
+#[test]
+fn a_durable_write_that_failed_is_no_failed_flush() {
+    let mut disk = Disk::new("full", |_| {});
+    disk.script(|op| if is_write(op) { Verdict::Fail(libc::ENOSPC) } else { Verdict::Good });
+    let fua = Op::Write { fua: true };
+    assert_eq!(disk.rig.write_op(fua, 0, &[1; 4096], 0), Err(Errno::ENOSPC));
+    disk.script(|_| Verdict::Good);
+    assert_eq!(disk.rig.op(Op::Flush, 0, 0), Ok(()));
+    assert_eq!(disk.rig.write_op(fua, 0, &[1; 4096], 0), Ok(()));
+}
+
+/// Linux tells one of those that flush the same open file at the same time, a durable write's flush as
+/// well. Whoever hears of it last, no other is a success.
 #[test]
 fn a_flush_beside_one_that_failed_is_no_success() {
+    const LATER: u64 = 1_000_000_000;
+    let is_sync = |op: &SimOp| matches!(op, SimOp::Fsync | SimOp::Write { dsync: true, .. });
+    let submit = |disk: &mut Disk, is_flush| match is_flush {
+        true => disk.rig.submit(Op::Flush, 0, 0, IoBufs::new()),
+        false => disk.rig.submit(Op::Write { fua: true }, 4096, 4096, filled(&[1; 4096], 0)),
+    };
     for direct in [false, true] {
-        let mut disk = Disk::new("flushes", |o| o.cache.direct = direct);
-        let verdicts = RefCell::new(vec![Verdict::Delay(1_000_000_000), Verdict::Fail(libc::EIO)]);
-        disk.script(move |_| verdicts.borrow_mut().pop().unwrap_or(Verdict::Good));
-        let failed = disk.rig.submit(Op::Flush, 0, 0, IoBufs::new());
-        let beside = disk.rig.submit(Op::Flush, 0, 0, IoBufs::new());
-        assert_eq!(disk.rig.wait(failed).0, Err(Errno::EIO));
-        let beside = disk.rig.wait(beside).0;
-        assert_eq!(beside, if direct { Ok(()) } else { Err(Errno::EIO) });
+        for flushes in [[true, true], [true, false], [false, true], [false, false]] {
+            for verdicts in [
+                [Verdict::Fail(libc::EIO), Verdict::Delay(LATER)],
+                [Verdict::FailLate(LATER, libc::EIO), Verdict::Good],
+            ] {
+                let mut disk = Disk::new("flushes", |o| o.cache.direct = direct);
+                let left = RefCell::new(verdicts.into_iter());
+                disk.script(move |op| match is_sync(op) {
+                    true => left.borrow_mut().next().unwrap_or(Verdict::Good),
+                    false => Verdict::Good,
+                });
+                let tags = flushes.map(|is_flush| submit(&mut disk, is_flush));
+                let failed = tags.map(|tag| disk.rig.wait(tag).0 == Err(Errno::EIO));
+                let count = failed.iter().filter(|failed| **failed).count();
+                assert_eq!(count, if direct { 1 } else { 2 }, "{flushes:?} {verdicts:?}");
+            }
+        }
     }
 }
 

@@ -95,7 +95,8 @@ impl Mailbox {
         std::mem::take(&mut *lock(&self.tokens))
     }
 
-    fn put(&self, token: u32) {
+    /// Gives the channel a token, on its thread.
+    pub(crate) fn put(&self, token: u32) {
         lock(&self.tokens).push(token);
         self.bell.schedule();
     }

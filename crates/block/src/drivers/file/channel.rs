@@ -93,7 +93,7 @@ impl Channel for FileChannel {
             Op::Write { .. } if request.bufs.is_lost() => {
                 return request.complete(Err(Errno::EFAULT));
             }
-            Op::Write { fua } if !node.serialise.all => {
+            Op::Write { fua } if !(node.serialise.all || fua && node.flushes_writes()) => {
                 IoOp::Write { offset: request.offset, dsync: fua && !node.no_flush }
             }
             _ => return inner.start(request),

@@ -10,6 +10,7 @@ mod plan;
 mod probe;
 mod resize;
 mod slots;
+mod syncs;
 mod zeroes;
 
 use std::ffi::CString;
@@ -26,6 +27,7 @@ use self::channel::FileChannel;
 pub use self::locks::CreationLock;
 pub(crate) use self::locks::{Claims, ImageLock};
 use self::plan::Limits;
+use self::syncs::Syncs;
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
 use crate::inherited::Inherited;
@@ -68,6 +70,8 @@ pub(crate) struct FileNode {
     /// A flush of the page cache has failed. The kernel reports that once and then believes the
     /// lost pages clean, so no later flush can be answered with success.
     flush_failed: Arc<AtomicBool>,
+    /// Flushes of the page cache that are under way.
+    syncs: Arc<Syncs>,
     /// See [`BlockNode::let_grow`].
     grows: AtomicBool,
     watchers: Watchers,
@@ -112,6 +116,13 @@ impl FileNode {
     /// Whether a flush has failed, so that no later one can be believed.
     pub(crate) fn flush_failed(&self) -> &Arc<AtomicBool> {
         &self.flush_failed
+    }
+
+    /// Whether a durable write is a write and a flush. A write with `RWF_DSYNC` fails with its own error,
+    /// such as that the disk is full, or with that of pages that others have written and that are lost
+    /// now: nobody could tell which.
+    fn flushes_writes(&self) -> bool {
+        self.page_cache && !self.no_flush
     }
 
     /// Its lock, if the image is locked.

@@ -131,6 +131,7 @@ pub(super) fn open(
         page_cache: !common.cache.direct,
         capabilities: Capabilities::default(),
         flush_failed: Arc::default(),
+        syncs: Arc::default(),
         grows: AtomicBool::new(false),
         watchers: Watchers::default(),
         lock,

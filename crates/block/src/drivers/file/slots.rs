@@ -4,6 +4,7 @@ use event_loop::IoBufs;
 
 use super::merge::Run;
 use super::plan::Step;
+use super::syncs::Running;
 use super::zeroes::Method;
 use crate::drivers::serialise::Ticket;
 use crate::request::{Detached, Request};
@@ -31,6 +32,8 @@ pub(crate) enum Stage {
     Discard,
     /// A flush: all there is to do, or the last thing.
     Sync,
+    /// What becomes of flushes that went on beside its own: those with lower numbers.
+    Settling(u64),
 }
 
 /// One request under way.
@@ -45,6 +48,8 @@ pub(crate) struct Slot {
     /// Whether the range was claimed, or need not be.
     pub(crate) claimed: bool,
     pub(crate) ticket: Option<Ticket>,
+    /// Its flush of the page cache that is under way.
+    pub(crate) sync: Option<Running>,
     /// The request that continues this one, in the same operation.
     pub(crate) merged_with: Option<u32>,
 }
@@ -59,6 +64,7 @@ impl Slot {
             bounce: None,
             claimed: false,
             ticket: None,
+            sync: None,
             merged_with: None,
         }
     }

@@ -40,7 +40,7 @@ impl Pending {
     pub(super) fn carry_out(&self, storage: &Storage) -> i32 {
         // SAFETY: open until the completion, by `Ring::push`'s contract.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        if let Verdict::Fail(errno) = self.verdict {
+        if let Verdict::Fail(errno) | Verdict::FailLate(_, errno) = self.verdict {
             // What passes by itself came before the flush was tried.
             let tried = !matches!(errno, libc::EAGAIN | libc::EINTR);
             if tried && matches!(self.op, RingOp::Fsync { .. }) && !is_direct(fd) {

@@ -209,6 +209,8 @@ pub enum Verdict {
     Good,
     /// It fails with this errno, without an effect.
     Fail(i32),
+    /// It fails with this errno, this many nanoseconds later: `(nanoseconds, errno)`.
+    FailLate(u64, i32),
     /// A read or write stops after this many bytes. 0 is how the end of a file shows.
     Short(u64),
     /// It succeeds, this many nanoseconds later.

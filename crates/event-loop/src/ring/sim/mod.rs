@@ -484,13 +484,13 @@ impl World {
         };
         let delay = match verdict {
             Verdict::Hold => HELD,
-            Verdict::Delay(ns) => ns,
+            Verdict::Delay(ns) | Verdict::FailLate(ns, _) => ns,
             _ => self.faults.latency(&mut self.random, &mut self.happened),
         };
         match verdict {
             Verdict::Short(_) => self.happened.short += 1,
             Verdict::Fail(libc::EAGAIN | libc::EINTR) => self.happened.transient += 1,
-            Verdict::Fail(_) => self.happened.failed += 1,
+            Verdict::Fail(_) | Verdict::FailLate(..) => self.happened.failed += 1,
             _ => {}
         }
         let due_ns = self.now_ns.saturating_add(delay);

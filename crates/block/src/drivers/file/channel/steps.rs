@@ -22,12 +22,16 @@ impl Inner {
     // ---- what next -----------------------------------------------------------------------------
 
     pub(super) fn next(&self, slot: &mut Slot, part: &mut IoBufs, token: u32) -> Next {
+        if let Stage::Settling(before) = slot.stage {
+            return self.settle(slot, token, before);
+        }
         if !slot.claimed && !self.claim(slot, token) {
             return Next::Wait;
         }
         let Request { op, offset, len, .. } = slot.request;
         let left = len - slot.done;
         match op {
+            Op::Write { fua: true } if left == 0 && self.node.flushes_writes() => self.sync(slot),
             Op::Read | Op::Write { .. } if left == 0 => Next::Done(Ok(())),
             Op::Read | Op::Write { .. } => self.transfer(slot, part, token, left),
             Op::Flush => self.sync(slot),
@@ -126,7 +130,7 @@ impl Inner {
 
     fn write_op(&self, op: Op, offset: u64) -> IoOp {
         let fua = matches!(op, Op::Write { fua: true });
-        IoOp::Write { offset, dsync: fua && !self.node.no_flush }
+        IoOp::Write { offset, dsync: fua && !self.node.no_flush && !self.node.page_cache }
     }
 
     /// The memory of a step that writes zeroes; `Some(None)` for one that does not. `None`: there
@@ -186,6 +190,7 @@ impl Inner {
             return Next::Done(Err(Errno::EIO));
         }
         slot.stage = Stage::Sync;
+        slot.sync = self.node.page_cache.then(|| self.node.syncs.begin());
         Next::Submit { tail: false, op: IoOp::Fsync { data_only: true }, bufs: IoBufs::new() }
     }
 
@@ -218,13 +223,27 @@ impl Inner {
                 status::end_after(&mut slot.request.bufs, n);
                 return Next::Done(Ok(()));
             }
-            // Of flushes at the same time Linux tells one of an error.
-            Stage::Sync if self.node.flush_failed.load(Ordering::Relaxed) => {
-                return Next::Done(Err(Errno::EIO));
-            }
-            Stage::Discard | Stage::Sync => return Next::Done(Ok(())),
+            Stage::Sync => match slot.sync.take() {
+                Some(running) => return self.settle(slot, token, running.end()),
+                None => return Next::Done(Ok(())),
+            },
+            Stage::Settling(_) => return Next::Wait,
+            Stage::Discard => return Next::Done(Ok(())),
         }
         self.next(slot, part, token)
+    }
+
+    /// A flush of the page cache that went well is done once those that went on beside it have ended, and
+    /// unless one of them has failed: `before` is their numbers' end.
+    fn settle(&self, slot: &mut Slot, token: u32, before: u64) -> Next {
+        if !self.node.syncs.have_ended(before, self.mailbox(), token) {
+            slot.stage = Stage::Settling(before);
+            return Next::Wait;
+        }
+        match self.node.flush_failed.load(Ordering::Relaxed) {
+            true => Next::Done(Err(Errno::EIO)),
+            false => Next::Done(Ok(())),
+        }
     }
 
     /// Accounts for `n` bytes of a step; `None`: the next one is to be planned.
@@ -307,6 +326,7 @@ impl Inner {
             }
             Stage::Discard if discard_failed(&self.node, errno) => Next::Done(Ok(())),
             Stage::Sync if self.node.page_cache => {
+                // Before it counts as ended.
                 self.node.flush_failed.store(true, Ordering::Relaxed);
                 Next::Done(Err(errno))
             }
