@@ -64,11 +64,6 @@ impl Plan {
         // nothing of that: what was to be written is lost all the same, as Linux has it.
         let hard = daemon.faults.fail > 0 && daemon.faults.errnos != TRANSIENT;
         daemon.power_cuts = if hard { 1 } else { random.pick(&[1, 2]) };
-        if hard {
-            // Nor does Linux tell more than one of two flushes at the same time. The other learns of it from
-            // the one that failed, unless a loop of its own is faster.
-            daemon.io_threads = 1;
-        }
     }
 
     /// Guests with AHCI controllers in place of others.

@@ -51,10 +51,15 @@ pub(crate) struct World {
     over: Cell<bool>,
     /// When requests are looked at again that have been waiting.
     look_at_ns: Cell<u64>,
+    /// Requests that were answered when it was last one more, and when that was.
+    answered: Cell<(u64, u64)>,
 }
 
 /// How often that is done, nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
+
+/// How long no guest at all may be answered, nanoseconds.
+const STUCK_NS: u64 = 60_000_000_000;
 
 /// What a run came to.
 #[derive(Debug, Clone, Default)]
@@ -135,6 +140,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         transfers: Cell::new(0),
         over: Cell::new(false),
         look_at_ns: Cell::new(0),
+        answered: Cell::new((0, 0)),
     });
     let each = plan.requests / images.len() as u64;
     for (number, guest) in plan.guests.iter().enumerate() {
@@ -420,9 +426,21 @@ impl World {
                     if next >= self.look_at_ns.get() {
                         self.look_at_ns.set(next + LOOK_NS);
                         self.users.borrow().iter().for_each(|user| user.check_patience());
+                        self.check_somebody_gets_on(next);
                     }
                 }
             }
+        }
+    }
+
+    /// A driver that nobody wakes may have nothing in flight for which it could lose its patience.
+    fn check_somebody_gets_on(&self, now: u64) {
+        let (answered, (before, since)) = (self.coverage.requests.get(), self.answered.get());
+        if answered != before {
+            self.answered.set((answered, now));
+        } else if now - since > STUCK_NS {
+            let actors = self.machine.actors();
+            self.fail(&format!("no request is answered any more:\n{actors}"));
         }
     }
 

@@ -76,7 +76,7 @@ impl Guest {
     /// One connection.
     fn life(&self) -> Result<(), Gone> {
         let world = self.world();
-        self.shared.write_through.set(false);
+        self.shared.write_through.set(None);
         let mut connection = Connection::new(world, self.shared.guest);
         world.coverage.connections.one();
         world.machine.say(|| format!("guest {} connects", self.shared.guest));
@@ -260,7 +260,7 @@ impl Guest {
             }
             Disturbance::Status | Disturbance::Reset => {
                 coverage.resets.one();
-                self.shared.write_through.set(false);
+                self.shared.write_through.set(None);
                 self.queues.iter().for_each(|queue| queue.paused.set(true));
                 match what {
                     Disturbance::Reset => connection.tell(Request::ResetDevice, &[], &[])?,
@@ -288,9 +288,9 @@ impl Guest {
                 let mut payload = u32s(&[WRITEBACK, 1, 0]);
                 let write_back = random.below(2) as u8;
                 payload.push(write_back);
-                self.shared.write_through.set(false);
+                self.shared.write_through.set(None);
                 connection.tell(Request::SetConfig, &payload, &[])?;
-                self.shared.write_through.set(write_back == 0);
+                self.shared.write_through.set((write_back == 0).then(|| world.machine.steps()));
             }
             Disturbance::Disable => {
                 coverage.disabled.one();

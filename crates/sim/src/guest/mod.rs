@@ -64,7 +64,7 @@ impl Guest {
             left: Cell::new(requests),
             bytes: RefCell::default(),
             undisturbed_ns: Cell::new(0),
-            write_through: Cell::new(false),
+            write_through: Cell::new(None),
             plan,
         });
         let queues = (0..shared.plan.queues).map(|i| Queue::new(shared.clone(), i)).collect();
@@ -119,7 +119,7 @@ impl User for Guest {
         // What it was answered before it was.
         match anew {
             true => self.forget_all(),
-            false => self.queues.iter().for_each(|queue| queue.reap()),
+            false => self.queues.iter().for_each(|queue| queue.look()),
         }
         self.shared.model.borrow_mut().lose(bytes, anew)
     }

@@ -48,8 +48,8 @@ pub(crate) struct Shared {
     pub(super) bytes: RefCell<Vec<u8>>,
     /// When the VMM last did something that holds requests up.
     pub(super) undisturbed_ns: Cell<u64>,
-    /// The write cache is off for certain.
-    pub(super) write_through: Cell<bool>,
+    /// The write cache is off for certain, since that step.
+    pub(super) write_through: Cell<Option<u64>>,
 }
 
 impl Shared {
@@ -284,7 +284,10 @@ impl Queue {
             data,
             writable: from_device,
             fua: parts.fua,
-            write_through: kind == Kind::Write && self.shared.write_through.get(),
+            write_through: match kind {
+                Kind::Write => self.shared.write_through.get(),
+                _ => None,
+            },
             offered_ns: world.machine.now_ns(),
         };
         let Some(head) = head else {
@@ -299,6 +302,16 @@ impl Queue {
     }
 
     // ---- answers -------------------------------------------------------------------------------
+
+    /// Takes all answers that there are, for a driver that may sleep: of what it finds here no interrupt
+    /// will tell it, as it is gone then.
+    pub(super) fn look(&self) {
+        let before = self.in_flight.get();
+        self.reap();
+        if self.in_flight.get() != before {
+            self.wake();
+        }
+    }
 
     /// Takes all answers that there are.
     pub(super) fn reap(&self) {
@@ -375,7 +388,8 @@ impl Queue {
         let mut model = model.borrow_mut();
         let checked = if request.kind.writes() {
             // What was discarded is there or not.
-            let stable = request.fua || request.write_through && self.shared.write_through.get();
+            let off = request.write_through;
+            let stable = request.fua || off.is_some() && off == self.shared.write_through.get();
             model.end_write(ticket, good && request.kind != Kind::Discard, stable);
             Ok(())
         } else if request.kind == Kind::Flush {

@@ -82,8 +82,9 @@ pub(super) struct Request {
     pub(super) writable: u32,
     /// What it writes is stable once it is answered.
     pub(super) fua: bool,
-    /// Offered while the write cache was off.
-    pub(super) write_through: bool,
+    /// Offered while the write cache was off, since that step. If it was on in between, the device may have
+    /// begun with it then.
+    pub(super) write_through: Option<u64>,
     pub(super) offered_ns: u64,
 }
 
