@@ -148,7 +148,10 @@ fn durability_is_asked_for_where_it_was_promised() {
     disk.rig.write_op(Op::Write { fua: true }, 0, &[1; 4096], 0).unwrap();
     disk.rig.op(fua, 0, 4096).unwrap();
     let log = disk.log();
-    assert!(matches!(&log[..], [first, call] if *first == write(false) && is_call(call)), "{log:?}");
+    assert!(
+        matches!(&log[..], [first, call] if *first == write(false) && is_call(call)),
+        "{log:?}"
+    );
 }
 
 /// The kernel reports a page that it could not write once.

@@ -15,6 +15,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod course;
+mod failures;
 mod guest;
 mod kinds;
 mod oracle;
