@@ -225,3 +225,75 @@ fn options_that_contradict_each_other() {
     options.discard = Discard::Unmap;
     assert!(NodeRegistry::new().open(&options).is_ok());
 }
+
+/// Nodes as they are described are opened as the same ones, whatever became of those that were described.
+#[test]
+fn nodes_are_described_as_they_are() {
+    let image = TempFile::new(&disk(), "described", 1 << 20);
+    let top_file = TempFile::new(&disk(), "described-top", 0);
+    let format = Some((image.0.display().to_string(), "raw".to_owned()));
+    let create = block::CreateQcow2 { backing: format, ..block::CreateQcow2::new(1 << 20) };
+    std::fs::remove_file(&top_file.0).unwrap();
+    block::create_qcow2(&top_file.0, &create).unwrap();
+    let qcow2 = Qcow2Options {
+        file: inline(unnamed(file(&top_file.0, None))),
+        data_file: None,
+        backing: Backing::Implicit,
+        pass_discard_request: None,
+        discard_no_unref: false,
+    };
+    let named = |name: &str| BlockdevRef::Name(name.to_owned());
+    let mut nodes = NodeRegistry::new();
+    for options in [
+        blockdev("top", raw(inline(blockdev("below", null(8192))), 0, None)),
+        blockdev("part", raw(named("below"), 0, Some(4096))),
+        blockdev("other", null(4096)),
+        BlockdevOptions { active: false, ..blockdev("off", null(512)) },
+        blockdev("image", Driver::Qcow2(qcow2.clone())),
+    ] {
+        nodes.open(&options).unwrap();
+    }
+    let order = ["part", "top", "other", "off", "image"];
+    let described = nodes.describe(order.into_iter());
+    let names: Vec<_> = described.iter().flat_map(|node| node.node_name.as_deref()).collect();
+    assert_eq!(names, order);
+    // Who comes first has it within, and the other refers to it.
+    let child = |node: &BlockdevOptions| node.driver.children().first().map(|c| c.1.clone());
+    assert_eq!(child(&described[0]), Some(inline(blockdev("below", null(8192)))));
+    assert_eq!(child(&described[1]), Some(named("below")));
+    assert!(!described[3].active);
+    assert_eq!(described[4].driver, Driver::Qcow2(qcow2));
+
+    let control = event_loop::EventLoop::new(event_loop::LoopConfig::default()).unwrap();
+    let nodes = control
+        .block_on(async move {
+            let part = blockdev("part", raw(named("other"), 0, None));
+            nodes.reopen("part", &part).await.unwrap();
+            // What the header of the image names has been given other options.
+            let backing = nodes.info("image").unwrap().children[1].edge.node().name().to_owned();
+            let file = nodes.info(&backing).unwrap().children[0].edge.node().name().to_owned();
+            let options = nodes.options(&file).unwrap();
+            let options = BlockdevOptions { detect_zeroes: DetectZeroes::On, ..options.clone() };
+            nodes.reopen(&file, &options).await.unwrap();
+            nodes
+        })
+        .unwrap();
+    let described = nodes.describe(order.into_iter());
+    let names: Vec<_> = described.iter().flat_map(|node| node.node_name.as_deref()).collect();
+    assert_eq!(names, ["other", "part", "top", "off", "image"]);
+    assert_eq!(child(&described[1]), Some(named("other")));
+    let Driver::Qcow2(Qcow2Options {
+        backing: Backing::Node(BlockdevRef::Inline(backing)), ..
+    }) = &described[4].driver
+    else {
+        panic!("{:?}", described[4])
+    };
+    let Some(BlockdevRef::Inline(file)) = child(backing) else { panic!("{backing:?}") };
+    assert_eq!((&file.node_name, file.detect_zeroes), (&None, DetectZeroes::On));
+    drop(nodes);
+    let mut nodes = NodeRegistry::new();
+    for options in &described {
+        nodes.open(options).unwrap();
+    }
+    assert_eq!(nodes.describe(names.into_iter()), described);
+}

@@ -51,7 +51,7 @@ pub(super) struct Service {
     pub(super) stats: Arc<QueueStats>,
     pub(super) turns: Rc<Turns>,
     /// What another process has left: bytes that came from the client, and bytes that go to it.
-    pub(super) left: (Vec<u8>, Vec<u8>),
+    pub(super) left: (Vec<u8>, Arc<Vec<u8>>),
 }
 
 /// Called once, when nothing of a connection is under way any more.

@@ -31,7 +31,7 @@ pub(super) struct Client {
     /// TLS, if it was begun.
     pub(super) secured: Option<Box<Secured>>,
     /// See [`Service::left`].
-    pub(super) left: (Vec<u8>, Vec<u8>),
+    pub(super) left: (Vec<u8>, Arc<Vec<u8>>),
 }
 
 /// The control plane's way to a [`Worker`]. Dropping it ends the worker, and its connections.

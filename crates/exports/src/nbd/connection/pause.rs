@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use event_loop::{AlignedBuf, IoBufs, oneshot};
 use nix::errno::Errno;
 
 use super::Connection;
 use crate::nbd::session::transmission::Agreed;
-use crate::nbd::state::End;
+use crate::nbd::state::{End, append};
 use crate::nbd::wire::MAX_PAYLOAD;
 
 /// What all connections of a thread have of messages, bytes: those for which there is no room are not
@@ -26,8 +27,9 @@ pub struct SavedClient {
     pub agreed: Agreed,
     /// What came and was not looked at yet; it begins with a request.
     pub input: Vec<u8>,
-    /// Replies, or the rest of some, that are to be sent before all others.
-    pub output: Vec<u8>,
+    /// Replies, or the rest of some, that are to be sent before all others. Who goes on has them too: all
+    /// wait for each copy.
+    pub output: Arc<Vec<u8>>,
 }
 
 #[derive(Default)]
@@ -45,11 +47,11 @@ pub(super) struct Pause {
     /// What another process has left of what came, from the second on,
     input: RefCell<(Vec<u8>, usize)>,
     /// and what is to be sent before all else.
-    output: RefCell<Vec<u8>>,
+    output: RefCell<Arc<Vec<u8>>>,
 }
 
 impl Pause {
-    pub(super) fn new(input: Vec<u8>, output: Vec<u8>) -> Self {
+    pub(super) fn new(input: Vec<u8>, output: Arc<Vec<u8>>) -> Self {
         let (input, output) = (RefCell::new((input, 0)), RefCell::new(output));
         Pause { input, output, ..Pause::default() }
     }
@@ -123,7 +125,8 @@ impl Connection {
             return Ok(None);
         }
         let mut state = self.state.borrow_mut();
-        let mut output = self.pause.output.borrow_mut();
+        let mut kept = self.pause.output.borrow_mut();
+        let output = Arc::make_mut(&mut kept);
         let (left, at) = &*self.pause.input.borrow();
         let left = left.get(*at..).unwrap_or_default();
         let unsent = if self.pause.unsent.get() { self.send_bufs.borrow().len() } else { 0 };
@@ -131,21 +134,20 @@ impl Connection {
         let bytes = output.len() + unsent + state.left_len() + left.len();
         let Some(rest) = room.checked_sub(bytes) else { return Ok(None) };
         *room = rest;
+        output.reserve_exact(unsent + state.left_len());
         if self.pause.unsent.take() {
             let mut bufs = self.send_bufs.take();
-            let end = output.len();
-            output.resize(end + bufs.len(), 0);
-            bufs.copy_out(0, &mut output[end..]);
+            append(output, &bufs);
             state.sent();
             bufs.clear();
             self.send_bufs.replace(bufs);
         }
-        state.take_replies(&mut output);
+        state.take_replies(output);
         self.publish();
         let mut input = state.unparsed();
         input.extend_from_slice(left);
         let socket = self.fd.try_clone()?;
-        Ok(Some(SavedClient { socket, agreed: self.service.agreed, input, output: output.clone() }))
+        Ok(Some(SavedClient { socket, agreed: self.service.agreed, input, output: kept.clone() }))
     }
 
     /// Gives the state what another process has left of what came. `false`: there is nothing more.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use exports::nbd::SavedClient;
 use exports::nbd::session::transmission::Agreed;
@@ -145,8 +146,8 @@ impl Document {
                 allocation: boolean(&client["allocation"])?,
             };
             let socket = self.connection(&client["socket"])?;
-            let (input, output) =
-                (self.content(&client["input"])?, self.content(&client["output"])?);
+            let input = self.content(&client["input"])?;
+            let output = Arc::new(self.content(&client["output"])?);
             saved.push(SavedClient { socket, agreed, input, output });
         }
         Ok(saved)
@@ -177,8 +178,9 @@ pub(super) fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
 
 /// What is in memory that was handed over.
 pub(super) fn content(memory: OwnedFd) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
     let mut file = File::from(memory);
+    let len = file.metadata()?.len().min(MAX_MEMORY);
+    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
     file.rewind()?;
     file.take(MAX_MEMORY).read_to_end(&mut bytes)?;
     Ok(bytes)
