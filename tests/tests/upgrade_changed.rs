@@ -166,11 +166,10 @@ fn properties_that_were_set_stay() {
     server.stop();
 }
 
-/// Makes an empty qcow2 image of the disk's size.
-fn qcow2(path: &Path) {
-    let size = (MIB << 20).to_string();
+/// Makes an empty qcow2 image.
+fn qcow2(path: &Path, mib: u64) {
     let mut command = Command::new(tool("qemu-img"));
-    command.args(["create", "-q", "-f", "qcow2"]).arg(path).arg(size);
+    command.args(["create", "-q", "-f", "qcow2"]).arg(path).arg(format!("{mib}M"));
     assert!(command.status().expect("qemu-img can be run").success());
 }
 
@@ -186,11 +185,20 @@ fn images_above_images_and_copies_stay_where_they_are() {
     upgrades(&mut server, &load);
     assert_eq!(told(&server)[1][0]["node-name"], "top");
 
-    qcow2(&over);
-    let file = json!({"driver": "file", "filename": over, "node-name": "below"});
-    let node = json!({"driver": "qcow2", "node-name": "over", "file": file, "backing": null});
     let mut qmp = monitor(&server);
-    qmp.execute("blockdev-add", node.clone());
+    let add = |qmp: &mut Qmp, name: &str, path: &Path, mib: u64| {
+        qcow2(path, mib);
+        // Names that are generated are generated anew.
+        let below = format!("{name}-file");
+        let file = json!({"driver": "file", "filename": path, "node-name": below});
+        let node = json!({"driver": "qcow2", "node-name": name, "file": file, "backing": null});
+        qmp.execute("blockdev-add", node);
+    };
+    // One that cannot be put there stays what it is.
+    add(&mut qmp, "small", &scratch.path("small.qcow2"), MIB / 2);
+    let why = qmp.refused("blockdev-snapshot", json!({"node": "top", "overlay": "small"}));
+    assert!(why.contains("bytes"), "{why}");
+    add(&mut qmp, "over", &over, MIB);
     let put = json!({"node": "top", "overlay": "over"});
     qmp.execute("blockdev-snapshot", put.clone());
     assert_eq!(qmp.refused("blockdev-snapshot", put), "The overlay already has a backing image");
@@ -212,7 +220,7 @@ fn images_above_images_and_copies_stay_where_they_are() {
     assert_eq!(told(&server)[1][0]["node-name"], "flat");
     // The others are there, and can go.
     let mut qmp = monitor(&server);
-    for node in ["over", "top", "disk"] {
+    for node in ["over", "top", "disk", "small"] {
         qmp.execute("blockdev-del", json!({"node-name": node}));
     }
     drop(qmp);
@@ -262,7 +270,7 @@ fn nodes_that_are_inactive_stay_so() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let over = scratch.path("over.qcow2");
-    qcow2(&over);
+    qcow2(&over, MIB);
     let command = ServerCommand::new(&scratch)
         .monitor("qmp")
         .file("disk", &image, "")
