@@ -88,6 +88,8 @@ fn allocations(options: &BlockdevOptions, ops: &[Op], offset: u64, lead: usize) 
     client.run(&event_loop, 20_000);
     let count = counting::allocations() - before;
     client.me.take();
+    drop(client);
+    event_loop.shut_down().unwrap();
     count
 }
 

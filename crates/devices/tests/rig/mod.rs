@@ -71,6 +71,13 @@ fn eventfd() -> Arc<OwnedFd> {
     Arc::new(fd.into())
 }
 
+impl Drop for Rig {
+    /// The loop holds the queue, and the queue the loop.
+    fn drop(&mut self) {
+        let _ = self.event_loop.shut_down();
+    }
+}
+
 impl Rig {
     pub fn new(options: &BlockdevOptions, queue_size: u16, poll_max_ns: u64) -> Rig {
         Rig::with(options, queue_size, poll_max_ns, |_| {})
