@@ -11,7 +11,7 @@ use vcpu::ahci::Controller;
 use crate::ahci::{self, AhciGuest};
 use crate::client::{self, Client};
 use crate::coverage::Coverage;
-use crate::daemon::{self, Daemon, Disk, Offered};
+use crate::daemon::{self, Daemon, Disk, Loop, Offered};
 use crate::fds::Fds;
 use crate::guest::{self, Guest};
 use crate::image::{Format, Image};
@@ -232,9 +232,20 @@ impl World {
     /// Something has happened to a socket that any of the loops may have.
     pub(crate) fn poke_all(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
-            let concerned = daemon.loops.iter().filter(|l| l.ring.sim.has_events());
-            concerned.for_each(|l| l.poke(&self.machine));
+            self.poke_those(&daemon.loops);
         }
+    }
+
+    /// The same, of the I/O loops.
+    pub(crate) fn poke_io(&self) {
+        if let Some(daemon) = &*self.daemon.borrow() {
+            self.poke_those(&daemon.loops[1..]);
+        }
+    }
+
+    fn poke_those(&self, loops: &[Loop]) {
+        let concerned = loops.iter().filter(|l| l.ring.sim.has_events());
+        concerned.for_each(|l| l.poke(&self.machine));
     }
 
     pub(crate) fn listener(&self, guest: usize) -> &Socket {

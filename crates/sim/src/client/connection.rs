@@ -153,7 +153,7 @@ impl Connection {
                     let random = self.world().random();
                     self.input.borrow_mut().extend(&buffer[..bytes]);
                     // Others may go on before it takes more.
-                    if bytes == buffer.len() && random.one_in(4) {
+                    if bytes < buffer.len() || random.one_in(4) {
                         break Ok(());
                     }
                 }
@@ -198,7 +198,7 @@ impl Connection {
             } else {
                 output.len() as u64
             };
-            let sent = socket.send(&output[..len as usize])?;
+            let sent = socket.send(&output[..len as usize], self.mode.get().is_none())?;
             output.drain(..sent);
             if sent == 0 {
                 world.coverage.nbd_full.one();
@@ -232,7 +232,7 @@ impl Connection {
         let sectors = self.sectors.get().min(model.borrow().sectors());
         // Some places are hot, so that requests meet.
         let area = if random.one_in(4) { sectors.min(64) } else { sectors };
-        let count = any_count(random).min(area);
+        let count = any_count(random, self.shared.plan.large).min(area);
         let first = random.below(u64::from(area - count + 1)) as u32;
         let mut model = model.borrow_mut();
         let ticket = match kind {

@@ -16,6 +16,8 @@ pub(crate) struct Plan {
     pub(super) depth: usize,
     /// Requests sent at once, at most.
     pub(super) batch: u64,
+    /// A request is for very many sectors once in so many times.
+    pub(super) large: u64,
     /// What is sent is sent in pieces once in so many times; 0 for never.
     pub(super) pieces: u64,
     /// Bytes received at once, at most.
@@ -42,6 +44,7 @@ impl Plan {
             connections,
             depth: if connections == 1 { depth } else { depth.min(64) },
             batch: random.pick(&[1, 4, 16, 200]),
+            large: random.pick(&[8, 256, 256, 0]),
             pieces: random.pick(&[0, 3, 20]),
             sip: random.pick(&[700, 4096, 65536, 65536]),
             think_ns: random.pick(&[0, 5_000, 100_000]),

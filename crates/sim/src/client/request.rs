@@ -93,11 +93,11 @@ impl Kind {
     }
 }
 
-/// How many sectors a request is for.
-pub(super) fn any_count(random: &Random) -> u32 {
+/// How many sectors a request is for; once in `large` times very many.
+pub(super) fn any_count(random: &Random, large: u64) -> u32 {
     match random.below(256) {
-        0 => random.between(1, LARGE_SECTORS.into()) as u32,
-        1..16 => random.between(1, MOST_SECTORS.into()) as u32,
+        _ if random.one_in(large) => random.between(1, LARGE_SECTORS.into()) as u32,
+        0..16 => random.between(1, MOST_SECTORS.into()) as u32,
         16..64 => 8,
         _ => random.between(1, 2) as u32,
     }

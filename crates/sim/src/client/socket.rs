@@ -1,5 +1,6 @@
 //! A client's end of a connection.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -15,7 +16,12 @@ pub(super) struct Socket {
     /// There until it is dropped.
     stream: Option<UnixStream>,
     world: Rc<World>,
+    /// Bytes taken since it last was empty.
+    backlog: Cell<usize>,
 }
+
+/// Less than what a server has sent that finds no room for more.
+const FULL: usize = 16 << 10;
 
 impl Socket {
     /// Connects. The daemon may not be there, and find it waiting when it is.
@@ -23,15 +29,20 @@ impl Socket {
         let stream = world.nbd_listener().connect();
         world.fds.keep(stream.as_raw_fd());
         world.poke_all();
-        Rc::new(Socket { stream: Some(stream), world: world.clone() })
+        Rc::new(Socket { stream: Some(stream), world: world.clone(), backlog: Cell::new(0) })
     }
 
-    /// Sends what it takes of it now: bytes, perhaps none.
-    pub(super) fn send(&self, bytes: &[u8]) -> Result<usize, Gone> {
+    /// Sends what it takes of it now, to the loop that shakes hands or to those that serve: bytes, perhaps
+    /// none.
+    pub(super) fn send(&self, bytes: &[u8], shakes_hands: bool) -> Result<usize, Gone> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         match send(self.as_fd().as_raw_fd(), bytes, flags) {
             Ok(sent) => {
-                self.world.poke_all();
+                if shakes_hands {
+                    self.world.poke_control();
+                } else {
+                    self.world.poke_io();
+                }
                 Ok(sent)
             }
             Err(Errno::EAGAIN) => Ok(0),
@@ -44,11 +55,20 @@ impl Socket {
         match recv(self.as_fd().as_raw_fd(), into, MsgFlags::MSG_DONTWAIT) {
             Ok(0) => Err(Gone),
             Ok(taken) => {
-                // There is room for more.
-                self.world.poke_all();
+                self.backlog.set(self.backlog.get() + taken);
+                if self.backlog.get() > FULL {
+                    // There is room for more.
+                    self.world.poke_all();
+                }
+                if taken < into.len() {
+                    self.backlog.set(0);
+                }
                 Ok(taken)
             }
-            Err(Errno::EAGAIN) => Ok(0),
+            Err(Errno::EAGAIN) => {
+                self.backlog.set(0);
+                Ok(0)
+            }
             Err(_) => Err(Gone),
         }
     }
