@@ -16,7 +16,7 @@ use block::options::{
 use block::throttle::{ThrottleGroup, ThrottleLimits};
 use devices::ahci::{Drive, DriveConfig};
 use event_loop::ring::sim::{Faults, Happened, Storage};
-use event_loop::{EventLoop, LoopConfig, LoopHandle, PollParams, oneshot};
+use event_loop::{EventLoop, JoinHandle, LoopConfig, LoopHandle, PollParams, oneshot};
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
 use guest_memory::GuestMemory;
@@ -128,7 +128,8 @@ pub(crate) struct Daemon {
     group: Arc<ThrottleGroup>,
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
-    nbd: Rc<Nbd>,
+    /// Once it has been started.
+    nbd: Option<JoinHandle<Nbd>>,
     /// By disk.
     controllers: BTreeMap<usize, Controller>,
     drives: Vec<AhciDrive>,
@@ -137,12 +138,8 @@ pub(crate) struct Daemon {
 /// A drive, where its loop has put it, and that loop.
 type AhciDrive = (EventLoop, Rc<RefCell<Option<Rc<Drive>>>>);
 
-/// What is offered over NBD, as far as it has been started.
-#[derive(Default)]
-struct Nbd {
-    server: RefCell<Option<NbdServer>>,
-    exports: RefCell<Vec<NbdExport>>,
-}
+/// What is offered over NBD.
+type Nbd = (NbdServer, Vec<NbdExport>);
 
 impl Daemon {
     /// Starts one. An error: an image cannot be opened.
@@ -226,10 +223,8 @@ impl Daemon {
             };
             loops[0].handle.spawn(start).expect("the loop is there");
         }
-        let nbd = Rc::default();
-        if !over_nbd.is_empty() {
-            start_nbd(&loops[0].event_loop, nbd_socket, over_nbd, &nbd);
-        }
+        let nbd =
+            (!over_nbd.is_empty()).then(|| start_nbd(&loops[0].event_loop, nbd_socket, over_nbd));
         let (machine, exports) = (machine.clone(), Vec::new());
         Ok(Daemon { machine, loops, nodes, group, started, exports, nbd, controllers, drives })
     }
@@ -276,7 +271,7 @@ impl Daemon {
     pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<bool> {
         self.exports.extend(self.started.try_iter());
         let exports = std::mem::take(&mut self.exports);
-        let (over_nbd, server) = (self.nbd.exports.take(), self.nbd.server.take());
+        let nbd = self.nbd.take();
         let detached: Vec<_> = self.drives.drain(..).map(detach).collect();
         let (done, stopped) = mpsc::channel();
         self.loops[0].event_loop.spawn(async move {
@@ -287,10 +282,11 @@ impl Daemon {
             for export in exports {
                 flushed &= export.stop().await.is_ok();
             }
-            for export in over_nbd {
-                flushed &= export.stop().await.is_ok();
-            }
-            if let Some(server) = server {
+            if let Some(nbd) = nbd {
+                let (server, exports) = nbd.await.expect("the loop is there");
+                for export in exports {
+                    flushed &= export.stop().await.is_ok();
+                }
                 server.stop().await;
             }
             let _ = done.send(flushed);
@@ -323,28 +319,23 @@ impl Daemon {
 fn start_nbd(
     control: &EventLoop,
     socket: &Socket,
-    exports: Vec<NbdExportConfig>,
-    started: &Rc<Nbd>,
-) {
+    configs: Vec<NbdExportConfig>,
+) -> JoinHandle<Nbd> {
     let config = NbdServerConfig {
         listen: NbdListen::Fds(vec![Arc::new(socket.for_daemon())]),
         max_connections: 0,
         handshake_max_seconds: 10,
         tls: None,
     };
-    let (started, on) = (started.clone(), control.clone());
+    let on = control.clone();
     control.spawn(async move {
-        started.server.replace(Some(NbdServer::start(&on, config).expect("a server")));
-        for export in exports {
-            let Some(added) = started.server.borrow().as_ref().map(|server| server.add(export))
-            else {
-                // It is stopped already.
-                return;
-            };
-            let export = added.await.expect("an export");
-            started.exports.borrow_mut().push(export);
+        let server = NbdServer::start(&on, config).expect("a server");
+        let mut exports = Vec::new();
+        for config in configs {
+            exports.push(server.add(config).await.expect("an export"));
         }
-    });
+        (server, exports)
+    })
 }
 
 /// Puts a controller before a disk, and a drive on a loop.
