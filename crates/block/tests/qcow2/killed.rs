@@ -124,6 +124,17 @@ fn be_killed() {
 /// Kills a process that uses the image once it has been told of that many requests; returns what each
 /// sector may hold.
 fn kill(test: &str, image: &Path, journals: Option<&Path>, after: usize) -> Vec<[Value; 2]> {
+    kill_later(test, image, journals, after, || {})
+}
+
+/// The same; half-way something else happens.
+fn kill_later(
+    test: &str,
+    image: &Path,
+    journals: Option<&Path>,
+    after: usize,
+    half_way: impl Fn(),
+) -> Vec<[Value; 2]> {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--nocapture"]).env(IMAGE, image).stdout(Stdio::piped());
     if let Some(journals) = journals {
@@ -147,6 +158,9 @@ fn kill(test: &str, image: &Path, journals: Option<&Path>, after: usize) -> Vec<
             }
         }
         told += 1;
+        if told == after / 2 {
+            half_way();
+        }
         if told == after {
             child.kill().unwrap();
         }
@@ -292,6 +306,67 @@ fn an_image_whose_journal_is_gone_is_whole() {
     let mut rig = Rig::new(node.clone());
     rig.write(0, &[5; 65536], 0).unwrap();
     drop(rig);
+    let found = contents(&node);
+    drop(node);
+    repair_leaks(&folder);
+    judge(&folder, "disk.qcow2", &found);
+}
+
+/// Somebody removes the journal: from then on the image itself is written to before each answer.
+#[test]
+fn nothing_is_lost_after_a_journal_was_removed() {
+    be_killed();
+    let folder = Folder::new("killed-removed");
+    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+    create(&folder, "cluster_size=64k");
+    let test = "killed::nothing_is_lost_after_a_journal_was_removed";
+    let remove = || std::fs::remove_dir_all(&journals).unwrap();
+    let may = kill_later(test, &image, Some(&journals), 1000, remove);
+    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
+    let found = contents(&node);
+    assert_kept(&may, &found, &[0; SIZE], "after a kill");
+    drop(node);
+    repair_leaks(&folder);
+    judge(&folder, "disk.qcow2", &found);
+}
+
+/// Opened and changed where there are no journals, the image is not one any more that was left.
+#[test]
+fn what_is_left_is_not_taken_for_an_image_that_was_opened_without_it() {
+    be_killed();
+    let folder = Folder::new("killed-without");
+    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+    create(&folder, "cluster_size=64k");
+    let test = "killed::what_is_left_is_not_taken_for_an_image_that_was_opened_without_it";
+    kill(test, &image, Some(&journals), 50);
+    let node = registry(None).open(&options(&image)).unwrap();
+    let mut rig = Rig::new(node.clone());
+    rig.write(0, &[5; 3 << 20], 0).unwrap();
+    drop((rig, node));
+    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
+    let found = contents(&node);
+    assert!(found[..3 << 20].iter().all(|byte| *byte == 5));
+    drop(node);
+    repair_leaks(&folder);
+    judge(&folder, "disk.qcow2", &found);
+}
+
+/// A copy that was made before, and comes back: the journal is not that of its state.
+#[test]
+fn what_is_left_is_not_taken_for_an_older_state_of_the_image() {
+    be_killed();
+    let folder = Folder::new("killed-older");
+    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+    create(&folder, "cluster_size=64k");
+    let test = "killed::what_is_left_is_not_taken_for_an_older_state_of_the_image";
+    let mut older = None;
+    // Of two processes the second goes on with the journal of the first.
+    for _ in 0..2 {
+        kill(test, &image, Some(&journals), 50);
+        older.get_or_insert_with(|| std::fs::read(&image).unwrap());
+    }
+    std::fs::write(&image, older.unwrap()).unwrap();
+    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
     let found = contents(&node);
     drop(node);
     repair_leaks(&folder);

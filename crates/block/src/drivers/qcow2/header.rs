@@ -67,8 +67,10 @@ pub(crate) struct Header {
     pub(crate) l1_table: (u64, u64),
     /// The refcount table: first byte and number of bytes.
     pub(crate) refcount_table: (u64, u64),
-    /// The image has not been closed, and that mark tells where a process has kept what is missing.
-    pub(crate) mark: Option<Mark>,
+    /// Where a process has kept what is missing, and up to which commit nothing is.
+    pub(crate) mark: Option<(Mark, u64)>,
+    /// The image has not been closed. Without a mark, it is not opened.
+    pub(crate) is_dirty: bool,
     /// There is room for a mark.
     pub(crate) has_room: bool,
 }
@@ -147,7 +149,7 @@ impl Header {
         }
         let incompatible = if version == 2 { 0 } else { u64_at(72) };
         let autoclear = if version == 2 { 0 } else { u64_at(88) };
-        let mark = Mark::find(bytes, cluster).filter(|_| incompatible & DIRTY != 0);
+        let mark = Mark::find(bytes, cluster).filter(|_| version == 3);
         // Ours are whole.
         let unknown = incompatible & !if mark.is_some() { DIRTY } else { 0 };
         check_features(unknown, autoclear, read_only)?;
@@ -189,6 +191,7 @@ impl Header {
             l1_table: (u64_at(40), u64::from(u32_at(36)) * ENTRY),
             refcount_table,
             mark,
+            is_dirty: incompatible & DIRTY != 0,
             has_room: version == 3 && Mark::fits(bytes, cluster),
         })
     }

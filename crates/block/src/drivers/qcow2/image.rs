@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 
 use super::context::Channels;
 use super::marker::Mark;
-use super::metadata::{self, Metadata, SECTOR};
+use super::metadata::{self, Metadata};
 use super::storage::{self, NodeStorage, Shared};
 
 /// Requests that find room for data, or give it up, at once. Each holds on to a table, of which
@@ -234,7 +234,7 @@ impl Image {
                     "Could not keep qcow2 metadata for the case that this process is killed: {error}. \
                      From now on, writes to new clusters wait for the disk"
                 );
-                metadata.drop_journal();
+                metadata.give_up_journal();
                 return Ok(false);
             }
         };
@@ -246,11 +246,12 @@ impl Image {
         let (Some(mark), Some(at)) = (metadata.unmarked(), Mark::place(self.cluster)) else {
             return Ok(());
         };
-        metadata::write(channels, at, &mark.sector())?.await.0?;
+        metadata.set_named(true).map_err(errno_of)?;
+        metadata::write(channels, at, &mark)?.await.0?;
         // With the bit alone it would be an image that has to be repaired.
         storage::sync(channels).await?;
         metadata.set_marked(true);
-        self.write_dirty(channels, true).await
+        metadata::write_dirty(channels, true).await
     }
 
     /// Has the image say that nothing is missing. Who calls it has `flushing`, or the image.
@@ -258,26 +259,15 @@ impl Image {
         let Some(metadata) = &self.shared.metadata else { return Ok(()) };
         if metadata.is_marked() {
             metadata.set_marked(false);
-            self.write_dirty(channels, false).await?;
-            storage::sync(channels).await?;
-            if let Some(at) = Mark::place(self.cluster) {
-                metadata::write(channels, at, &[0; SECTOR])?.await.0?;
-            }
+            metadata::unmark(channels, self.cluster).await?;
+            metadata.set_named(false).map_err(errno_of)?;
         }
         Ok(())
     }
 
-    async fn write_dirty(&self, channels: &Channels, dirty: bool) -> Result<(), Errno> {
-        let bytes = metadata::read(channels, 0, SECTOR).await?;
-        let mut header = *bytes.first_chunk::<SECTOR>().ok_or(Errno::EIO)?;
-        metadata::set_dirty(&mut header, dirty);
-        metadata::write(channels, 0, &header)?.await.0
-    }
-
     /// Whether nothing is left to do but to forget the image.
     pub(super) fn is_closed(&self) -> bool {
-        let has_journal = |metadata: &Metadata| metadata.has_journal() || metadata.is_marked();
-        self.is_clean() && !self.shared.metadata.as_ref().is_some_and(has_journal)
+        self.is_clean() && self.shared.metadata.as_ref().is_none_or(Metadata::is_closed)
     }
 
     /// Has all of it in the file, and the image say that nothing is missing. Nobody changes it meanwhile.

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use nix::libc::O_NOFOLLOW;
 use nix::unistd::Uid;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, fstat};
 use rustix::io::Errno;
 
 use super::marker::Mark;
@@ -27,8 +27,10 @@ use super::metadata::{SECTOR, Sectors};
 
 /// What a journal begins with; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
-/// Where its header has the last commit that was finished, and the last of which all is in the image.
+/// Where its header has the last commit that was finished, the last of which all is in the image, and whether an
+/// image may be marked with it.
 const COMMITS: u64 = 64;
+const NAMED: u64 = COMMITS + 16;
 /// Where slots begin.
 const SLOTS: usize = 4096;
 /// A slot: the number of its sector, that of the commit, and the sector.
@@ -39,6 +41,8 @@ const FORGOTTEN: u64 = 1 << 63;
 const MOST: u64 = i64::MAX as u64 / SECTOR as u64;
 /// Bytes written at once, at most.
 const RUN: usize = 1 << 20;
+/// Slots that an empty journal keeps.
+const KEPT: usize = 2048;
 
 /// Where journals lie.
 #[derive(Debug, Clone)]
@@ -72,7 +76,7 @@ impl Journals {
         Ok(folder)
     }
 
-    /// Removes what processes that were killed have left with nothing in it.
+    /// Removes what processes that are gone have left and no image is marked with.
     fn sweep(&self) -> io::Result<()> {
         let _turn = self.turn()?;
         for entry in std::fs::read_dir(&self.0)? {
@@ -80,10 +84,11 @@ impl Journals {
             let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(&path);
             // Others may be gone by now.
             let Ok(file) = opened else { continue };
-            let mut commits = [0; 16];
-            let is_empty = file.read_exact_at(&mut commits, COMMITS).is_err()
-                || number(&commits, 0) == number(&commits, 8);
-            if is_empty && lock(&file).is_ok() {
+            let mut named = [0; 8];
+            if !lock(&file)? {
+                continue;
+            }
+            if file.read_exact_at(&mut named, NAMED).is_err() || named == [0; 8] {
                 std::fs::remove_file(&path)?;
             }
         }
@@ -109,27 +114,33 @@ impl Journals {
             committed: 0,
             written: 0,
         };
-        lock(&journal.file)?;
+        if !lock(&journal.file)? {
+            return Err(io::Error::other("another process has the new journal"));
+        }
         journal.file.write_all_at(MAGIC, 0)?;
         journal.file.write_all_at(&journal.mark.bytes(), MAGIC.len() as u64)?;
         journal.write_commits()?;
+        journal.set_named(false)?;
         Ok(journal)
     }
 
-    /// What a process that was killed has left of an image with that mark, and the journal. `None`: it
-    /// is not there.
+    /// What a process that was killed has left of an image with that mark, which is as of that commit, and the
+    /// journal.
     ///
     /// # Errors
     ///
-    /// It is somebody's still, or cannot be read.
-    pub(super) fn find(&self, mark: &Mark) -> io::Result<Option<(Journal, Sectors)>> {
+    /// It cannot be read.
+    pub(super) fn find(&self, mark: &Mark, as_of: u64) -> io::Result<Found> {
+        let _turn = self.turn()?;
         let path = self.path(mark);
         let open = OpenOptions::new().read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
         let file = match open {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
             opened => opened?,
         };
-        lock(&file)?;
+        if !lock(&file)? {
+            return Ok(Found::InUse);
+        }
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut &file, &mut bytes)?;
         let begins = bytes.strip_prefix(MAGIC).is_some_and(|rest| rest.starts_with(&mark.bytes()));
@@ -137,19 +148,34 @@ impl Journals {
         let (true, (Some(committed), Some(written))) = (begins, commits) else {
             return Err(invalid("it is no journal of the image"));
         };
+        // Before a journal is made void, its image is marked as of the next commit.
+        if !(written..=committed.saturating_add(1)).contains(&as_of) {
+            return Ok(Found::Nothing);
+        }
         let slots = bytes.get(SLOTS..).unwrap_or_default();
         let (slots, sectors) = Slots::read(slots, written, committed)?;
         let mark = mark.clone();
-        Ok(Some((Journal { file, path, mark, slots, committed, written }, sectors)))
+        Ok(Found::Left(Journal { file, path, mark, slots, committed, written }, sectors))
     }
 }
 
-/// One owner at a time.
-fn lock(file: &File) -> io::Result<()> {
-    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
-        Errno::WOULDBLOCK => io::Error::other("another process has it"),
-        errno => errno.into(),
-    })
+/// What is there of a journal that an image names.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// It is not there, or not that of the image as it is now.
+    Nothing,
+    /// Another process has it.
+    InUse,
+    /// What was left.
+    Left(Journal, Sectors),
+}
+
+/// One owner at a time. `false`: there is another.
+fn lock(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        locked => Ok(locked.map(|()| true)?),
+    }
 }
 
 fn invalid(why: &str) -> io::Error {
@@ -186,12 +212,15 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// Those of pwrite(2). The journal must not be used any more.
+    /// Those of pwrite(2); somebody has removed the file. The journal must not be used any more.
     pub(super) fn commit<'a>(
         &mut self,
         sectors: impl Iterator<Item = (u64, Option<&'a [u8; SECTOR]>)>,
     ) -> io::Result<()> {
-        let commit = self.committed + 1;
+        if fstat(&self.file)?.st_nlink == 0 {
+            return Err(io::Error::other("somebody has removed the journal"));
+        }
+        let commit = self.next();
         let mut run = Run::default();
         let mut superseded = Vec::new();
         for (number, sector) in sectors {
@@ -222,13 +251,27 @@ impl Journal {
         self.written = commit;
         self.write_commits()?;
         self.slots.give_up(commit);
+        if self.slots.of.is_empty() && self.slots.all > KEPT {
+            self.slots = Slots::default();
+            self.file.set_len(SLOTS as u64)?;
+        }
         Ok(())
     }
 
-    /// All that was found is in the image. What an unfinished commit has left counts no more.
-    pub(super) fn start_anew(&mut self) -> io::Result<()> {
-        self.committed += 1;
+    /// The commit as of which the image is once this is made void.
+    pub(super) fn next(&self) -> u64 {
+        self.committed + 1
+    }
+
+    /// Nothing is to be found in it any more, nor what an unfinished commit has left.
+    pub(super) fn make_void(&mut self) -> io::Result<()> {
+        self.committed = self.next();
         self.written(self.committed)
+    }
+
+    /// Whether an image may be marked with it, from now on.
+    pub(super) fn set_named(&self, named: bool) -> io::Result<()> {
+        self.file.write_all_at(&u64::from(named).to_ne_bytes(), NAMED)
     }
 
     fn write_commits(&self) -> io::Result<()> {
@@ -379,8 +422,15 @@ mod tests {
         }
     }
 
-    fn found(journals: &Journals, mark: &Mark) -> Vec<(u64, u8)> {
-        let (_, sectors) = journals.find(mark).unwrap().unwrap();
+    fn find(journals: &Journals, mark: &Mark, as_of: u64) -> (Journal, Sectors) {
+        match journals.find(mark, as_of).unwrap() {
+            Found::Left(journal, sectors) => (journal, sectors),
+            found => panic!("{found:?}"),
+        }
+    }
+
+    fn found(journals: &Journals, mark: &Mark, as_of: u64) -> Vec<(u64, u8)> {
+        let (_, sectors) = find(journals, mark, as_of);
         sectors.iter().map(|(number, sector)| (*number, sector[0])).collect()
     }
 
@@ -390,27 +440,30 @@ mod tests {
         let journals = folder.journals();
         let mut journal = journals.create().unwrap();
         let mark = journal.mark().clone();
-        assert!(journals.find(&mark).is_err(), "it has an owner");
+        assert!(matches!(journals.find(&mark, 0), Ok(Found::InUse)));
         let sector = |byte: u8| [byte; SECTOR];
         journal.commit([(1, Some(&sector(1))), (7, Some(&sector(2)))].into_iter()).unwrap();
         journal.commit([(7, Some(&sector(3))), (9, Some(&sector(4)))].into_iter()).unwrap();
         let second = journal.committed();
         drop(journal);
-        assert_eq!(found(&journals, &mark), [(1, 1), (7, 3), (9, 4)]);
+        assert_eq!(found(&journals, &mark, 0), [(1, 1), (7, 3), (9, 4)]);
 
-        let (mut journal, _) = journals.find(&mark).unwrap().unwrap();
+        let (mut journal, _) = find(&journals, &mark, 0);
         journal.commit([(1, None), (5, None), (9, Some(&sector(5)))].into_iter()).unwrap();
         drop(journal);
-        assert_eq!(found(&journals, &mark), [(7, 3), (9, 5)]);
+        // While the second commit is being written, the image may be as of that already.
+        assert_eq!(found(&journals, &mark, second), [(7, 3), (9, 5)]);
 
-        let (mut journal, _) = journals.find(&mark).unwrap().unwrap();
+        let (mut journal, _) = find(&journals, &mark, 0);
         journal.written(second).unwrap();
         drop(journal);
-        assert_eq!(found(&journals, &mark), [(9, 5)]);
+        assert_eq!(found(&journals, &mark, second), [(9, 5)]);
+        // An image that is older than what was written, or newer than what was committed, is another one.
+        assert!(matches!(journals.find(&mark, second - 1), Ok(Found::Nothing)));
+        assert!(matches!(journals.find(&mark, second + 3), Ok(Found::Nothing)));
 
-        let (journal, _) = journals.find(&mark).unwrap().unwrap();
-        journal.remove();
-        assert!(journals.find(&mark).unwrap().is_none());
+        find(&journals, &mark, second).0.remove();
+        assert!(matches!(journals.find(&mark, second), Ok(Found::Nothing)));
     }
 
     #[test]
@@ -425,28 +478,49 @@ mod tests {
         journal.committed -= 1;
         journal.write_commits().unwrap();
         drop(journal);
-        assert_eq!(found(&journals, &mark), [(1, 1)]);
+        assert_eq!(found(&journals, &mark, 0), [(1, 1)]);
 
-        let (mut journal, _) = journals.find(&mark).unwrap().unwrap();
-        journal.start_anew().unwrap();
+        let (mut journal, _) = find(&journals, &mark, 0);
+        journal.make_void().unwrap();
+        let as_of = journal.committed();
         journal.commit([(3, Some(&[3; SECTOR]))].into_iter()).unwrap();
         drop(journal);
-        assert_eq!(found(&journals, &mark), [(3, 3)]);
+        assert_eq!(found(&journals, &mark, as_of), [(3, 3)]);
     }
 
     #[test]
-    fn what_nobody_has_and_nothing_is_in_is_swept_away() {
+    fn what_nobody_has_and_no_image_names_is_swept_away() {
         let folder = Folder::new("journal-sweep");
         let journals = folder.journals();
-        let (mut filled, empty, used) =
-            (journals.create().unwrap(), journals.create().unwrap(), journals.create().unwrap());
-        filled.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
-        let (of_filled, of_empty, of_used) =
-            (filled.mark().clone(), empty.mark().clone(), used.mark().clone());
-        drop((filled, empty));
+        let made = [(); 3].map(|()| journals.create().unwrap());
+        let marks = made.each_ref().map(|journal| journal.mark().clone());
+        let [named, unnamed, used] = made;
+        named.set_named(true).unwrap();
+        drop((named, unnamed));
         let journals = folder.journals();
-        assert!(journals.path(&of_filled).exists() && journals.path(&of_used).exists());
-        assert!(!journals.path(&of_empty).exists());
+        let is_there = marks.map(|mark| journals.path(&mark).exists());
+        assert_eq!(is_there, [true, false, true]);
+        drop(used);
+    }
+
+    #[test]
+    fn one_that_somebody_has_removed_keeps_nothing() {
+        let folder = Folder::new("journal-removed");
+        let mut journal = folder.journals().create().unwrap();
+        std::fs::remove_dir_all(&folder.0).unwrap();
+        assert!(journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).is_err());
+    }
+
+    #[test]
+    fn one_that_was_large_becomes_small() {
+        let folder = Folder::new("journal-large");
+        let mut journal = folder.journals().create().unwrap();
+        let sector = [1; SECTOR];
+        journal.commit((0..KEPT as u64 + 1).map(|number| (number, Some(&sector)))).unwrap();
+        journal.written(journal.committed()).unwrap();
+        assert_eq!(journal.file.metadata().unwrap().len(), SLOTS as u64);
+        journal.commit([(1, Some(&sector))].into_iter()).unwrap();
+        assert_eq!(journal.file.metadata().unwrap().len(), (SLOTS + SLOT) as u64);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! The last sector of the header's cluster, which is nobody's, names the [journal](super::journal), and the
 //! format's own dirty bit says that the image is to be repaired. QEMU, which knows nothing of journals, finds
 //! that bit, counts references anew, clears it and writes the header's cluster again, without the mark. So a journal is
-//! never taken for an image's that somebody else has written to since. A mark of another boot is that of
-//! a power cut: journals ended with it, and the image is whole as far as it was written.
+//! never taken for an image's that somebody else has written to since. Nor is it taken for an older state of the image,
+//! come back from a copy: the mark also says up to which commit of the journal the image's metadata is. A mark of
+//! another boot is that of a power cut, or of another machine: its journal is not here, and the image is whole as far
+//! as it was written.
 
 use std::fmt;
 use std::io;
@@ -42,12 +44,14 @@ impl Mark {
         (cluster >= SMALLEST).then(|| cluster - SECTOR as u64)
     }
 
-    /// The one among an image's first bytes, if there is one.
-    pub(super) fn find(first: &[u8], cluster: u64) -> Option<Mark> {
+    /// The one among an image's first bytes, if there is one, and up to which commit the image is.
+    pub(super) fn find(first: &[u8], cluster: u64) -> Option<(Mark, u64)> {
         let sector = first.get(Self::place(cluster)? as usize..)?.first_chunk::<SECTOR>()?;
         let (name, rest) = sector.strip_prefix(MAGIC)?.split_first_chunk()?;
         let (boot, rest) = rest.split_first_chunk()?;
-        rest.iter().all(|byte| *byte == 0).then_some(Mark { name: *name, boot: *boot })
+        let (commit, rest) = rest.split_first_chunk()?;
+        let mark = Mark { name: *name, boot: *boot };
+        rest.iter().all(|byte| *byte == 0).then(|| (mark, u64::from_be_bytes(*commit)))
     }
 
     /// Whether there is room for a mark: nothing is there, or a mark.
@@ -62,11 +66,12 @@ impl Mark {
         boot().is_ok_and(|boot| boot == self.boot)
     }
 
-    /// As it stands in the image.
-    pub(super) fn sector(&self) -> [u8; SECTOR] {
+    /// As it stands in an image that is as of that commit.
+    pub(super) fn sector(&self, commit: u64) -> [u8; SECTOR] {
         let mut sector = [0; SECTOR];
         sector[..16].copy_from_slice(MAGIC);
         sector[16..48].copy_from_slice(&self.bytes());
+        sector[48..56].copy_from_slice(&commit.to_be_bytes());
         sector
     }
 
@@ -102,8 +107,8 @@ mod tests {
         assert_ne!(mark, Mark::new().unwrap());
         let mut first = vec![0; 65536];
         assert!(Mark::fits(&first, 65536) && Mark::find(&first, 65536).is_none());
-        first[65024..].copy_from_slice(&mark.sector());
-        assert_eq!(Mark::find(&first, 65536), Some(mark.clone()));
+        first[65024..].copy_from_slice(&mark.sector(7));
+        assert_eq!(Mark::find(&first, 65536), Some((mark.clone(), 7)));
         assert!(mark.is_of_this_boot() && Mark::fits(&first, 65536));
         first[65535] = 1;
         assert!(!Mark::fits(&first, 65536) && Mark::find(&first, 65536).is_none());

@@ -71,6 +71,8 @@ struct State {
     /// Numbers of those that have changed and are not in the journal.
     uncommitted: BTreeSet<u64>,
     journal: Option<Journal>,
+    /// A commit has failed, and there will be no more.
+    failed: bool,
     /// The last commit whose sectors are being written.
     commit: u64,
     /// The header says, or is to say, that the image has to be repaired.
@@ -117,6 +119,7 @@ impl Metadata {
             size: header.size,
             uncommitted: BTreeSet::new(),
             journal: None,
+            failed: false,
             commit: 0,
             marked: false,
         };
@@ -218,23 +221,51 @@ impl Metadata {
     ///
     /// # Errors
     ///
-    /// Those of the journal, of which there is none any more.
+    /// Those of the journal, which is not used any more. What it has stays until it is in the image.
     pub(super) fn commit(&self) -> io::Result<bool> {
         let state = &mut *lock(&self.state);
         let changed = std::mem::take(&mut state.uncommitted);
-        let Some(journal) = &mut state.journal else { return Ok(false) };
+        let Some(journal) = state.journal.as_mut().filter(|_| !state.failed) else {
+            return Ok(false);
+        };
         let sectors = changed.iter().map(|number| (*number, state.dirty.get(number).map(|s| &**s)));
         let committed = journal.commit(sectors);
-        if committed.is_err() {
-            state.drop_journal();
-        }
+        state.failed = committed.is_err();
         committed.map(|()| true)
     }
 
+    /// There are no more commits.
+    pub(super) fn give_up_journal(&self) {
+        lock(&self.state).failed = true;
+    }
+
+    fn has_failed(&self) -> bool {
+        lock(&self.state).failed
+    }
+
+    /// All counts are on stable storage, raised, and the next steps write what is newer than a journal that has
+    /// failed: nothing is to be found there any more.
+    fn make_failed_void(&self) {
+        let state = &mut *lock(&self.state);
+        if let Some(journal) = state.journal.as_mut().filter(|_| state.failed)
+            && let Err(error) = journal.make_void()
+        {
+            log::error!("qcow2 journal: {error}");
+        }
+    }
+
     /// What the image is to be marked with before the first commit. `None`: it is, or there is no journal.
-    pub(super) fn unmarked(&self) -> Option<Mark> {
+    pub(super) fn unmarked(&self) -> Option<[u8; SECTOR]> {
         let state = lock(&self.state);
-        state.journal.as_ref().filter(|_| !state.marked).map(|journal| journal.mark().clone())
+        let journal = state.journal.as_ref().filter(|_| !state.marked && !state.failed)?;
+        Some(journal.mark().sector(journal.committed()))
+    }
+
+    /// As of which commit the image is once what is being written is in it, as its mark is to say.
+    fn mark_of_commit(&self) -> Option<[u8; SECTOR]> {
+        let state = lock(&self.state);
+        let journal = state.journal.as_ref().filter(|_| state.marked && !state.failed)?;
+        Some(journal.mark().sector(state.commit))
     }
 
     /// From now on the header says that the image is to be repaired; or does not any more.
@@ -246,9 +277,21 @@ impl Metadata {
         }
     }
 
-    /// Whether there is one.
+    /// Whether the image names the journal, from now on.
+    pub(super) fn set_named(&self, named: bool) -> io::Result<()> {
+        lock(&self.state).journal.as_ref().map_or(Ok(()), |journal| journal.set_named(named))
+    }
+
+    /// Whether nothing is left to be cleared away.
+    pub(super) fn is_closed(&self) -> bool {
+        let state = lock(&self.state);
+        state.journal.is_none() && !state.marked
+    }
+
+    /// Whether there is one, and it has not failed.
     pub(super) fn has_journal(&self) -> bool {
-        lock(&self.state).journal.is_some()
+        let state = lock(&self.state);
+        state.journal.is_some() && !state.failed
     }
 
     /// Whether the header says so.
@@ -256,9 +299,11 @@ impl Metadata {
         lock(&self.state).marked
     }
 
-    /// There is no journal any more.
+    /// There is no journal any more. Not on threads that may remove no file.
     pub(super) fn drop_journal(&self) {
-        lock(&self.state).drop_journal();
+        if let Some(journal) = lock(&self.state).journal.take() {
+            journal.remove();
+        }
     }
 
     /// All that is kept is to be written, and was committed before. It fits together: nobody is changing any of it. Returns up to
@@ -285,7 +330,7 @@ impl Metadata {
         let mut layout = before.clone();
         let steps = layout.sort(&sectors);
         let mut counted = false;
-        let written = steps.write(channels, &before, data, &mut counted).await;
+        let written = steps.write(channels, &before, data, self, &mut counted).await;
         let mut state = lock(&self.state);
         let kept = Arc::unwrap_or_clone(std::mem::take(&mut state.writing));
         match written {
@@ -327,16 +372,8 @@ impl State {
         if let Some(journal) = &mut self.journal
             && let Err(error) = journal.written(commit)
         {
-            // What is found there is older than the image.
             log::error!("qcow2 journal: {error}");
-            self.drop_journal();
-        }
-    }
-
-    fn drop_journal(&mut self) {
-        self.uncommitted.clear();
-        if let Some(journal) = self.journal.take() {
-            journal.remove();
+            self.failed = true;
         }
     }
 }
@@ -346,6 +383,26 @@ pub(super) fn set_dirty(header: &mut [u8; SECTOR], dirty: bool) {
     if header[4..8] == 3u32.to_be_bytes() {
         header[DIRTY_AT] = header[DIRTY_AT] & !DIRTY_BIT | if dirty { DIRTY_BIT } else { 0 };
     }
+}
+
+/// Has the header of a file of version 3 say whether the image is to be repaired.
+pub(super) async fn write_dirty(channels: &Channels, dirty: bool) -> Result<(), Errno> {
+    let bytes = read(channels, 0, SECTOR).await?;
+    let mut header = *bytes.first_chunk::<SECTOR>().ok_or(Errno::EIO)?;
+    set_dirty(&mut header, dirty);
+    write(channels, 0, &header)?.await.0
+}
+
+/// Has an image with such clusters say that nothing is missing, and name no journal.
+pub(super) async fn unmark(channels: &Channels, cluster: u64) -> Result<(), Errno> {
+    write_dirty(channels, false).await?;
+    // A mark that is gone and a bit that is not would be an image that has to be repaired.
+    sync(channels).await?;
+    if let Some(at) = Mark::place(cluster) {
+        write(channels, at, &[0; SECTOR])?.await.0?;
+        sync(channels).await?;
+    }
+    Ok(())
 }
 
 /// The sectors of a range, all of each.
@@ -400,6 +457,7 @@ impl Steps {
         channels: &Channels,
         before: &Layout,
         data: bool,
+        metadata: &Metadata,
         counted: &mut bool,
     ) -> Result<(), Errno> {
         let Steps { counts, refcount_table, l2, l1, header } = self;
@@ -408,6 +466,10 @@ impl Steps {
         let mut order = Order { channels, unsynced: &mut unsynced };
         order.write(&highest).await?;
         *counted = true;
+        if metadata.has_failed() {
+            order.sync().await?;
+            metadata.make_failed_void();
+        }
         order.then(&refcount_table).await?;
         if let Some(new) = header.get(&0)
             && !refcount_table.is_empty()
@@ -422,6 +484,9 @@ impl Steps {
         order.then(&l2).await?;
         order.then(&l1).await?;
         order.then(&header).await?;
+        if let (Some(mark), Some(at)) = (metadata.mark_of_commit(), Mark::place(before.cluster)) {
+            write(channels, at, &mark)?.await.0?;
+        }
         order.then(&lower).await
     }
 }
@@ -434,10 +499,17 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
+    async fn sync(&mut self) -> Result<(), Errno> {
+        match std::mem::take(self.unsynced) {
+            true => sync(self.channels).await,
+            false => Ok(()),
+        }
+    }
+
     /// Writes, once all that was written before is on stable storage.
     async fn then(&mut self, sectors: &Sectors) -> Result<(), Errno> {
-        if !sectors.is_empty() && std::mem::take(self.unsynced) {
-            sync(self.channels).await?;
+        if !sectors.is_empty() {
+            self.sync().await?;
         }
         self.write(sectors).await
     }
@@ -563,6 +635,7 @@ mod tests {
             l1_table: (3 << 16, 8),
             refcount_table: (1 << 16, 1 << 16),
             mark: None,
+            is_dirty: false,
             has_room: true,
         };
         let metadata = Metadata::new(&header, &[]);

@@ -14,8 +14,9 @@ use super::Qcow2Node;
 use super::context::{Channels, Transfer, With};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
-use super::journal::{Journal, Journals};
-use super::metadata::{Metadata, SECTOR, Sectors};
+use super::journal::{Found, Journal, Journals};
+use super::marker::Mark;
+use super::metadata::{self, Metadata, SECTOR, Sectors};
 use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Watchers};
@@ -183,20 +184,15 @@ impl Opening {
         let below = Below { file, data_file, backing };
         below.file.let_grow();
         below.data().let_grow();
-        let (mut journal, left) = match find_left(&name, &header, journals)? {
-            Some((journal, left)) => (Some(journal), left),
-            None => (None, Sectors::new()),
-        };
-        if !left.is_empty() {
-            header = match read_only {
-                // It is seen as if it was there.
-                true => header_of(&below.file, &left, read_only)?,
-                false => {
-                    let written = write_left(&below, &header, left.clone(), journal.as_mut());
-                    written.map_err(|error| failed(&name, "recover", &error))?;
-                    header_of(&below.file, &Sectors::new(), read_only)?
-                }
-            };
+        let (mut journal, left) = find_left(&name, &header, journals, read_only)?;
+        if read_only && !left.is_empty() {
+            // It is seen as if it was there.
+            header = header_of(&below.file, &left, read_only)?;
+        }
+        if !read_only && header.mark.is_some() {
+            let cleared = clear_up(&below, &header, left.clone(), journal.as_mut());
+            cleared.map_err(|error| failed(&name, "recover", &error))?;
+            header = header_of(&below.file, &Sectors::new(), read_only)?;
         }
         if !read_only && journal.is_none() && header.has_room {
             journal = create(&name, journals);
@@ -208,9 +204,8 @@ impl Opening {
                     true if left.is_empty() => None,
                     true => Some(Metadata::new(&header, &[]).with_left(left)),
                     false => {
-                        // With a journal of this name, the image says so already.
-                        let found = journal.as_ref().map(Journal::mark);
-                        let marked = header.mark.is_some() && found == header.mark.as_ref();
+                        // What is still marked is so with this journal's.
+                        let marked = header.is_dirty;
                         let metadata = read_metadata(&channels, &header, &below_too).await?;
                         Some(metadata.with_journal(journal, marked))
                     }
@@ -250,25 +245,41 @@ async fn open(
     Ok(qcow2)
 }
 
-/// What a process that was killed has kept of the image's metadata, with the journal where it is.
+/// What a process that was killed has kept of the image's metadata, and the journal where it is.
 fn find_left(
     name: &str,
     header: &Header,
     journals: Option<&Journals>,
-) -> Result<Option<(Journal, Sectors)>, OpenError> {
-    // Since a power cut there are no journals, and the image is whole as far as it was flushed.
-    let Some(mark) = header.mark.as_ref().filter(|mark| mark.is_of_this_boot()) else {
-        return Ok(None);
+    read_only: bool,
+) -> Result<(Option<Journal>, Sectors), OpenError> {
+    let nothing = Ok((None, Sectors::new()));
+    let Some((mark, as_of)) = header.mark.as_ref().filter(|_| header.is_dirty) else {
+        return nothing;
     };
-    let found = journals.map_or(Ok(None), |journals| journals.find(mark));
-    let found = found.map_err(|error| failed(name, "recover", &error))?;
-    if found.is_none() {
-        log::error!(
-            "qcow2 image of node '{name}' was not closed, and the journal {mark} of who has had it open \
-             is not there: what was written to new clusters since the last flush is lost"
+    if !mark.is_of_this_boot() {
+        log::warn!(
+            "qcow2 image of node '{name}' was not closed, before a power cut or on another machine: it is as \
+             it was last flushed, or later"
         );
+        return nothing;
     }
-    Ok(found)
+    let found = journals.map_or(Ok(Found::Nothing), |journals| journals.find(mark, *as_of));
+    match found.map_err(|error| failed(name, "recover", &error))? {
+        Found::Left(journal, left) => Ok((Some(journal), left)),
+        // Its owner has the image open, and it is looked at all the same.
+        Found::InUse if read_only => nothing,
+        Found::InUse => {
+            let error = io::Error::other("another process has its journal");
+            Err(failed(name, "recover", &error))
+        }
+        Found::Nothing => {
+            log::error!(
+                "qcow2 image of node '{name}' was not closed, and the journal {mark} of who has had it \
+                 open is not there: what was written to new clusters since the last flush is lost"
+            );
+            nothing
+        }
+    }
 }
 
 /// A new journal, if there can be one.
@@ -285,23 +296,32 @@ fn create(name: &str, journals: Option<&Journals>) -> Option<Journal> {
     }
 }
 
-/// Writes what was left to the image, as a flush would have done.
-fn write_left(
+/// Writes what was left to the image, as a flush would have done, and makes the journal void. Without one, the
+/// image is not marked any more.
+fn clear_up(
     below: &Below,
     header: &Header,
     left: Sectors,
     journal: Option<&mut Journal>,
 ) -> io::Result<()> {
     let header = header.clone();
+    let mark = journal.as_ref().map(|journal| journal.mark().sector(journal.next()));
     run_apart(below, move |channels| async move {
-        let (offset, len) = header.refcount_table;
-        let table = read(&channels, offset, len as usize).await?;
-        let metadata = Metadata::new(&header, &table).with_left(left);
-        let given_up = metadata.begin();
-        metadata.write_out(&channels, given_up, true).await?;
-        Ok(sync(&channels).await?)
+        let Some(mark) = mark else {
+            return Ok(metadata::unmark(&channels, header.cluster).await?);
+        };
+        if !left.is_empty() {
+            let (offset, len) = header.refcount_table;
+            let table = read(&channels, offset, len as usize).await?;
+            let metadata = Metadata::new(&header, &table).with_left(left);
+            let given_up = metadata.begin();
+            metadata.write_out(&channels, given_up, true).await?;
+            sync(&channels).await?;
+        }
+        let at = Mark::place(header.cluster).ok_or(Errno::EIO)?;
+        Ok(metadata::write(&channels, at, &mark)?.await.0?)
     })?;
-    journal.map_or(Ok(()), Journal::start_anew)
+    journal.map_or(Ok(()), Journal::make_void)
 }
 
 /// The header of an image, with what was left of it.
