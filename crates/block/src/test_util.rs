@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use event_loop::ring::sim::{Faults, Sim, Storage};
@@ -55,7 +55,7 @@ fn path_of(fd: &impl AsRawFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
-fn open(fd: &OwnedFd, format: Format) -> Arc<dyn BlockNode> {
+fn open(mut nodes: NodeRegistry, fd: &OwnedFd, format: Format) -> Arc<dyn BlockNode> {
     let blockdev = |node_name: &str, driver| BlockdevOptions {
         discard: Discard::Unmap,
         ..BlockdevOptions::new(Some(node_name), driver)
@@ -72,7 +72,7 @@ fn open(fd: &OwnedFd, format: Format) -> Arc<dyn BlockNode> {
             discard_no_unref: false,
         }),
     };
-    NodeRegistry::new().open(&blockdev("disk", driver)).expect("an image that can be opened")
+    nodes.open(&blockdev("disk", driver)).expect("an image that can be opened")
 }
 
 impl VolatileDisk {
@@ -88,7 +88,10 @@ impl VolatileDisk {
         }
         let (storage, fd) = (Storage::new(), Arc::new(OwnedFd::from(file)));
         storage.add(&fd).expect("a file to keep track of");
-        let node = open(&fd, format);
+        // As the daemon has it: nothing is flushed but for whoever asks.
+        let journals = Path::new("/dev/shm/ringmill-test-journals");
+        let nodes = NodeRegistry::new().with_journals(journals).expect("a folder in memory");
+        let node = open(nodes, &fd, format);
         VolatileDisk { storage, fd, format, node }
     }
 
@@ -107,7 +110,8 @@ impl VolatileDisk {
         let left = self.storage.stable(&self.fd).expect("it is kept track of");
         let sim = sim(Storage::new());
         let fd = sim.file(&left).expect("a memfd");
-        let node = open(&fd, self.format);
+        // Journals have gone with the power.
+        let node = open(NodeRegistry::new(), &fd, self.format);
         let event_loop = event_loop(sim.storage());
         let channel = node.open_channel(&event_loop).expect("a channel");
         let bufs = AlignedBuf::io_bufs(len, 4096).expect("memory");
