@@ -242,6 +242,13 @@ impl Daemon {
         control.spawn(async move {
             done.set(Some(resized.await.is_ok()));
         });
+        self.wake_control();
+    }
+
+    /// Has the control loop look at a task that was spawned on it while it may be asleep, as nobody does on a
+    /// real one.
+    fn wake_control(&self) {
+        self.loops[0].handle.spawn(|_| ()).expect("the loop is there");
     }
 
     /// The AHCI controller that a disk is behind.
@@ -291,6 +298,7 @@ impl Daemon {
             }
             let _ = done.send(flushed);
         });
+        self.wake_control();
         stopped
     }
 
