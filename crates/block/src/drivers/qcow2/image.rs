@@ -13,8 +13,9 @@ use nix::errno::Errno;
 use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 
 use super::context::Channels;
-use super::marker::Mark;
-use super::metadata::{self, Metadata};
+use super::marker::{self, Mark};
+use super::metadata::Metadata;
+use super::steps::write;
 use super::storage::{self, NodeStorage, Shared};
 
 /// Requests that find room for data, or give it up, at once. Each holds on to a table, of which
@@ -247,11 +248,11 @@ impl Image {
             return Ok(());
         };
         metadata.set_named(true).map_err(errno_of)?;
-        metadata::write(channels, at, &mark)?.await.0?;
+        write(channels, at, &mark)?.await.0?;
         // With the bit alone it would be an image that has to be repaired.
         storage::sync(channels).await?;
         metadata.set_marked(true);
-        metadata::write_dirty(channels, true).await
+        marker::write_dirty(channels, true).await
     }
 
     /// Has the image say that nothing is missing. Who calls it has `flushing`, or the image.
@@ -259,7 +260,7 @@ impl Image {
         let Some(metadata) = &self.shared.metadata else { return Ok(()) };
         if metadata.is_marked() {
             metadata.set_marked(false);
-            metadata::unmark(channels, self.cluster).await?;
+            marker::unmark(channels, self.cluster).await?;
             metadata.set_named(false).map_err(errno_of)?;
         }
         Ok(())

@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock, fstat};
 use rustix::io::Errno;
 
 use super::marker::Mark;
-use super::metadata::{SECTOR, Sectors};
+use super::steps::{SECTOR, Sectors};
 
 /// What a journal begins with; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";

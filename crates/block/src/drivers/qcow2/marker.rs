@@ -14,7 +14,12 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
-use super::metadata::SECTOR;
+use nix::errno::Errno;
+
+use super::context::Channels;
+use super::header::{DIRTY_AT, DIRTY_BIT};
+use super::steps::{SECTOR, read, write};
+use super::storage::sync;
 
 const MAGIC: &[u8; 16] = b"ringmill journal";
 /// Clusters that have room for it behind the header.
@@ -87,6 +92,33 @@ impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.name.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
+}
+
+/// Has a header of version 3 say whether the image is to be repaired.
+pub(super) fn set_dirty(header: &mut [u8; SECTOR], dirty: bool) {
+    if header[4..8] == 3u32.to_be_bytes() {
+        header[DIRTY_AT] = header[DIRTY_AT] & !DIRTY_BIT | if dirty { DIRTY_BIT } else { 0 };
+    }
+}
+
+/// Has the header of a file of version 3 say whether the image is to be repaired.
+pub(super) async fn write_dirty(channels: &Channels, dirty: bool) -> Result<(), Errno> {
+    let bytes = read(channels, 0, SECTOR).await?;
+    let mut header = *bytes.first_chunk::<SECTOR>().ok_or(Errno::EIO)?;
+    set_dirty(&mut header, dirty);
+    write(channels, 0, &header)?.await.0
+}
+
+/// Has an image with such clusters say that nothing is missing, and name no journal.
+pub(super) async fn unmark(channels: &Channels, cluster: u64) -> Result<(), Errno> {
+    write_dirty(channels, false).await?;
+    // A mark that is gone and a bit that is not would be an image that has to be repaired.
+    sync(channels).await?;
+    if let Some(at) = Mark::place(cluster) {
+        write(channels, at, &[0; SECTOR])?.await.0?;
+        sync(channels).await?;
+    }
+    Ok(())
 }
 
 /// What tells this start of the machine from others, proc_sys_kernel(5).

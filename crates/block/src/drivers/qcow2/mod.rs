@@ -17,6 +17,7 @@ mod metadata;
 mod open;
 mod resize;
 mod status;
+mod steps;
 mod storage;
 mod writes;
 mod zero;

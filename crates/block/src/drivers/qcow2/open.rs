@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_loop::{AlignedBuf, EventLoop, LoopConfig};
+use event_loop::{EventLoop, LoopConfig};
 use imago::qcow2::Qcow2;
 use nix::errno::Errno;
 
 use super::Qcow2Node;
-use super::context::{Channels, Transfer, With};
+use super::context::{Channels, With};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
 use super::journal::{Found, Journal, Journals};
-use super::marker::Mark;
-use super::metadata::{self, Metadata, SECTOR, Sectors};
+use super::marker::{self, Mark};
+use super::metadata::Metadata;
+use super::steps::{SECTOR, Sectors, read, write};
 use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
-use crate::request::Op;
 
 /// Bytes of an entry of a table.
 const ENTRY: usize = 8;
@@ -94,17 +94,6 @@ where
 
 fn failed(name: &str, what: &str, error: &io::Error) -> OpenError {
     OpenError::io(format!("Could not {what} qcow2 image of node '{name}'"), error)
-}
-
-/// Reads from the beginning of a node, zeroes past its end.
-async fn read(channels: &Channels, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-    let bufs = AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)?;
-    let read = Transfer::start(&channels.file, Op::Read, offset, len as u64, bufs);
-    let (result, bufs) = read.await;
-    result?;
-    let mut bytes = vec![0; len];
-    bufs.copy_out(0, &mut bytes);
-    Ok(bytes)
 }
 
 /// The backing image that an image's header names, as options.
@@ -308,7 +297,7 @@ fn clear_up(
     let mark = journal.as_ref().map(|journal| journal.mark().sector(journal.next()));
     run_apart(below, move |channels| async move {
         let Some(mark) = mark else {
-            return Ok(metadata::unmark(&channels, header.cluster).await?);
+            return Ok(marker::unmark(&channels, header.cluster).await?);
         };
         if !left.is_empty() {
             let (offset, len) = header.refcount_table;
@@ -319,7 +308,7 @@ fn clear_up(
             sync(&channels).await?;
         }
         let at = Mark::place(header.cluster).ok_or(Errno::EIO)?;
-        Ok(metadata::write(&channels, at, &mark)?.await.0?)
+        Ok(write(&channels, at, &mark)?.await.0?)
     })?;
     journal.map_or(Ok(()), Journal::make_void)
 }
@@ -383,7 +372,8 @@ async fn read_metadata(
 fn first_bytes(file: &Arc<dyn BlockNode>, most: usize) -> Result<Vec<u8>, OpenError> {
     let below = Below { file: file.clone(), data_file: None, backing: None };
     let len = file.geometry().size.min(most as u64) as usize;
-    let bytes = run_apart(&below, move |channels| async move { read(&channels, 0, len).await });
+    let bytes =
+        run_apart(&below, move |channels| async move { Ok(read(&channels, 0, len).await?) });
     let failed = |error: io::Error| OpenError::os("Could not read image's header", errno_of(error));
     bytes.map_err(failed)
 }

@@ -21,7 +21,9 @@ use imago::storage::drivers::CommonStorageHelper;
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
-use super::metadata::{Metadata, SECTOR, set_dirty};
+use super::marker::set_dirty;
+use super::metadata::Metadata;
+use super::steps::SECTOR;
 use super::writes::{Ticket, Writes};
 use crate::node::Channel;
 use crate::request::Op;

@@ -1,0 +1,306 @@
+//! How metadata goes to the file: in an order in which the image is whole after each step.
+//!
+//! 1. reference counts, each as high as it was or is to be, and the guest's data;
+//! 2. the refcount table, and where it is;
+//! 3. L2 tables;
+//! 4. the L1 table, and where it is;
+//! 5. reference counts as they are.
+//!
+//! Each step is on stable storage before the next. What is cut off leaves clusters that nobody uses, as
+//! QEMU's own order does, and never one that is used and not counted.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+
+use event_loop::{AlignedBuf, IoBufs};
+use nix::errno::Errno;
+
+use super::context::{Channels, Transfer};
+use super::header::Header;
+use super::marker::Mark;
+use super::metadata::Metadata;
+use super::storage::sync;
+use crate::request::Op;
+
+/// What is kept track of, bytes: what `imago` writes is made of whole ones.
+pub(super) const SECTOR: usize = 512;
+/// Bytes written at once.
+const RUN: usize = 1 << 20;
+/// Bytes of an entry of a table.
+const ENTRY: usize = 8;
+/// Where a header has the disk's size, the L1 table's entries and offset, and the refcount table's offset and clusters.
+pub(super) const SIZE: Range<usize> = 24..32;
+const L1_ENTRIES: Range<usize> = 36..40;
+const L1_OFFSET: Range<usize> = 40..48;
+const REFCOUNT_TABLE: Range<usize> = 48..60;
+/// By number.
+pub(super) type Sectors = BTreeMap<u64, Box<[u8; SECTOR]>>;
+
+/// Where the file has which metadata.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    cluster: u64,
+    refcount_bits: u32,
+    l1: Range<u64>,
+    refcount_table: Range<u64>,
+    /// First bytes of the refcount blocks.
+    pub(super) refcount_blocks: HashSet<u64>,
+}
+
+/// What is to be written, by step.
+#[derive(Default)]
+pub(super) struct Steps {
+    counts: Sectors,
+    refcount_table: Sectors,
+    l2: Sectors,
+    l1: Sectors,
+    header: Sectors,
+}
+
+/// The sectors of a range, all of each.
+pub(super) fn numbers(range: &Range<u64>) -> Range<u64> {
+    range.start / SECTOR as u64..range.end.div_ceil(SECTOR as u64)
+}
+
+pub(super) fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+impl Layout {
+    /// That of an image with that header, and that refcount table.
+    pub(super) fn new(header: &Header, refcount_table: &[u8]) -> Layout {
+        let (offset, len) = header.refcount_table;
+        let mut layout = Layout {
+            cluster: header.cluster,
+            refcount_bits: header.refcount_bits,
+            l1: header.l1_table.0..header.l1_table.0 + header.l1_table.1,
+            refcount_table: offset..offset + len,
+            refcount_blocks: HashSet::new(),
+        };
+        layout.add_refcount_blocks(refcount_table);
+        layout
+    }
+
+    fn add_refcount_blocks(&mut self, entries: &[u8]) {
+        let (entries, _) = entries.as_chunks::<ENTRY>();
+        let blocks = entries.iter().map(|entry| number(entry)).filter(|block| *block != 0);
+        self.refcount_blocks.extend(blocks);
+    }
+
+    /// Says which sector belongs to which step, and takes note of what has moved.
+    pub(super) fn sort(&mut self, sectors: &Sectors) -> Steps {
+        if let Some(header) = sectors.get(&0) {
+            let l1 = number(&header[L1_OFFSET]);
+            self.l1 = l1..l1 + number(&header[L1_ENTRIES]) * ENTRY as u64;
+            let table = number(&header[REFCOUNT_TABLE][..8]);
+            let clusters = number(&header[REFCOUNT_TABLE][8..]);
+            self.refcount_table = table..table + clusters * self.cluster;
+        }
+        for sector in sectors.range(numbers(&self.refcount_table)) {
+            self.add_refcount_blocks(&sector.1[..]);
+        }
+        let (l1, table) = (numbers(&self.l1), numbers(&self.refcount_table));
+        let mut steps = Steps::default();
+        for (number, sector) in sectors {
+            let at = number * SECTOR as u64;
+            let step = match number {
+                _ if at < self.cluster => &mut steps.header,
+                _ if self.refcount_blocks.contains(&(at - at % self.cluster)) => &mut steps.counts,
+                number if table.contains(number) => &mut steps.refcount_table,
+                number if l1.contains(number) => &mut steps.l1,
+                _ => &mut steps.l2,
+            };
+            step.insert(*number, sector.clone());
+        }
+        steps
+    }
+}
+
+impl Steps {
+    /// `counted` becomes true when all counts are in the file, raised.
+    pub(super) async fn write(
+        self,
+        channels: &Channels,
+        before: &Layout,
+        data: bool,
+        metadata: &Metadata,
+        counted: &mut bool,
+    ) -> Result<(), Errno> {
+        let Steps { counts, refcount_table, l2, l1, header } = self;
+        let (highest, lower) = highest(channels, counts, before).await?;
+        let mut unsynced = data;
+        let mut order = Order { channels, unsynced: &mut unsynced };
+        order.write(&highest).await?;
+        *counted = true;
+        if metadata.has_failed() {
+            order.sync().await?;
+            metadata.make_failed_void();
+        }
+        order.then(&refcount_table).await?;
+        if let Some(new) = header.get(&0)
+            && !refcount_table.is_empty()
+        {
+            // Where the refcount table is, but the L1 table where it was.
+            let mut moved = new.clone();
+            let in_file = read(channels, 0, SECTOR).await?;
+            moved.copy_from_slice(&in_file);
+            moved[REFCOUNT_TABLE].copy_from_slice(&new[REFCOUNT_TABLE]);
+            order.then(&Sectors::from([(0, moved)])).await?;
+        }
+        order.then(&l2).await?;
+        order.then(&l1).await?;
+        order.then(&header).await?;
+        if let (Some(mark), Some(at)) = (metadata.mark_of_commit(), Mark::place(before.cluster)) {
+            write(channels, at, &mark)?.await.0?;
+        }
+        order.then(&lower).await
+    }
+}
+
+/// Writes that follow each other.
+struct Order<'a> {
+    channels: &'a Channels,
+    /// Something was written that is not on stable storage.
+    unsynced: &'a mut bool,
+}
+
+impl Order<'_> {
+    async fn sync(&mut self) -> Result<(), Errno> {
+        match std::mem::take(self.unsynced) {
+            true => sync(self.channels).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Writes, once all that was written before is on stable storage.
+    async fn then(&mut self, sectors: &Sectors) -> Result<(), Errno> {
+        if !sectors.is_empty() {
+            self.sync().await?;
+        }
+        self.write(sectors).await
+    }
+
+    async fn write(&mut self, sectors: &Sectors) -> Result<(), Errno> {
+        let mut transfers = Vec::new();
+        for (first, run) in runs(sectors) {
+            transfers.push(write(self.channels, first * SECTOR as u64, &run)?);
+            *self.unsynced = true;
+        }
+        let mut result = Ok(());
+        for transfer in transfers {
+            result = result.and(transfer.await.0);
+        }
+        result
+    }
+}
+
+pub(super) fn write(channels: &Channels, offset: u64, bytes: &[u8]) -> Result<Transfer, Errno> {
+    let mut bufs = memory(bytes.len())?;
+    bufs.copy_in(0, bytes);
+    let op = Op::Write { fua: false };
+    Ok(Transfer::start(&channels.file, op, offset, bytes.len() as u64, bufs))
+}
+
+fn memory(len: usize) -> Result<IoBufs, Errno> {
+    AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)
+}
+
+/// Reads from the file, zeroes past its end.
+pub(super) async fn read(channels: &Channels, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
+    let read = Transfer::start(&channels.file, Op::Read, offset, len as u64, memory(len)?);
+    let (result, bufs) = read.await;
+    result?;
+    let mut bytes = vec![0; len];
+    bufs.copy_out(0, &mut bytes);
+    Ok(bytes)
+}
+
+/// Sectors that follow each other: the first one's number, and the bytes.
+fn runs(sectors: &Sectors) -> Vec<(u64, Vec<u8>)> {
+    let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+    for (number, sector) in sectors {
+        match runs.last_mut() {
+            Some((first, run))
+                if run.len() < RUN && *first + (run.len() / SECTOR) as u64 == *number =>
+            {
+                run.extend_from_slice(&sector[..]);
+            }
+            _ => runs.push((*number, sector.to_vec())),
+        }
+    }
+    runs
+}
+
+/// Of each reference count the higher of what is in the file and what is to be there, and then those
+/// that are lower in the end. What the file has in a block that is new to it says nothing.
+async fn highest(
+    channels: &Channels,
+    counts: Sectors,
+    before: &Layout,
+) -> Result<(Sectors, Sectors), Errno> {
+    let is_new = |number: &u64| {
+        let at = number * SECTOR as u64;
+        !before.refcount_blocks.contains(&(at - at % before.cluster))
+    };
+    let (mut highest, old): (Sectors, Sectors) =
+        counts.into_iter().partition(|(number, _)| is_new(number));
+    let mut lower = Sectors::new();
+    for (first, run) in runs(&old) {
+        let in_file = read(channels, first * SECTOR as u64, run.len()).await?;
+        let (new, _) = run.as_chunks::<SECTOR>();
+        let (in_file, _) = in_file.as_chunks::<SECTOR>();
+        for ((number, new), in_file) in (first..).zip(new).zip(in_file) {
+            let mut raised = *new;
+            raise(&mut raised, in_file, before.refcount_bits);
+            if raised != *in_file {
+                highest.insert(number, Box::new(raised));
+            }
+            if raised != *new {
+                lower.insert(number, Box::new(*new));
+            }
+        }
+    }
+    Ok((highest, lower))
+}
+
+/// Makes each count at least what it is in `other`.
+fn raise(counts: &mut [u8; SECTOR], other: &[u8; SECTOR], bits: u32) {
+    if bits >= 8 {
+        let len = bits as usize / 8;
+        // The higher byte comes first, so they compare as numbers do.
+        for (count, other) in counts.chunks_exact_mut(len).zip(other.chunks_exact(len)) {
+            if *count < *other {
+                count.copy_from_slice(other);
+            }
+        }
+        return;
+    }
+    for (counts, other) in counts.iter_mut().zip(other) {
+        for shift in (0..8).step_by(bits as usize) {
+            let mask = (((1u16 << bits) - 1) << shift) as u8;
+            if *counts & mask < *other & mask {
+                *counts = *counts & !mask | *other & mask;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_raised_each_by_itself() {
+        let mut counts = [0; SECTOR];
+        let mut other = [0; SECTOR];
+        counts[..4].copy_from_slice(&[0, 2, 1, 0]);
+        other[..4].copy_from_slice(&[0, 1, 1, 255]);
+        let (mut sixteen, mut two) = (counts, counts);
+        raise(&mut sixteen, &other, 16);
+        assert_eq!(sixteen[..4], [0, 2, 1, 255]);
+        two[0] = 0b01_10_00_11;
+        other[0] = 0b10_01_01_00;
+        raise(&mut two, &other, 2);
+        assert_eq!(two[0], 0b10_10_01_11);
+    }
+}
