@@ -259,7 +259,9 @@ fn find_left(
         Found::InUse if read_only => nothing,
         Found::InUse => {
             let error = io::Error::other("another process has its journal");
-            Err(failed(name, "recover", &error))
+            Err(failed(name, "recover", &error).with_hint(
+                "of a copy made of an image in use, qemu-img check -r all makes one by itself",
+            ))
         }
         Found::Nothing => {
             log::error!(
