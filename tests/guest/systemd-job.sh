@@ -103,7 +103,8 @@ echo 'reloaded under load'
 end_load
 systemctl stop $unit
 is ActiveState=inactive Result=success
-[ ! -e /run/ringmill/one ]
+# What a daemon that was killed leaves to the next one stays; this one has left nothing.
+[ ! -e /run/ringmill/one/pid ] && [ -z "$(ls -A /run/ringmill/one/journals)" ]
 echo 'stopped'
 
 if [ -z "$long" ]; then

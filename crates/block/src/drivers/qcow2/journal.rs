@@ -76,7 +76,8 @@ impl Journals {
         Ok(folder)
     }
 
-    /// Removes what processes that are gone have left and no image is marked with.
+    /// Removes what processes that are gone have left and no image needs: it is not marked with it, or nothing was
+    /// ever committed.
     fn sweep(&self) -> io::Result<()> {
         let _turn = self.turn()?;
         for entry in std::fs::read_dir(&self.0)? {
@@ -84,11 +85,13 @@ impl Journals {
             let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(&path);
             // Others may be gone by now.
             let Ok(file) = opened else { continue };
-            let mut named = [0; 8];
+            let mut header = [0; 24];
             if !lock(&file)? {
                 continue;
             }
-            if file.read_exact_at(&mut named, NAMED).is_err() || named == [0; 8] {
+            let is_there = file.read_exact_at(&mut header, COMMITS).is_ok();
+            let (committed, named) = (number(&header, 0), number(&header, 16));
+            if !is_there || committed == Some(0) || named == Some(0) {
                 std::fs::remove_file(&path)?;
             }
         }
@@ -494,8 +497,9 @@ mod tests {
         let journals = folder.journals();
         let made = [(); 3].map(|()| journals.create().unwrap());
         let marks = made.each_ref().map(|journal| journal.mark().clone());
-        let [named, unnamed, used] = made;
+        let [mut named, unnamed, used] = made;
         named.set_named(true).unwrap();
+        named.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
         drop((named, unnamed));
         let journals = folder.journals();
         let is_there = marks.map(|mark| journals.path(&mark).exists());
