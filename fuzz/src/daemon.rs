@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use control::Step;
+use block::NodeRegistry;
+use control::{Action, Step};
 
 /// Why something could not be done, in words.
 #[derive(Debug)]
@@ -28,7 +29,8 @@ impl fmt::Display for DaemonError {
 #[path = "../../crates/ringmill/src/daemon/upgrade/definitions.rs"]
 mod definitions;
 
-/// What a daemon that was made by these steps gives another process as its command line.
+/// What a daemon that was made by these steps, none of which makes a node, gives another process as its
+/// command line: exports come last.
 ///
 /// # Errors
 ///
@@ -36,5 +38,12 @@ mod definitions;
 pub(crate) fn arguments_for_another(steps: &[Step]) -> Result<Vec<String>, String> {
     let mut made = definitions::Definitions::default();
     steps.iter().for_each(|step| made.add(step));
-    made.arguments()
+    let offered = |id: &str| {
+        let exports = steps.iter().filter_map(|step| match &step.action {
+            Action::Export(export) if export.id == id => Some(export),
+            _ => None,
+        });
+        exports.flat_map(|export| export.nodes()).cloned().collect()
+    };
+    made.arguments(&NodeRegistry::new(), offered)
 }

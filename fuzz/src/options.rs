@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 
-use control::{Command, Graph, ImageKind, keyval, parse_args};
+use control::{Action, Command, Graph, ImageKind, Step, keyval, parse_args};
 
 use crate::daemon;
 
@@ -96,15 +96,31 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The command line with which a daemon has another process make what it has says the same.
+/// The command line with which a daemon has another process make what it has says the same: nodes as they
+/// are, after all else but exports.
 fn handed_over(options: &control::StorageDaemonOptions) {
+    let steps = options.steps.iter().cloned();
+    let (nodes, others): (Vec<Step>, Vec<Step>) =
+        steps.partition(|step| matches!(step.action, Action::Blockdev(_)));
+    let (exports, others): (Vec<Step>, Vec<Step>) =
+        others.into_iter().partition(|step| matches!(step.action, Action::Export(_)));
     // A file's name may be one that no text can say.
-    let Ok(arguments) = daemon::arguments_for_another(&options.steps) else { return };
-    let words = std::iter::once("ringmill").chain(arguments.iter().map(String::as_str));
-    match parse_args(words.map(OsString::from)) {
-        Ok(Command::StorageDaemon(again)) => assert_eq!(again.steps, options.steps),
-        other => panic!("{arguments:?}: {other:?}"),
+    let Ok(mut arguments) = daemon::arguments_for_another(&others) else { return };
+    for step in &nodes {
+        let Action::Blockdev(node) = &step.action else { continue };
+        let option = control::blockdev_option(node);
+        let (name, value) = option.split_once(' ').expect("a value");
+        arguments.extend([name, value].map(str::to_owned));
     }
+    let Ok(of_exports) = daemon::arguments_for_another(&exports) else { return };
+    arguments.extend(of_exports.into_iter().skip(1));
+    let words = std::iter::once("ringmill").chain(arguments.iter().map(String::as_str));
+    let again = match parse_args(words.map(OsString::from)) {
+        Ok(Command::StorageDaemon(again)) => again,
+        other => panic!("{arguments:?}: {other:?}"),
+    };
+    let expected = others.iter().chain(&nodes).chain(&exports).map(|step| &step.action);
+    assert!(again.steps.iter().map(|step| &step.action).eq(expected), "{arguments:?}");
 }
 
 fn written_again(text: &str) {
