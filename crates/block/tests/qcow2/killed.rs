@@ -228,6 +228,46 @@ fn kill_often(test: &str, journals: bool, start: &[u8], make: impl Fn(&Folder)) 
     }
 }
 
+/// An image that a process with a journal is killed over.
+struct Case {
+    test: &'static str,
+    folder: Folder,
+    journals: PathBuf,
+    image: PathBuf,
+}
+
+impl Case {
+    /// For the test of that name, which runs in the process that is to be killed as well.
+    fn new(test: &'static str) -> Case {
+        be_killed();
+        let folder = Folder::new(&test.replace(':', "-"));
+        create(&folder, "cluster_size=64k");
+        let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
+        Case { test, folder, journals, image }
+    }
+
+    fn kill(&self, after: usize) {
+        kill(self.test, &self.image, Some(&self.journals), after);
+    }
+
+    fn open(&self, journals: Option<&Path>) -> Arc<dyn BlockNode> {
+        registry(journals).open(&options(&self.image)).unwrap()
+    }
+
+    fn open_with_journals(&self) -> Arc<dyn BlockNode> {
+        self.open(Some(&self.journals))
+    }
+
+    /// Has QEMU judge the image once the node is closed, and returns what it holds.
+    fn judge(&self, node: Arc<dyn BlockNode>) -> Vec<u8> {
+        let found = contents(&node);
+        drop(node);
+        repair_leaks(&self.folder);
+        judge(&self.folder, "disk.qcow2", &found);
+        found
+    }
+}
+
 fn create(folder: &Folder, kind: &str) {
     let size = SIZE.to_string();
     qemu_img(folder, &["create", "-q", "-f", "qcow2", "-o", kind, "disk.qcow2", &size]);
@@ -279,98 +319,65 @@ fn nothing_is_lost_with_files_behind() {
 /// QEMU has written to the image in between: what was left is not for that image any more.
 #[test]
 fn what_is_left_is_not_taken_for_an_image_that_others_have_changed() {
-    be_killed();
-    let folder = Folder::new("killed-changed");
-    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
-    create(&folder, "cluster_size=64k");
-    let test = "killed::what_is_left_is_not_taken_for_an_image_that_others_have_changed";
-    kill(test, &image, Some(&journals), 50);
-    qemu_io(&folder, "disk.qcow2", "write -P 7 0 3M");
-    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
+    let case = Case::new("killed::what_is_left_is_not_taken_for_an_image_that_others_have_changed");
+    case.kill(50);
+    qemu_io(&case.folder, "disk.qcow2", "write -P 7 0 3M");
+    let node = case.open_with_journals();
     let found = contents(&node);
     assert!(found[..3 << 20].iter().all(|byte| *byte == 7));
     drop(node);
-    judge(&folder, "disk.qcow2", &found);
+    // QEMU has repaired it: there are no leaks.
+    judge(&case.folder, "disk.qcow2", &found);
 }
 
 /// The machine has been started anew, or the journal was deleted: what was flushed is there, and the image is whole.
 #[test]
 fn an_image_whose_journal_is_gone_is_whole() {
-    be_killed();
-    let folder = Folder::new("killed-gone");
-    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
-    create(&folder, "cluster_size=64k");
-    kill("killed::an_image_whose_journal_is_gone_is_whole", &image, Some(&journals), 50);
-    std::fs::remove_dir_all(&journals).unwrap();
-    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
+    let case = Case::new("killed::an_image_whose_journal_is_gone_is_whole");
+    case.kill(50);
+    std::fs::remove_dir_all(&case.journals).unwrap();
+    let node = case.open_with_journals();
     let mut rig = Rig::new(node.clone());
     rig.write(0, &[5; 65536], 0).unwrap();
     drop(rig);
-    let found = contents(&node);
-    drop(node);
-    repair_leaks(&folder);
-    judge(&folder, "disk.qcow2", &found);
+    case.judge(node);
 }
 
 /// Somebody removes the journal: from then on the image itself is written to before each answer.
 #[test]
 fn nothing_is_lost_after_a_journal_was_removed() {
-    be_killed();
-    let folder = Folder::new("killed-removed");
-    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
-    create(&folder, "cluster_size=64k");
-    let test = "killed::nothing_is_lost_after_a_journal_was_removed";
-    let remove = || std::fs::remove_dir_all(&journals).unwrap();
-    let may = kill_later(test, &image, Some(&journals), 1000, remove);
-    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
-    let found = contents(&node);
-    assert_kept(&may, &found, &[0; SIZE], "after a kill");
-    drop(node);
-    repair_leaks(&folder);
-    judge(&folder, "disk.qcow2", &found);
+    let case = Case::new("killed::nothing_is_lost_after_a_journal_was_removed");
+    let remove = || std::fs::remove_dir_all(&case.journals).unwrap();
+    let may = kill_later(case.test, &case.image, Some(&case.journals), 1000, remove);
+    assert_kept(&may, &case.judge(case.open_with_journals()), &[0; SIZE], "after a kill");
 }
 
 /// Opened and changed where there are no journals, the image is not one any more that was left.
 #[test]
 fn what_is_left_is_not_taken_for_an_image_that_was_opened_without_it() {
-    be_killed();
-    let folder = Folder::new("killed-without");
-    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
-    create(&folder, "cluster_size=64k");
-    let test = "killed::what_is_left_is_not_taken_for_an_image_that_was_opened_without_it";
-    kill(test, &image, Some(&journals), 50);
-    let node = registry(None).open(&options(&image)).unwrap();
+    let case =
+        Case::new("killed::what_is_left_is_not_taken_for_an_image_that_was_opened_without_it");
+    case.kill(50);
+    let node = case.open(None);
     let mut rig = Rig::new(node.clone());
     rig.write(0, &[5; 3 << 20], 0).unwrap();
     drop((rig, node));
-    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
-    let found = contents(&node);
+    let found = case.judge(case.open_with_journals());
     assert!(found[..3 << 20].iter().all(|byte| *byte == 5));
-    drop(node);
-    repair_leaks(&folder);
-    judge(&folder, "disk.qcow2", &found);
 }
 
 /// A copy that was made before, and comes back: the journal is not that of its state.
 #[test]
 fn what_is_left_is_not_taken_for_an_older_state_of_the_image() {
-    be_killed();
-    let folder = Folder::new("killed-older");
-    let (journals, image) = (folder.path("journals"), folder.path("disk.qcow2"));
-    create(&folder, "cluster_size=64k");
-    let test = "killed::what_is_left_is_not_taken_for_an_older_state_of_the_image";
+    let case = Case::new("killed::what_is_left_is_not_taken_for_an_older_state_of_the_image");
     let mut older = None;
     // Of two processes the second goes on with the journal of the first.
     for _ in 0..2 {
-        kill(test, &image, Some(&journals), 50);
-        older.get_or_insert_with(|| std::fs::read(&image).unwrap());
+        case.kill(50);
+        older.get_or_insert_with(|| std::fs::read(&case.image).unwrap());
     }
-    std::fs::write(&image, older.unwrap()).unwrap();
-    let node = registry(Some(&journals)).open(&options(&image)).unwrap();
-    let found = contents(&node);
-    drop(node);
-    repair_leaks(&folder);
-    judge(&folder, "disk.qcow2", &found);
+    std::fs::write(&case.image, older.unwrap()).unwrap();
+    case.judge(case.open_with_journals());
 }
 
 /// Nobody else gets at what another process uses, and a check finds nothing missing meanwhile.

@@ -181,7 +181,7 @@ impl Image {
         if is_done() {
             return Ok(());
         }
-        {
+        if self.shared.metadata.as_ref().is_some_and(Metadata::has_journal) {
             let alone = self.changing.write().await;
             // Somebody else may have done it for all who waited.
             if is_done() || self.keep_changed(channels, &alone).await? {
@@ -266,22 +266,20 @@ impl Image {
         Ok(())
     }
 
-    /// Whether nothing is left to do but to forget the image.
-    pub(super) fn is_closed(&self) -> bool {
-        self.is_clean() && self.shared.metadata.as_ref().is_none_or(Metadata::is_closed)
+    /// Whether the image has all of it, and says that nothing is missing.
+    pub(super) fn is_let_go(&self) -> bool {
+        self.is_clean() && !self.shared.metadata.as_ref().is_some_and(Metadata::is_marked)
+    }
+
+    /// Has nothing left elsewhere of one that is let go. Nobody uses it any more.
+    pub(super) fn drop_journal(&self) {
+        self.shared.metadata.iter().for_each(Metadata::drop_journal);
     }
 
     /// Has all of it in the file, and the image say that nothing is missing. Nobody changes it meanwhile.
     pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
         self.flush(channels).await?;
         self.unmark(channels).await
-    }
-
-    /// The same, with nothing left elsewhere. Nobody uses it any more.
-    pub(super) async fn close(&self, channels: &Channels) -> Result<(), Errno> {
-        self.let_go(channels).await?;
-        self.shared.metadata.iter().for_each(Metadata::drop_journal);
-        Ok(())
     }
 
     /// Takes all metadata that there is now, to be written. Nobody changes any meanwhile.

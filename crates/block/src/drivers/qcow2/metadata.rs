@@ -227,12 +227,6 @@ impl Metadata {
         lock(&self.state).journal.as_ref().map_or(Ok(()), |journal| journal.set_named(named))
     }
 
-    /// Whether nothing is left to be cleared away.
-    pub(super) fn is_closed(&self) -> bool {
-        let state = lock(&self.state);
-        state.journal.is_none() && !state.marked
-    }
-
     /// Whether there is one, and it has not failed.
     pub(super) fn has_journal(&self) -> bool {
         let state = lock(&self.state);

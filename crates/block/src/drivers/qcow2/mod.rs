@@ -143,7 +143,7 @@ impl BlockNode for Qcow2Node {
 impl Drop for Qcow2Node {
     /// What is in memory of the metadata goes to the file.
     fn drop(&mut self) {
-        if !self.read_only && !self.image.is_closed() {
+        if !self.read_only {
             open::close(&self.name, &self.below, &self.image);
         }
     }

@@ -17,14 +17,11 @@ use super::image::{Image, errno_of};
 use super::journal::{Found, Journal, Journals};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
-use super::steps::{SECTOR, Sectors, read, write};
+use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
-
-/// Bytes of an entry of a table.
-const ENTRY: usize = 8;
 
 /// The nodes below an image.
 #[derive(Clone)]
@@ -342,9 +339,7 @@ async fn read_metadata(
     let (offset, len) = header.refcount_table;
     let size = below.file.geometry().size;
     let table = read(channels, offset, len as usize).await?;
-    let entries = table
-        .chunks_exact(8)
-        .map(|entry| entry.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
+    let entries = table.chunks_exact(ENTRY).map(number);
     let mut blocks: Vec<u64> = entries.collect();
     // Who finds the header's own cluster free, or nothing about it, goes on looking for ever.
     let first = blocks.first().copied().filter(|first| *first != 0 && *first < size);
@@ -411,12 +406,12 @@ pub(super) fn let_go(below: &Below, image: &Arc<Image>) -> io::Result<()> {
     run_apart(below, move |channels| async move { Ok(image.let_go(&channels).await?) })
 }
 
-/// Writes what is in memory of the metadata.
+/// Writes what is in memory of the metadata, and has nothing left elsewhere.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
-    let image = image.clone();
-    let flushed =
-        run_apart(below, move |channels| async move { Ok(image.close(&channels).await?) });
-    if let Err(error) = flushed {
-        log::error!("{}", failed(name, "close", &error));
+    // One that nobody has changed needs no loop for that.
+    let let_go = if image.is_let_go() { Ok(()) } else { let_go(below, image) };
+    match let_go {
+        Ok(()) => image.drop_journal(),
+        Err(error) => log::error!("{}", failed(name, "close", &error)),
     }
 }

@@ -27,7 +27,7 @@ pub(super) const SECTOR: usize = 512;
 /// Bytes written at once.
 const RUN: usize = 1 << 20;
 /// Bytes of an entry of a table.
-const ENTRY: usize = 8;
+pub(super) const ENTRY: usize = 8;
 /// Where a header has the disk's size, the L1 table's entries and offset, and the refcount table's offset and clusters.
 pub(super) const SIZE: Range<usize> = 24..32;
 const L1_ENTRIES: Range<usize> = 36..40;
