@@ -49,6 +49,11 @@ pub trait BlockNode: Send + Sync {
         Ok(())
     }
 
+    /// Of a regular file: its inode, which tells it from a copy.
+    fn inode(&self) -> Option<u64> {
+        self.below().and_then(|below| below.inode())
+    }
+
     /// To what the memory of requests is best aligned, bytes: less costs a copy.
     fn memory_alignment(&self) -> u32 {
         self.below().map_or(512, |below| below.memory_alignment())

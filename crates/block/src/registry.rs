@@ -4,16 +4,16 @@ mod activity;
 mod describe;
 mod implicit;
 mod reopen;
+mod resize;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, ThreadBirth};
+use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth};
 
 use crate::connections::Connections;
 use crate::drivers::blkdebug::BlkdebugNode;
@@ -24,9 +24,9 @@ use crate::drivers::qcow2::Journals;
 use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
-use crate::graph::{Edge, drain};
+use crate::graph::Edge;
 use crate::inherited::{Images, Inherited, OpenImage};
-use crate::node::{BlockNode, ResizeError};
+use crate::node::BlockNode;
 use crate::options::{
     BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, NullOptions,
 };
@@ -58,6 +58,8 @@ pub struct NodeRegistry {
     connector: Option<Arc<IoThread>>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
+    /// Held while a node is given another size.
+    resizing: Arc<tokio::sync::Mutex<()>>,
     /// Of qcow2 images.
     journals: Option<Journals>,
     /// Images handed over that no node has taken yet,
@@ -200,44 +202,6 @@ impl NodeRegistry {
     /// Forgets a throttle group. Nodes that use it go on.
     pub fn remove_throttle_group(&mut self, name: &str) {
         self.throttle_groups.remove(name);
-    }
-
-    /// Gives a node's image another size, as `block_resize` does. What is to become smaller is drained
-    /// meanwhile, so that no request under way makes it larger again. What is returned is awaited on
-    /// `event_loop`.
-    ///
-    /// # Errors
-    ///
-    /// There is no such node, or it keeps its size.
-    pub fn resize(
-        &self,
-        name: &str,
-        size: u64,
-        event_loop: &EventLoop,
-    ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
-        let node = self.node(name)?;
-        let users = self.edges(self.whose_size(name));
-        let event_loop = event_loop.clone();
-        Ok(async move {
-            let _drained = match size < node.geometry().size {
-                true => Some(drain(users).await.map_err(|_| ResizeError::Busy)?),
-                false => None,
-            };
-            node.resize(size, &event_loop).await
-        })
-    }
-
-    /// The node whose image a node's size is that of: itself, or one below it.
-    fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
-        let mut name = name;
-        while let Some(entry) = self.nodes.get(name)
-            && let Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) = entry.options.driver
-            && let Some(child) = entry.children.first()
-            && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
-        {
-            name = below;
-        }
-        name
     }
 
     /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.

@@ -42,6 +42,17 @@ impl Default for SocketDraft {
     }
 }
 
+/// `tight` of any unix socket.
+pub(crate) const fn tight<Draft>() -> Field<Draft> {
+    Field {
+        name: "tight",
+        // Only of abstract sockets.
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("on"),
+        help: "how abstract names are padded; without effect on paths",
+    }
+}
+
 /// `addr.*` of type `unix`.
 pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
     Field {
@@ -60,13 +71,7 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
         need: Need::Default("off"),
         help: "abstract socket name; only off so far",
     },
-    Field {
-        name: "tight",
-        // Only of abstract sockets.
-        kind: Kind::Bool(|_, _| Ok(())),
-        need: Need::Default("on"),
-        help: "how abstract names are padded; without effect on paths",
-    },
+    tight(),
 ];
 
 /// `addr.*` of type `fd`.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::address::check_socket_path;
+use crate::address::{check_socket_path, tight};
 use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
@@ -151,13 +151,7 @@ static SOCKET: &[Field<Draft>] = &[
         need: Need::Default("off"),
         help: "abstract socket name; only off so far",
     },
-    Field {
-        name: "tight",
-        // Only of abstract sockets.
-        kind: Kind::Bool(|_, _| Ok(())),
-        need: Need::Default("on"),
-        help: "how abstract names are padded; without effect on paths",
-    },
+    tight(),
     Field {
         name: "telnet",
         kind: Kind::Bool(|_, on| only_off("telnet", on)),

@@ -30,6 +30,12 @@ pub enum Error {
         /// The file's size.
         file_size: u64,
     },
+    /// Another process, or another machine, brings the pages of its file, and could have an I/O thread wait
+    /// for them.
+    Elsewhere {
+        /// Its guest-physical address.
+        guest_addr: u64,
+    },
     /// A system call on the region's file failed.
     Os {
         /// Its guest-physical address.
@@ -84,6 +90,11 @@ impl fmt::Display for Error {
             Error::Overflow { guest_addr, size, what } => write!(
                 f,
                 "memory region at guest address {guest_addr:#x}, {size:#x} bytes: its {what} overflows"
+            ),
+            Error::Elsewhere { guest_addr } => write!(
+                f,
+                "memory region at guest address {guest_addr:#x} is in a file on FUSE or a network: give the \
+                 guest memory of a memfd, hugetlbfs or tmpfs"
             ),
             Error::BeyondFile { guest_addr, end, file_size } => write!(
                 f,

@@ -22,6 +22,14 @@ unsafe impl Send for Mapping {}
 // SAFETY: the methods that take `&self` hand out an address and a number.
 unsafe impl Sync for Mapping {}
 
+/// What a file lies on.
+pub(crate) struct FileSystem {
+    /// Bytes of a page of its files' mappings: the huge page size on hugetlbfs, else the system's.
+    pub(crate) page: u64,
+    /// Another process, or another machine, brings the pages, when it likes: whoever touches one waits.
+    pub(crate) is_elsewhere: bool,
+}
+
 impl Mapping {
     /// Its first byte, at a page boundary; valid for [`len`](Self::len) bytes while it lives.
     pub(crate) fn at(&self) -> NonNull<c_void> {
@@ -43,7 +51,7 @@ mod calls {
 
     impl Mapping {
         /// Maps `len` bytes of a file from `offset` on, shared with the others who have mapped it. Both
-        /// are multiples of [`page_size`].
+        /// are multiples of [its page](FileSystem::page).
         pub(crate) fn new(fd: &OwnedFd, len: usize, offset: libc::off_t) -> io::Result<Mapping> {
             // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
             let at = unsafe {
@@ -83,8 +91,12 @@ mod calls {
         }
     }
 
-    /// The page size of the file's mappings: the huge page size on hugetlbfs, else the system's.
-    pub(crate) fn page_size(fd: &OwnedFd) -> io::Result<u64> {
+    /// Those whose pages come from elsewhere, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph.
+    const ELSEWHERE: [libc::__fsword_t; 6] =
+        [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400];
+
+    /// What a file lies on.
+    pub(crate) fn file_system(fd: &OwnedFd) -> io::Result<FileSystem> {
         let mut stat = MaybeUninit::<libc::statfs>::uninit();
         // SAFETY: `stat` is a place for the kernel to fill in.
         if unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) } < 0 {
@@ -96,7 +108,8 @@ mod calls {
         let system = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let huge = (stat.f_type == libc::HUGETLBFS_MAGIC).then_some(stat.f_bsize);
         let page = u64::try_from(huge.unwrap_or(system)).unwrap_or(0);
-        Ok(if page.is_power_of_two() { page } else { 4096 })
+        let page = if page.is_power_of_two() { page } else { 4096 };
+        Ok(FileSystem { page, is_elsewhere: ELSEWHERE.contains(&stat.f_type) })
     }
 }
 
@@ -137,9 +150,9 @@ mod calls {
         }
     }
 
-    pub(crate) fn page_size(_: &OwnedFd) -> io::Result<u64> {
-        Ok(PAGE as u64)
+    pub(crate) fn file_system(_: &OwnedFd) -> io::Result<FileSystem> {
+        Ok(FileSystem { page: PAGE as u64, is_elsewhere: false })
     }
 }
 
-pub(crate) use calls::page_size;
+pub(crate) use calls::file_system;

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use crate::bus_error::Watched;
 use crate::error::Error;
-use crate::mapping::{Mapping, page_size};
+use crate::mapping::{FileSystem, Mapping, file_system};
 
 /// A memory region as the front end describes it (vhost-user, "Memory region description").
 /// All numbers are bytes.
@@ -52,8 +52,8 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// When it is empty, its addresses overflow, it reaches past the end of its file, or the kernel
-    /// refuses: the error says which.
+    /// When it is empty, its addresses overflow, it reaches past the end of its file, another process or
+    /// machine brings the file's pages, or the kernel refuses: the error says which.
     pub fn map(self) -> Result<MappedRegion, Error> {
         let Region { guest_addr, size, user_addr, mmap_offset, ref fd } = self;
         if size == 0 {
@@ -73,7 +73,10 @@ impl Region {
         }
 
         // mmap wants an offset, and munmap a length, in units of the file's pages.
-        let page = page_size(fd).map_err(|e| os("fstatfs", e))?;
+        let FileSystem { page, is_elsewhere } = file_system(fd).map_err(|e| os("fstatfs", e))?;
+        if is_elsewhere {
+            return Err(Error::Elsewhere { guest_addr });
+        }
         let lead = mmap_offset % page;
         let mapping_len = (lead + size)
             .checked_next_multiple_of(page)

@@ -37,6 +37,8 @@ const AVAIL: u64 = 0x800;
 const USED: u64 = 0x1000;
 const QUEUE: u64 = 0x2000;
 const DATA: u64 = 0x8000;
+/// An indirect table.
+const TABLE: u64 = 0x1c000;
 const ENTRIES: u16 = 64;
 /// Blows after which it begins anew.
 const ROUND: u32 = 1000;
@@ -127,10 +129,6 @@ impl FrontEnd {
     fn read_sector(&mut self) -> io::Result<()> {
         let slot = u64::from(self.offered % (ENTRIES / 4)) * 3;
         let at = DATA + slot * 0x400;
-        let descriptor = |addr: u64, len: u32, flags: u16, next: u64| {
-            let (addr, len) = (addr.to_le_bytes(), len.to_le_bytes());
-            [&addr[..], &len, &flags.to_le_bytes(), &(next as u16).to_le_bytes()].concat()
-        };
         let chain = [
             descriptor(at, 16, 1, slot + 1),
             descriptor(at + 0x20, 512, 3, slot + 2),
@@ -145,6 +143,11 @@ impl FrontEnd {
     }
 }
 
+fn descriptor(addr: u64, len: u32, flags: u16, next: u64) -> Vec<u8> {
+    let (addr, len) = (addr.to_le_bytes(), len.to_le_bytes());
+    [&addr[..], &len, &flags.to_le_bytes(), &(next as u16).to_le_bytes()].concat()
+}
+
 fn encode(code: u32, payload: &[u64]) -> Vec<u8> {
     let header = [code, 1, payload.len() as u32 * 8];
     let header = header.into_iter().flat_map(u32::to_ne_bytes);
@@ -157,6 +160,35 @@ pub(crate) fn kicks(target: &Target, go_on: &GoOn) -> io::Result<()> {
     while go_on.blow() {
         // A counter that is full has kicked.
         let _ = front_end.kicks[0].write(1);
+    }
+    Ok(())
+}
+
+pub(crate) fn large_reads(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    const PART: u32 = 64 << 10;
+    const PARTS: u64 = 16;
+    let mut front_end = FrontEnd::ready(target)?;
+    front_end.settle()?;
+    let memory = &front_end.memory;
+    memory.write_all_at(&[0; 16], DATA)?;
+    // All requests have one table, and one place to read to.
+    let buffers = (0..PARTS).map(|part| descriptor(DATA + 16, PART, 3, part + 2));
+    let status = descriptor(TABLE - 1, 1, 2, 0);
+    let table: Vec<_> = [descriptor(DATA, 16, 1, 1)].into_iter().chain(buffers).collect();
+    let table = [table.concat(), status].concat();
+    memory.write_all_at(&table, TABLE)?;
+    for slot in 0..u64::from(ENTRIES) {
+        memory.write_all_at(&descriptor(TABLE, table.len() as u32, 4, 0), slot * 16)?;
+        memory.write_all_at(&(slot as u16).to_le_bytes(), AVAIL + 4 + slot * 2)?;
+    }
+    while go_on.blow() {
+        // They are answered in order: as many as there is room for, always.
+        let mut used = [0; 2];
+        memory.read_exact_at(&mut used, USED + 2)?;
+        let offered = u16::from_le_bytes(used).wrapping_add(ENTRIES);
+        memory.write_all_at(&offered.to_le_bytes(), AVAIL + 2)?;
+        let _ = front_end.kicks[0].write(1);
+        std::thread::sleep(Duration::from_micros(50));
     }
     Ok(())
 }

@@ -73,6 +73,8 @@ macro_rules! attacks {
 attacks! {
     /// Kicks without requests, as fast as it can.
     Kicks = "a flood of kicks", front_end::kicks, io;
+    /// A ring full of reads of 1 MiB, always.
+    LargeReads = "large reads", front_end::large_reads, io;
     /// Random bytes in its rings, and kicks.
     Rubbish = "rubbish in its rings", front_end::rubbish, io;
     /// Its queues stopped, started and reset without end.

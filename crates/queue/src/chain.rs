@@ -73,6 +73,12 @@ impl Chain {
         self.writable_len
     }
 
+    /// Bytes in all buffers.
+    pub fn total_len(&self) -> u32 {
+        // What push() has bounded.
+        self.readable_len.saturating_add(self.writable_len)
+    }
+
     /// Forgets everything.
     fn reset(&mut self, head: u16) {
         self.head = head;

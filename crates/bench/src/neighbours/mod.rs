@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hostile::{Attack, Target};
 
 use crate::figures::median;
@@ -26,6 +26,11 @@ use crate::report::{Table, write_section};
 
 /// Requests per second of the victim: what leaves either CPU some time.
 const RATE: f64 = 20_000.0;
+
+/// What a victim may lose of its requests, at most; and in the short form, where one phase of either
+/// kind is all there is.
+const MOST_LOST: f64 = 0.05;
+const MOST_LOST_QUICK: f64 = 0.25;
 
 /// Of an attack, in all rounds.
 struct Row {
@@ -54,7 +59,7 @@ struct Bench {
     client_cpu: Option<usize>,
 }
 
-/// Measures and reports. Fails when the victim sees an error, not on any figure.
+/// Measures and reports. Fails when the victim sees an error, or loses more than it may.
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
     if options.places.ringmill.is_none() {
         build_ringmill()?;
@@ -106,7 +111,16 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         let section = format!("{}- {method}\n\n{}", lines.concat(), table.markdown());
         write_section(file, "bench neighbours", &section)?;
     }
-    Ok(())
+    let most = if options.quick { MOST_LOST_QUICK } else { MOST_LOST };
+    let lost = rows.iter().find(|row| row.lost() > most);
+    lost.map_or(Ok(()), |row| bail!("too much is lost under {}", row.name))
+}
+
+impl Row {
+    /// The part of its requests that the victim has lost.
+    fn lost(&self) -> f64 {
+        1.0 - self.attacked / self.quiet
+    }
 }
 
 fn command(program: OsString, sockets: &SocketDirectory) -> Vec<OsString> {
@@ -216,7 +230,7 @@ fn table(rows: &[Row]) -> Table {
         "attacked",
     ]);
     for row in rows {
-        let lost = 100.0 * (1.0 - row.attacked / row.quiet);
+        let lost = 100.0 * row.lost();
         table.row([
             row.name.clone(),
             format!("{:.0}", row.blows),

@@ -246,8 +246,9 @@ impl Case {
         Case { test, folder, journals, image }
     }
 
-    fn kill(&self, after: usize) {
-        kill(self.test, &self.image, Some(&self.journals), after);
+    /// Returns what each sector may hold.
+    fn kill(&self, after: usize) -> Vec<[Value; 2]> {
+        kill(self.test, &self.image, Some(&self.journals), after)
     }
 
     fn open(&self, journals: Option<&Path>) -> Arc<dyn BlockNode> {
@@ -378,6 +379,40 @@ fn what_is_left_is_not_taken_for_an_older_state_of_the_image() {
     }
     std::fs::write(&case.image, older.unwrap()).unwrap();
     case.judge(case.open_with_journals());
+}
+
+/// A copy that was made afterwards, and opened first: what is left stays for the image.
+#[test]
+fn what_is_left_is_not_used_up_by_a_copy() {
+    let case = Case::new("killed::what_is_left_is_not_used_up_by_a_copy");
+    let may = case.kill(50);
+    let copy = case.folder.path("copy.qcow2");
+    std::fs::copy(&case.image, &copy).unwrap();
+    let open = |read_only| {
+        let options = BlockdevOptions { read_only, ..options(&copy) };
+        registry(Some(&case.journals)).open(&options)
+    };
+    let refused = open(false).err().unwrap().to_string();
+    assert!(refused.contains("a copy"), "{refused}");
+    drop(open(true).unwrap());
+    assert_kept(&may, &case.judge(case.open_with_journals()), &[0; SIZE], "the image");
+}
+
+/// Several at once, each in a process of its own.
+#[test]
+fn what_is_left_is_seen_by_all_who_look() {
+    let case = Case::new("killed::what_is_left_is_seen_by_all_who_look");
+    let may = case.kill(50);
+    let look = || {
+        let options = BlockdevOptions { read_only: true, ..options(&case.image) };
+        let node = registry(Some(&case.journals)).open(&options).unwrap();
+        assert_kept(&may, &contents(&node), &[0; SIZE], "who looks");
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..5).for_each(|_| look()));
+        }
+    });
 }
 
 /// Nobody else gets at what another process uses, and a check finds nothing missing meanwhile.

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod cut_off;
 mod image;
 mod killed;
 mod model;

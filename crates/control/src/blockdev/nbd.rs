@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use block::options::{Driver, NbdOptions, NbdServerAddr};
 
 use super::{DriverRow, OwnTable};
-use crate::address::{InetDraft, addresses, check_socket_path};
+use crate::address::{InetDraft, addresses, check_socket_path, tight};
 use crate::error::OptionError;
 use crate::shape::Shape;
 use crate::table::{self, Context, Field, Kind, Need, only_off, put};
@@ -139,13 +139,7 @@ static UNIX: &[Field<UnixDraft>] = &[
         need: Need::Default("off"),
         help: "abstract socket name; only off so far",
     },
-    Field {
-        name: "tight",
-        // Only of abstract sockets.
-        kind: Kind::Bool(|_, _| Ok(())),
-        need: Need::Default("on"),
-        help: "how abstract names are padded; without effect on paths",
-    },
+    tight(),
 ];
 
 static INET: &[Field<InetDraft>] = &[

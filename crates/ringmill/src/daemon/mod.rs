@@ -399,6 +399,7 @@ impl Daemon {
         if let Some(server) = self.nbd_server {
             server.stop().await;
         }
+        self.nodes.resized().await;
         drop(self.nodes);
         drop(self.threads);
         let deadline = self.control.now_ns() + LINGER_NS;

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use event_loop::{Engine, EventLoop, SetupError};
 use nix::errno::Errno;
+use nix::sys::stat::SFlag;
 
 use self::channel::FileChannel;
 pub use self::locks::CreationLock;
@@ -158,6 +159,12 @@ impl BlockNode for FileNode {
 
     fn geometry(&self) -> Geometry {
         Geometry { size: self.size(), ..self.geometry }
+    }
+
+    fn inode(&self) -> Option<u64> {
+        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
+        // A device's is that of a name in /dev.
+        SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_ino)
     }
 
     fn memory_alignment(&self) -> u32 {

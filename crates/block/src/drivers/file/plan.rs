@@ -4,8 +4,9 @@ use event_loop::IoBufs;
 
 use super::probe::Alignment;
 
-/// Bytes a read or write system call takes at once: `MAX_RW_COUNT` of the kernel.
-const MAX_BYTES: u64 = 0x7fff_f000;
+/// Bytes of one read or write: what the kernel copies from the page cache, while all else on the thread
+/// waits. The kernel would take 2 GiB (`MAX_RW_COUNT`).
+const MAX_BYTES: u64 = 4 << 20;
 /// `UIO_MAXIOV`: segments it takes at once.
 pub(crate) const MAX_SEGMENTS: usize = 1024;
 /// Bytes in a bounce buffer.

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use imago::format::PreallocateMode;
 use imago::format::drivers::FormatDriverInstance;
@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 
 use super::context::Channels;
 use super::marker::{self, Mark};
-use super::metadata::Metadata;
+use super::metadata::{Metadata, WriteOut};
 use super::steps::write;
 use super::storage::{self, NodeStorage, Shared};
 
@@ -53,8 +53,6 @@ pub(super) struct Image {
     flushing: Mutex<()>,
     /// Held by requests that change metadata, side by side; alone by who takes all of it to be written.
     changing: RwLock<()>,
-    /// The guest's data has been written where metadata will lead to.
-    new_data: AtomicBool,
 }
 
 impl Image {
@@ -81,7 +79,6 @@ impl Image {
             committed: AtomicU64::new(0),
             flushing: Mutex::default(),
             changing: RwLock::default(),
-            new_data: AtomicBool::new(false),
         }
     }
 
@@ -259,8 +256,9 @@ impl Image {
     async fn unmark(&self, channels: &Channels) -> Result<(), Errno> {
         let Some(metadata) = &self.shared.metadata else { return Ok(()) };
         if metadata.is_marked() {
-            metadata.set_marked(false);
             marker::unmark(channels, self.cluster).await?;
+            // Not before: if it fails, it is to be tried again. Nobody has written the header meanwhile.
+            metadata.set_marked(false);
             metadata.set_named(false).map_err(errno_of)?;
         }
         Ok(())
@@ -287,31 +285,23 @@ impl Image {
         &self,
         channels: &Channels,
         alone: &RwLockWriteGuard<'_, ()>,
-    ) -> Result<Changed, Errno> {
+    ) -> Result<Changed<'_>, Errno> {
         let changes = self.changes.load(Ordering::Acquire);
         let Some(metadata) = &self.shared.metadata else { return Ok(Changed::default()) };
         // While it is being written, the journal has all of it, or nothing.
         self.keep_changed(channels, alone).await?;
-        let (given_up, data) = (metadata.begin(), self.new_data.swap(false, Ordering::AcqRel));
-        Ok(Changed { changes, given_up, data })
+        Ok(Changed { changes, metadata: Some(metadata.begin()) })
     }
 
     /// Writes what was taken.
-    async fn write_taken(&self, channels: &Channels, changed: Changed) -> Result<u64, Errno> {
-        let Some(metadata) = &self.shared.metadata else { return Ok(0) };
-        let Changed { changes, given_up, data } = changed;
-        let written = metadata.write_out(channels, given_up, data).await;
-        if let Err(errno) = written {
-            // Some of it may be in the file, and not on stable storage: what is read back from there
-            // does not tell.
-            self.new_data.store(true, Ordering::Release);
-            return Err(errno);
-        }
-        self.committed.fetch_max(changes, Ordering::Release);
-        if !metadata.has_journal() {
+    async fn write_taken(&self, channels: &Channels, changed: Changed<'_>) -> Result<u64, Errno> {
+        let Some(metadata) = changed.metadata else { return Ok(0) };
+        metadata.carry_out(channels).await?;
+        self.committed.fetch_max(changed.changes, Ordering::Release);
+        if !self.shared.metadata.as_ref().is_some_and(Metadata::has_journal) {
             self.unmark(channels).await?;
         }
-        Ok(changes)
+        Ok(changed.changes)
     }
 
     /// The right to change metadata, beside others, and to find room. What was written to the file
@@ -383,19 +373,16 @@ impl Image {
 
     /// New data is in the file, at a place that no metadata in the file leads to.
     pub(super) fn wrote_new_data(&self) {
-        self.new_data.store(true, Ordering::Release);
+        self.shared.metadata.iter().for_each(Metadata::wrote_new_data);
     }
 }
 
 /// Metadata that is to be written.
 #[derive(Default)]
-struct Changed {
+struct Changed<'a> {
     /// Up to which change.
     changes: u64,
-    /// Up to when it says what was given up.
-    given_up: u64,
-    /// With data that it leads to.
-    data: bool,
+    metadata: Option<WriteOut<'a>>,
 }
 
 /// The right to change the mapping of clusters.

@@ -27,10 +27,11 @@ use super::steps::{SECTOR, Sectors};
 
 /// What a journal begins with; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
-/// Where its header has the last commit that was finished, the last of which all is in the image, and whether an
-/// image may be marked with it.
+/// Where its header has the last commit that was finished, the last of which all is in the image, whether an
+/// image may be marked with it, and the inode of the image's file, or 0.
 const COMMITS: u64 = 64;
 const NAMED: u64 = COMMITS + 16;
+const INODE: u64 = NAMED + 8;
 /// Where slots begin.
 const SLOTS: usize = 4096;
 /// A slot: the number of its sector, that of the commit, and the sector.
@@ -76,8 +77,7 @@ impl Journals {
         Ok(folder)
     }
 
-    /// Removes what processes that are gone have left and no image needs: it is not marked with it, or nothing was
-    /// ever committed.
+    /// Removes what processes that are gone have left and no image is marked with.
     fn sweep(&self) -> io::Result<()> {
         let _turn = self.turn()?;
         for entry in std::fs::read_dir(&self.0)? {
@@ -85,13 +85,11 @@ impl Journals {
             let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(&path);
             // Others may be gone by now.
             let Ok(file) = opened else { continue };
-            let mut header = [0; 24];
+            let mut named = [0; 8];
             if !lock(&file)? {
                 continue;
             }
-            let is_there = file.read_exact_at(&mut header, COMMITS).is_ok();
-            let (committed, named) = (number(&header, 0), number(&header, 16));
-            if !is_there || committed == Some(0) || named == Some(0) {
+            if file.read_exact_at(&mut named, NAMED).is_err() || named == [0; 8] {
                 std::fs::remove_file(&path)?;
             }
         }
@@ -102,8 +100,8 @@ impl Journals {
         self.0.join(format!("qcow2-{mark}"))
     }
 
-    /// A new journal.
-    pub(super) fn create(&self) -> io::Result<Journal> {
+    /// A new journal, for the image in the file with that inode.
+    pub(super) fn create(&self, inode: Option<u64>) -> io::Result<Journal> {
         let _turn = self.turn()?;
         let mark = Mark::new()?;
         let path = self.path(&mark);
@@ -124,16 +122,23 @@ impl Journals {
         journal.file.write_all_at(&journal.mark.bytes(), MAGIC.len() as u64)?;
         journal.write_commits()?;
         journal.set_named(false)?;
+        journal.file.write_all_at(&inode.unwrap_or(0).to_ne_bytes(), INODE)?;
         Ok(journal)
     }
 
-    /// What a process that was killed has left of an image with that mark, which is as of that commit, and the
-    /// journal.
+    /// What a process that was killed has left of an image with that mark, which is as of that commit, in the file
+    /// with that inode; and the journal, unless it is `for_a_look`.
     ///
     /// # Errors
     ///
     /// It cannot be read.
-    pub(super) fn find(&self, mark: &Mark, as_of: u64) -> io::Result<Found> {
+    pub(super) fn find(
+        &self,
+        mark: &Mark,
+        as_of: u64,
+        inode: Option<u64>,
+        for_a_look: bool,
+    ) -> io::Result<Found> {
         let _turn = self.turn()?;
         let path = self.path(mark);
         let open = OpenOptions::new().read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
@@ -155,10 +160,18 @@ impl Journals {
         if !(written..=committed.saturating_add(1)).contains(&as_of) {
             return Ok(Found::Nothing);
         }
+        if let (Some(of), Some(inode)) = (number(&bytes, INODE as usize), inode)
+            && ![0, inode].contains(&of)
+        {
+            return Ok(Found::OfAnother);
+        }
         let slots = bytes.get(SLOTS..).unwrap_or_default();
         let (slots, sectors) = Slots::read(slots, written, committed)?;
         let mark = mark.clone();
-        Ok(Found::Left(Journal { file, path, mark, slots, committed, written }, sectors))
+        // Who only looks has had it for no longer than his turn, and nobody has found it in use.
+        let journal =
+            (!for_a_look).then_some(Journal { file, path, mark, slots, committed, written });
+        Ok(Found::Left(journal, sectors))
     }
 }
 
@@ -169,8 +182,10 @@ pub(super) enum Found {
     Nothing,
     /// Another process has it.
     InUse,
+    /// The image is a copy of the one that it was left for.
+    OfAnother,
     /// What was left.
-    Left(Journal, Sectors),
+    Left(Option<Journal>, Sectors),
 }
 
 /// One owner at a time. `false`: there is another.
@@ -426,8 +441,8 @@ mod tests {
     }
 
     fn find(journals: &Journals, mark: &Mark, as_of: u64) -> (Journal, Sectors) {
-        match journals.find(mark, as_of).unwrap() {
-            Found::Left(journal, sectors) => (journal, sectors),
+        match journals.find(mark, as_of, None, false).unwrap() {
+            Found::Left(Some(journal), sectors) => (journal, sectors),
             found => panic!("{found:?}"),
         }
     }
@@ -441,9 +456,9 @@ mod tests {
     fn what_was_committed_is_found_and_what_was_written_is_not() {
         let folder = Folder::new("journal");
         let journals = folder.journals();
-        let mut journal = journals.create().unwrap();
+        let mut journal = journals.create(None).unwrap();
         let mark = journal.mark().clone();
-        assert!(matches!(journals.find(&mark, 0), Ok(Found::InUse)));
+        assert!(matches!(journals.find(&mark, 0, None, false), Ok(Found::InUse)));
         let sector = |byte: u8| [byte; SECTOR];
         journal.commit([(1, Some(&sector(1))), (7, Some(&sector(2)))].into_iter()).unwrap();
         journal.commit([(7, Some(&sector(3))), (9, Some(&sector(4)))].into_iter()).unwrap();
@@ -462,18 +477,35 @@ mod tests {
         drop(journal);
         assert_eq!(found(&journals, &mark, second), [(9, 5)]);
         // An image that is older than what was written, or newer than what was committed, is another one.
-        assert!(matches!(journals.find(&mark, second - 1), Ok(Found::Nothing)));
-        assert!(matches!(journals.find(&mark, second + 3), Ok(Found::Nothing)));
+        assert!(matches!(journals.find(&mark, second - 1, None, false), Ok(Found::Nothing)));
+        assert!(matches!(journals.find(&mark, second + 3, None, false), Ok(Found::Nothing)));
 
         find(&journals, &mark, second).0.remove();
-        assert!(matches!(journals.find(&mark, second), Ok(Found::Nothing)));
+        assert!(matches!(journals.find(&mark, second, None, false), Ok(Found::Nothing)));
+    }
+
+    #[test]
+    fn it_is_not_for_a_copy_and_not_in_use_by_who_only_looks() {
+        let folder = Folder::new("journal-copy");
+        let journals = folder.journals();
+        let mut journal = journals.create(Some(7)).unwrap();
+        let mark = journal.mark().clone();
+        journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
+        drop(journal);
+        let find = |inode, for_a_look| journals.find(&mark, 0, inode, for_a_look).unwrap();
+        assert!(matches!(find(Some(8), false), Found::OfAnother));
+        let looks = [Some(7), None].map(|inode| find(inode, true));
+        assert!(
+            looks.iter().all(|look| matches!(look, Found::Left(None, left) if left.len() == 1))
+        );
+        assert!(matches!(find(Some(7), false), Found::Left(Some(_), _)));
     }
 
     #[test]
     fn a_commit_that_was_cut_off_counts_for_nothing_now_and_later() {
         let folder = Folder::new("journal-cut");
         let journals = folder.journals();
-        let mut journal = journals.create().unwrap();
+        let mut journal = journals.create(None).unwrap();
         let mark = journal.mark().clone();
         journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
         // Its slots are there, its number is not.
@@ -495,11 +527,10 @@ mod tests {
     fn what_nobody_has_and_no_image_names_is_swept_away() {
         let folder = Folder::new("journal-sweep");
         let journals = folder.journals();
-        let made = [(); 3].map(|()| journals.create().unwrap());
+        let made = [(); 3].map(|()| journals.create(None).unwrap());
         let marks = made.each_ref().map(|journal| journal.mark().clone());
-        let [mut named, unnamed, used] = made;
+        let [named, unnamed, used] = made;
         named.set_named(true).unwrap();
-        named.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
         drop((named, unnamed));
         let journals = folder.journals();
         let is_there = marks.map(|mark| journals.path(&mark).exists());
@@ -510,7 +541,7 @@ mod tests {
     #[test]
     fn one_that_somebody_has_removed_keeps_nothing() {
         let folder = Folder::new("journal-removed");
-        let mut journal = folder.journals().create().unwrap();
+        let mut journal = folder.journals().create(None).unwrap();
         std::fs::remove_dir_all(&folder.0).unwrap();
         assert!(journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).is_err());
     }
@@ -518,7 +549,7 @@ mod tests {
     #[test]
     fn one_that_was_large_becomes_small() {
         let folder = Folder::new("journal-large");
-        let mut journal = folder.journals().create().unwrap();
+        let mut journal = folder.journals().create(None).unwrap();
         let sector = [1; SECTOR];
         journal.commit((0..KEPT as u64 + 1).map(|number| (number, Some(&sector)))).unwrap();
         journal.written(journal.committed()).unwrap();

@@ -8,10 +8,10 @@
 //! Before a write is answered, what it has changed is also in the [journal](super::journal), for who opens
 //! the image after this process, should that be killed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_loop::sync::lock;
@@ -31,6 +31,21 @@ pub(super) struct Metadata {
     /// to them before.
     given_up: AtomicU64,
     free: AtomicU64,
+    /// The guest's data has been written where metadata will lead to.
+    new_data: AtomicBool,
+}
+
+/// Metadata that is being written. What was not, for an error or because this was dropped, is to be
+/// written again.
+pub(super) struct WriteOut<'a> {
+    metadata: &'a Metadata,
+    /// Up to when it says what was given up.
+    given_up: u64,
+    /// With data that it leads to.
+    data: bool,
+    /// The refcount blocks, once what they count is in the file, raised.
+    counted: Option<HashSet<u64>>,
+    is_done: bool,
 }
 
 #[derive(Debug)]
@@ -68,12 +83,19 @@ impl Metadata {
             commit: 0,
             marked: false,
         };
-        Metadata { state: Mutex::new(state), given_up: AtomicU64::new(0), free: AtomicU64::new(0) }
+        Metadata {
+            state: Mutex::new(state),
+            given_up: AtomicU64::new(0),
+            free: AtomicU64::new(0),
+            new_data: AtomicBool::new(false),
+        }
     }
 
     /// Has sectors that another process has kept.
     pub(super) fn with_left(self, sectors: Sectors) -> Metadata {
         lock(&self.state).dirty = sectors;
+        // Of what they lead to nobody knows whether it is on stable storage.
+        self.new_data.store(true, Ordering::Release);
         self
     }
 
@@ -161,6 +183,11 @@ impl Metadata {
         self.free.load(Ordering::Acquire) == self.given_up.load(Ordering::Acquire)
     }
 
+    /// New data is in the file, at a place that no metadata in the file leads to.
+    pub(super) fn wrote_new_data(&self) {
+        self.new_data.store(true, Ordering::Release);
+    }
+
     /// Has what is kept outlast this process. `false`: there is no journal. It fits together: nobody is
     /// changing any of it.
     ///
@@ -245,51 +272,62 @@ impl Metadata {
         }
     }
 
-    /// All that is kept is to be written, and was committed before. It fits together: nobody is changing any of it. Returns up to
-    /// when that says what was given up.
-    pub(super) fn begin(&self) -> u64 {
+    /// All that is kept is to be written, and was committed before. It fits together: nobody is changing any of it. Nobody
+    /// else begins before this is over.
+    pub(super) fn begin(&self) -> WriteOut<'_> {
         let mut state = lock(&self.state);
         state.writing = Arc::new(std::mem::take(&mut state.dirty));
         state.commit = state.journal.as_ref().map_or(0, Journal::committed);
-        self.given_up.load(Ordering::Acquire)
+        WriteOut {
+            metadata: self,
+            given_up: self.given_up.load(Ordering::Acquire),
+            data: self.new_data.swap(false, Ordering::AcqRel),
+            counted: None,
+            is_done: false,
+        }
     }
+}
 
-    /// Writes what [`begin`](Self::begin) has found. `data`: so has the guest, to places that these
-    /// metadata lead to. If it fails, all of it is to be written again.
-    pub(super) async fn write_out(
-        &self,
-        channels: &Channels,
-        given_up: u64,
-        data: bool,
-    ) -> Result<(), Errno> {
+impl WriteOut<'_> {
+    /// Writes it.
+    pub(super) async fn carry_out(mut self, channels: &Channels) -> Result<(), Errno> {
+        let metadata = self.metadata;
         let (sectors, before) = {
-            let state = lock(&self.state);
+            let state = lock(&metadata.state);
             (state.writing.clone(), state.layout.clone())
         };
         let mut layout = before.clone();
         let steps = layout.sort(&sectors);
-        let mut counted = false;
-        let written = steps.write(channels, &before, data, self, &mut counted).await;
-        let mut state = lock(&self.state);
-        let kept = Arc::unwrap_or_clone(std::mem::take(&mut state.writing));
-        match written {
-            Ok(()) => {
-                state.layout = layout;
-                state.written();
-                self.free.fetch_max(given_up, Ordering::Release);
-            }
-            Err(_) => {
-                if counted {
-                    // The file may lead to new blocks by now, and use what they count.
-                    state.layout.refcount_blocks = layout.refcount_blocks;
-                }
-                for (number, sector) in kept {
-                    // What came later is newer.
-                    state.dirty.entry(number).or_insert(sector);
-                }
-            }
+        drop(sectors);
+        let counted = || self.counted = Some(layout.refcount_blocks.clone());
+        steps.write(channels, &before, self.data, metadata, counted).await?;
+        self.is_done = true;
+        let mut state = lock(&metadata.state);
+        state.writing = Arc::default();
+        state.layout = layout;
+        state.written();
+        metadata.free.fetch_max(self.given_up, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for WriteOut<'_> {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
         }
-        written
+        // Some of it may be in the file, and not on stable storage: what is read back from there does
+        // not tell.
+        self.metadata.wrote_new_data();
+        let state = &mut *lock(&self.metadata.state);
+        if let Some(blocks) = self.counted.take() {
+            // The file may lead to new blocks by now, and use what they count.
+            state.layout.refcount_blocks = blocks;
+        }
+        for (number, sector) in Arc::unwrap_or_clone(std::mem::take(&mut state.writing)) {
+            // What came later is newer.
+            state.dirty.entry(number).or_insert(sector);
+        }
     }
 }
 

@@ -170,7 +170,8 @@ impl Opening {
         let below = Below { file, data_file, backing };
         below.file.let_grow();
         below.data().let_grow();
-        let (mut journal, left) = find_left(&name, &header, journals, read_only)?;
+        let inode = below.file.inode();
+        let (mut journal, left) = find_left(&name, &header, journals, inode, read_only)?;
         if read_only && !left.is_empty() {
             // It is seen as if it was there.
             header = header_of(&below.file, &left, read_only)?;
@@ -181,7 +182,7 @@ impl Opening {
             header = header_of(&below.file, &Sectors::new(), read_only)?;
         }
         if !read_only && journal.is_none() && header.has_room {
-            journal = create(&name, journals);
+            journal = create(&name, journals, inode);
         }
         let opened = {
             let (header, below_too) = (header.clone(), below.clone());
@@ -236,6 +237,7 @@ fn find_left(
     name: &str,
     header: &Header,
     journals: Option<&Journals>,
+    inode: Option<u64>,
     read_only: bool,
 ) -> Result<(Option<Journal>, Sectors), OpenError> {
     let nothing = Ok((None, Sectors::new()));
@@ -249,11 +251,17 @@ fn find_left(
         );
         return nothing;
     }
-    let found = journals.map_or(Ok(Found::Nothing), |journals| journals.find(mark, *as_of));
+    let find = |journals: &Journals| journals.find(mark, *as_of, inode, read_only);
+    let found = journals.map_or(Ok(Found::Nothing), find);
     match found.map_err(|error| failed(name, "recover", &error))? {
-        Found::Left(journal, left) => Ok((Some(journal), left)),
-        // Its owner has the image open, and it is looked at all the same.
-        Found::InUse if read_only => nothing,
+        Found::Left(journal, left) => Ok((journal, left)),
+        // Its owner has the image open, or is yet to open it, and it is looked at all the same.
+        Found::InUse | Found::OfAnother if read_only => nothing,
+        Found::OfAnother => {
+            let why = "what a killed process had not written to it is for another file, of which this is a copy";
+            Err(failed(name, "recover", &io::Error::other(why))
+                .with_hint("open that one, or have the copy do without: qemu-img check -r all"))
+        }
         Found::InUse => {
             let error = io::Error::other("another process has its journal");
             Err(failed(name, "recover", &error).with_hint(
@@ -271,8 +279,8 @@ fn find_left(
 }
 
 /// A new journal, if there can be one.
-fn create(name: &str, journals: Option<&Journals>) -> Option<Journal> {
-    match journals?.create() {
+fn create(name: &str, journals: Option<&Journals>, inode: Option<u64>) -> Option<Journal> {
+    match journals?.create(inode) {
         Ok(journal) => Some(journal),
         Err(error) => {
             log::warn!(
@@ -302,8 +310,7 @@ fn clear_up(
             let (offset, len) = header.refcount_table;
             let table = read(&channels, offset, len as usize).await?;
             let metadata = Metadata::new(&header, &table).with_left(left);
-            let given_up = metadata.begin();
-            metadata.write_out(&channels, given_up, true).await?;
+            metadata.begin().carry_out(&channels).await?;
             sync(&channels).await?;
         }
         let at = Mark::place(header.cluster).ok_or(Errno::EIO)?;

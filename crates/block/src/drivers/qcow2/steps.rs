@@ -117,21 +117,21 @@ impl Layout {
 }
 
 impl Steps {
-    /// `counted` becomes true when all counts are in the file, raised.
+    /// `counted` is called when all counts are in the file, raised.
     pub(super) async fn write(
         self,
         channels: &Channels,
         before: &Layout,
         data: bool,
         metadata: &Metadata,
-        counted: &mut bool,
+        counted: impl FnOnce(),
     ) -> Result<(), Errno> {
         let Steps { counts, refcount_table, l2, l1, header } = self;
         let (highest, lower) = highest(channels, counts, before).await?;
         let mut unsynced = data;
         let mut order = Order { channels, unsynced: &mut unsynced };
         order.write(&highest).await?;
-        *counted = true;
+        counted();
         if metadata.has_failed() {
             order.sync().await?;
             metadata.make_failed_void();

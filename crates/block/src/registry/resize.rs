@@ -1,0 +1,69 @@
+//! `block_resize`.
+
+use std::future::Future;
+
+use event_loop::{EventLoop, oneshot};
+use nix::errno::Errno;
+
+use super::NodeRegistry;
+use crate::error::OpenError;
+use crate::graph::drain;
+use crate::node::ResizeError;
+use crate::options::Driver;
+
+impl NodeRegistry {
+    /// Gives a node's image another size, as `block_resize` does. What is to become smaller is drained
+    /// meanwhile, so that no request under way makes it larger again. What is returned is awaited on
+    /// `event_loop`; dropped, it leaves a change that has begun to [go on](Self::resized).
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or it keeps its size.
+    pub fn resize(
+        &self,
+        name: &str,
+        size: u64,
+        event_loop: &EventLoop,
+    ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
+        let node = self.node(name)?;
+        let users = self.edges(self.whose_size(name));
+        let event_loop = event_loop.clone();
+        let resizing = self.resizing.clone();
+        Ok(async move {
+            let drained = match size < node.geometry().size {
+                true => Some(drain(users).await.map_err(|_| ResizeError::Busy)?),
+                false => None,
+            };
+            let turn = resizing.lock_owned().await;
+            let (done, resized) = oneshot::channel();
+            let resize = node.resize(size, &event_loop);
+            event_loop.spawn(async move {
+                let outcome = resize.await;
+                drop((drained, turn));
+                done.send(outcome);
+            });
+            let what = "Could not resize image";
+            resized.await.unwrap_or(Err(ResizeError::Os { what, errno: Errno::ECANCELED }))
+        })
+    }
+
+    /// Waits until no node is being given another size. Before the nodes go: what is cut off then
+    /// leaves writes to the image under way.
+    pub fn resized(&self) -> impl Future<Output = ()> + use<> {
+        let resizing = self.resizing.clone();
+        async move { drop(resizing.lock().await) }
+    }
+
+    /// The node whose image a node's size is that of: itself, or one below it.
+    fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
+        let mut name = name;
+        while let Some(entry) = self.nodes.get(name)
+            && let Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) = entry.options.driver
+            && let Some(child) = entry.children.first()
+            && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
+        {
+            name = below;
+        }
+        name
+    }
+}
