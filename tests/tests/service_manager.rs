@@ -1,15 +1,18 @@
 //! What a service manager is told.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use integration::{BlkClient, PATIENCE, Qmp, Scratch, ServerCommand, eventually};
+use integration::{BlkClient, PATIENCE, Qmp, Scratch, ServerCommand, eventually, tool};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde_json::json;
 
@@ -47,6 +50,22 @@ impl Manager {
         let line = |line: &str| line.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned()));
         Some(text.lines().map(|text| line(text).expect("a name and a value")).collect())
     }
+
+    /// That a change begins is told next, with the time, which is after `since`: by that a manager tells what the
+    /// daemon says of this change from what it has said before.
+    fn expect_reloading(&self, since: u64) {
+        let mut lines = self.next();
+        let time = lines.remove("MONOTONIC_USEC").and_then(|time| time.parse().ok());
+        let time: u64 = time.unwrap_or_else(|| panic!("no time beside {lines:?}"));
+        assert!((since..=now_usec()).contains(&time), "{time} is not after {since}");
+        assert_eq!(lines, told(&[("RELOADING", "1")]));
+    }
+}
+
+/// CLOCK_MONOTONIC, which is what sd_notify(3) asks for.
+fn now_usec() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
+    Duration::from(now).as_micros().try_into().expect("64 bits")
 }
 
 fn disk(scratch: &Scratch) -> ServerCommand<'_> {
@@ -89,6 +108,50 @@ fn ready_when_every_export_listens_and_stopping_when_it_ends() {
 }
 
 #[test]
+fn a_live_upgrade_is_a_reload_after_which_another_process_is_the_main_one() {
+    let scratch = Scratch::new();
+    let manager = Manager::new(&scratch);
+    let mut server = disk(&scratch).env("NOTIFY_SOCKET", manager.variable()).start();
+    assert_eq!(manager.next()["READY"], "1");
+    for _ in 0..2 {
+        let since = now_usec();
+        server.upgrade();
+        let pid = server.pid().to_string();
+        manager.expect_reloading(since);
+        // One says whom to believe, the other that it serves, and either may come first.
+        let hand_over = told(&[("MAINPID", &pid)]);
+        let ready = told(&[("READY", "1"), ("MAINPID", &pid), ("STATUS", "Serving 1 export")]);
+        let mut both = [manager.next(), manager.next()];
+        both.sort_by_key(BTreeMap::len);
+        assert_eq!(both, [hand_over, ready]);
+    }
+    // Those who have left did not say that they were stopping: that is told now, and once.
+    server.signal(Signal::SIGTERM);
+    assert_eq!(manager.next()["STOPPING"], "1");
+    assert!(server.wait().success());
+}
+
+#[test]
+fn a_daemon_is_ready_again_beside_a_program_that_fails() {
+    let scratch = Scratch::new();
+    let manager = Manager::new(&scratch);
+    let command = disk(&scratch).called_qemu_storage_daemon();
+    let server = command.env("NOTIFY_SOCKET", manager.variable()).start();
+    let ready = manager.next();
+    assert_eq!(ready["READY"], "1");
+    let installed = scratch.path("qemu-storage-daemon");
+    fs::remove_file(&installed).expect("it is a link");
+    symlink(tool("false"), &installed).expect("a link");
+    let since = now_usec();
+    server.signal(Signal::SIGUSR2);
+    manager.expect_reloading(since);
+    assert_eq!(manager.next(), ready);
+    BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device").read(0, 4096);
+    server.stop();
+    assert_eq!(manager.next()["STOPPING"], "1");
+}
+
+#[test]
 fn a_daemon_in_the_background_says_which_process_it_is() {
     let scratch = Scratch::new();
     let manager = Manager::new(&scratch);
@@ -101,7 +164,7 @@ fn a_daemon_in_the_background_says_which_process_it_is() {
         .env("NOTIFY_SOCKET", manager.variable())
         .spawn();
     assert!(server.wait().success());
-    let pid = std::fs::read_to_string(&pid_file).expect("a pid file").trim().to_owned();
+    let pid = fs::read_to_string(&pid_file).expect("a pid file").trim().to_owned();
     assert_ne!(pid, server.pid().to_string());
     let ready = manager.next();
     assert_eq!((ready["READY"].as_str(), &ready["MAINPID"]), ("1", &pid));
