@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use block::NodeRegistry;
 use block::node::BlockNode;
-use block::options::BlockdevOptions;
+use block::options::{BlockdevOptions, BlockdevRef, Driver};
 use block::request::Op;
 use event_loop::IoBufs;
 
@@ -404,7 +404,11 @@ fn what_is_left_is_seen_by_all_who_look() {
     let case = Case::new("killed::what_is_left_is_seen_by_all_who_look");
     let may = case.kill(50);
     let look = || {
-        let options = BlockdevOptions { read_only: true, ..options(&case.image) };
+        let mut options = BlockdevOptions { read_only: true, ..options(&case.image) };
+        let Driver::Qcow2(qcow2) = &mut options.driver else { unreachable!() };
+        let BlockdevRef::Inline(file) = &mut qcow2.file else { unreachable!() };
+        // They share it.
+        file.read_only = true;
         let node = registry(Some(&case.journals)).open(&options).unwrap();
         assert_kept(&may, &contents(&node), &[0; SIZE], "who looks");
     };

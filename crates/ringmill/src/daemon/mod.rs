@@ -410,12 +410,12 @@ impl Daemon {
 
     /// After a thread has failed: stops the exports, but takes no longer than [`AFTER_FAILURE_NS`].
     /// The threads are left to the end of the process, since the one that failed may never come to
-    /// be joined.
+    /// be joined; and the nodes, since it may have been changing an image: that one is left as by a kill.
     async fn abandon(self) {
         self.mailbox.close();
         let deadline = self.control.now_ns() + AFTER_FAILURE_NS;
         let end = self.control.sleep_until(deadline);
-        std::mem::forget(self.threads);
+        std::mem::forget((self.threads, self.nodes));
         // Each error was logged.
         let _ = until(self.exports.stop_all(|_| {}), end).await;
     }

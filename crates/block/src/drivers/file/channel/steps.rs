@@ -325,7 +325,8 @@ impl Inner {
                 self.next(slot, part, token)
             }
             Stage::Discard if discard_failed(&self.node, errno) => Next::Done(Ok(())),
-            Stage::Sync if self.node.page_cache => {
+            // Cancelled, as its loop ends, it has not begun.
+            Stage::Sync if self.node.page_cache && errno != Errno::ECANCELED => {
                 // Before it counts as ended.
                 self.node.flush_failed.store(true, Ordering::Relaxed);
                 Next::Done(Err(errno))
