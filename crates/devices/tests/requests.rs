@@ -114,6 +114,26 @@ fn ranges_with_wrong_flags_counts_or_bounds_are_refused() {
     assert_eq!(rig.request(DISCARD, 0, &bad_second, 0), IOERR);
 }
 
+/// What else is on the loop has its turn in between, and nobody kicks again.
+#[test]
+fn a_ring_of_large_requests_is_taken_bit_by_bit() {
+    let mut rig = null(256);
+    let (count, len) = (64, 48 << 10);
+    for _ in 0..count {
+        rig.add(IN, 0, &[], len);
+    }
+    rig.publish();
+    let mut turns = 0;
+    while rig.stats.done(Kind::Read) < count {
+        let before = rig.stats.done(Kind::Read);
+        rig.event_loop.run_once(true).unwrap();
+        let bytes = (rig.stats.done(Kind::Read) - before) * u64::from(len);
+        assert!(bytes <= (1 << 20) + u64::from(len), "{bytes} bytes in one turn");
+        turns += 1;
+    }
+    assert!(turns >= 3, "{turns}");
+}
+
 #[test]
 fn a_chain_without_room_for_a_status_breaks_its_queue_only() {
     let mut rig = null(8);
