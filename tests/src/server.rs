@@ -118,6 +118,12 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
+    /// Adds several.
+    pub fn args<const N: usize>(mut self, arguments: [&str; N]) -> Self {
+        self.arguments.extend(arguments.map(str::to_owned));
+        self
+    }
+
     /// Adds `--object iothread,id=ID`.
     pub fn iothread(self, id: &str) -> Self {
         self.arg("--object").arg(format!("iothread,id={id}"))

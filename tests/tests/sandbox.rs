@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use integration::nbd::{nbd_export, nbd_server, nbd_uri};
@@ -263,6 +265,97 @@ fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
     drop((client, qmp));
     // The folder of the sockets is not its own.
     server.kill();
+}
+
+/// Journals of qcow2 images are that user's, of images that were there from the start and of those that came later:
+/// who is killed is followed by one that is given the images by commands, and who ends leaves nothing behind.
+#[test]
+fn a_daemon_that_becomes_a_user_has_journals() {
+    const USER: u32 = 65531;
+    if !nix::unistd::geteuid().is_root() {
+        // Nobody but root becomes another.
+        return;
+    }
+    let scratch = Scratch::new();
+    let give = |path: &Path| std::os::unix::fs::chown(path, Some(USER), None).expect("we are root");
+    give(scratch.dir());
+    let runtime = scratch.path("run");
+    fs::create_dir(&runtime).expect("a folder");
+    let in_memory = PathBuf::from(format!("/dev/shm/ringmill-{USER}"));
+    let names = ["early", "late"];
+    let path = |name: &str| scratch.path(&format!("{name}.qcow2"));
+    for (runtime, folder) in
+        [(runtime.as_path(), runtime.join("journals")), ("".as_ref(), in_memory)]
+    {
+        for path in names.map(path) {
+            let mut create = Command::new(tool("qemu-img"));
+            create.args(["create", "-q", "-f", "qcow2"]).arg(&path).arg("1M");
+            assert!(create.status().expect("qemu-img runs").success());
+            give(&path);
+        }
+        let command = || {
+            let command = ServerCommand::new(&scratch).monitor("qmp");
+            let command = command.env("RUNTIME_DIRECTORY", runtime.to_str().expect("UTF-8"));
+            let paths = scratch.dir().display();
+            command.args([
+                "--user",
+                &format!("{USER}:{USER}"),
+                "--sandbox",
+                &format!("on,paths={paths}"),
+            ])
+        };
+        let owners = || -> Vec<u32> {
+            let entries = fs::read_dir(&folder).expect("a folder");
+            entries
+                .map(|entry| entry.expect("a file").metadata().expect("it is there").uid())
+                .collect()
+        };
+        let add = |server: &Server, name: &str| {
+            let mut qmp = Qmp::connect(&server.socket("qmp"));
+            let file = json!({"driver": "file", "filename": path(name)});
+            qmp.execute(
+                "blockdev-add",
+                json!({"driver": "qcow2", "node-name": name, "file": file}),
+            );
+            let addr = json!({"type": "unix", "path": server.socket(name)});
+            let mut export = json!({"type": "vhost-user-blk", "id": name, "node-name": name});
+            (export["addr"], export["writable"]) = (addr, json!(true));
+            qmp.execute("block-export-add", export);
+        };
+        let connect = |server: &Server, name: &str| {
+            BlkClient::connect(&server.socket(name), 1, 16).expect("a device")
+        };
+
+        let early = format!(
+            "qcow2,node-name=early,file.driver=file,file.filename={}",
+            path("early").display()
+        );
+        let server = command().args(["--blockdev", &early]).export("early", "").start();
+        in_force(&server);
+        add(&server, "late");
+        for name in names {
+            connect(&server, name).write(8, &pattern::block(1, 5));
+        }
+        assert_eq!(owners(), [USER; 2], "{}", server.log());
+        let sockets = names.map(|name| server.socket(name));
+        server.kill();
+
+        assert_eq!(owners(), [USER; 2]);
+        // One of them is root's, and in the way.
+        sockets.iter().for_each(|socket| fs::remove_file(socket).expect("a socket"));
+        let server = command().start();
+        in_force(&server);
+        for name in names {
+            add(&server, name);
+            let found = connect(&server, name).read(8, pattern::BLOCK);
+            assert_eq!(pattern::generation(1, &found), Ok(5), "{name}");
+        }
+        server.stop();
+        assert_eq!(owners(), [0; 0]);
+        let log = fs::read_to_string(scratch.path("daemon.log")).expect("a log");
+        assert!(!log.contains("journal"), "{log}");
+        fs::remove_dir(&folder).expect("it is empty");
+    }
 }
 
 /// The user stays, the groups do not.

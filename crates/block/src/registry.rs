@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth};
+use nix::unistd::geteuid;
 
 use crate::connections::Connections;
 use crate::drivers::blkdebug::BlkdebugNode;
@@ -153,7 +154,17 @@ impl NodeRegistry {
     ///
     /// It cannot be made, or is not this process' user's alone.
     pub fn with_journals(self, folder: &Path) -> io::Result<Self> {
-        Ok(NodeRegistry { journals: Some(Journals::in_folder(folder)?), ..self })
+        self.with_journals_of(folder, geteuid().as_raw())
+    }
+
+    /// The same, for a process that becomes another user before it opens everything. It is root, as only root
+    /// gives a folder away.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made, is not that user's alone, or this process' own, or cannot be given to that user.
+    pub fn with_journals_of(self, folder: &Path, user: u32) -> io::Result<Self> {
+        Ok(NodeRegistry { journals: Some(Journals::in_folder(folder, user)?), ..self })
     }
 
     /// Has the node that is opened for the image at that path use its descriptors, which another process

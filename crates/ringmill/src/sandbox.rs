@@ -15,7 +15,7 @@ use sandbox::{
 use serde_json::{Value as Json, json};
 
 use crate::daemon::DaemonError;
-use crate::journals;
+use crate::journals::Home;
 
 /// Begins the sandbox of a daemon that is about to be made. To be called on the main thread before there are
 /// others; `None`: there is to be none. `removed`: files that go at the end, beside sockets.
@@ -35,8 +35,7 @@ pub(crate) fn begin(
         SandboxMode::Off => return Ok(None),
     };
     let keep = keep(identity.is_some(), steps);
-    let user = identity.as_ref().map_or(Uid::effective(), |identity| Uid::from_raw(identity.uid));
-    let journals = journals::folder(user);
+    let journals = Home::of(identity.as_ref()).folder;
     let reach = reach(options.paths.as_deref(), steps, removed, &journals);
     Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
 }

@@ -296,6 +296,7 @@ pub(crate) static ALLOWED: &[Row] = &[
         Any,
         "--user, --daemonize",
     ),
+    row(START, calls![SYS_fchown, SYS_fchownat], Any, "--user: journals of qcow2 images"),
     row(START, calls![SYS_prctl], OneOf(0, PRCTL_START), "privileges are dropped"),
     #[cfg(target_arch = "x86_64")]
     row(LOOPS, calls![SYS_poll, SYS_epoll_wait], Any, "as ppoll and epoll_pwait"),

@@ -106,6 +106,12 @@ impl Sandbox {
         Ok(Sandbox(Arc::new(Inner { config, filters })))
     }
 
+    /// Whom the process is to be once everything is ready; `None`: who it is.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Identity> {
+        self.0.config.identity.as_ref()
+    }
+
     /// The calling thread is an I/O thread that has all it needs: from here on it opens nothing, connects to
     /// nobody and has no privileges.
     ///

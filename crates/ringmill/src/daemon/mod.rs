@@ -43,7 +43,7 @@ use event_loop::{EventLoop, LoopConfig};
 use sandbox::{InForce, Sandbox};
 
 use crate::given::GivenSockets;
-use crate::journals;
+use crate::journals::Home;
 use crate::service_manager::ServiceManager;
 use chardev::Chardev;
 pub(crate) use error::DaemonError;
@@ -229,6 +229,7 @@ impl Daemon {
     fn new(control: &EventLoop, surroundings: Surroundings) -> Self {
         let mailbox = Mailbox::default();
         let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
+        let journals = Home::of(surroundings.sandbox.as_ref().and_then(Sandbox::identity));
         Daemon {
             exports: Exports::new(
                 control,
@@ -236,7 +237,8 @@ impl Daemon {
                 move || look.push(Message::LookForStalls),
             ),
             nbd_server: None,
-            nodes: journals::registry()
+            nodes: journals
+                .registry()
                 .with_connector_birth(threads::helper_birth(surroundings.sandbox.as_ref())),
             threads: IoThreads::new(control, surroundings.sandbox.clone(), move |error| {
                 failed.push(Message::Failed(error));

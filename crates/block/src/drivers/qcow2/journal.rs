@@ -12,15 +12,20 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use nix::libc::O_NOFOLLOW;
-use nix::unistd::Uid;
-use rustix::fs::{FlockOperation, flock, fstat};
+use nix::unistd::geteuid;
+use rustix::fs::{
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Uid, chownat, fchown, flock, fstat,
+    mkdir, open, openat, unlinkat,
+};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::marker::Mark;
 use super::steps::{SECTOR, Sectors};
@@ -45,71 +50,87 @@ const RUN: usize = 1 << 20;
 /// Slots that an empty journal keeps.
 const KEPT: usize = 2048;
 
+/// How a folder is opened, and a file in it.
+const FOLDER: OFlags =
+    OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
+const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
+
 /// Where journals lie.
 #[derive(Debug, Clone)]
-pub(crate) struct Journals(PathBuf);
+pub(crate) struct Journals(Arc<Folder>);
+
+/// What was found to be a user's alone, wherever its path leads later: that user may have it lead elsewhere, and
+/// this process be a mightier one still.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    fd: OwnedFd,
+    user: u32,
+}
 
 impl Journals {
-    /// Those in that folder, which is of this process' user and for nobody else.
+    /// Those in that folder, which is of that user and for nobody else: who this process is, or becomes, which
+    /// only root does.
     ///
     /// # Errors
     ///
     /// There is none, and it cannot be made; or it is somebody else's.
-    pub(crate) fn in_folder(folder: &Path) -> io::Result<Journals> {
-        match DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+    pub(crate) fn in_folder(path: &Path, user: u32) -> io::Result<Journals> {
+        match mkdir(path, Mode::RWXU) {
+            Err(Errno::EXIST) => {}
+            made => made?,
         }
-        let found = std::fs::symlink_metadata(folder)?;
-        let is_own = found.uid() == Uid::effective().as_raw() && found.mode() & 0o77 == 0;
-        if !found.is_dir() || !is_own {
-            return Err(io::Error::other("it is not this user's alone"));
+        let folder = Folder { path: path.to_owned(), fd: open(path, FOLDER, Mode::empty())?, user };
+        let found = fstat(&folder.fd)?;
+        if found.st_mode & 0o77 != 0 || ![user, geteuid().as_raw()].contains(&found.st_uid) {
+            return Err(io::Error::other(format!("it is not the folder of user {user} alone")));
         }
-        let journals = Journals(folder.to_owned());
+        if found.st_uid != user {
+            folder.give()?;
+        }
+        let journals = Journals(Arc::new(folder));
         journals.sweep()?;
         Ok(journals)
     }
 
     /// Others neither make journals nor remove those of nobody while it is held.
-    fn turn(&self) -> io::Result<File> {
-        let folder = File::open(&self.0)?;
+    fn turn(&self) -> io::Result<OwnedFd> {
+        let folder = openat(&self.0.fd, ".", FOLDER, Mode::empty())?;
         flock(&folder, FlockOperation::LockExclusive)?;
         Ok(folder)
     }
 
     /// Removes what processes that are gone have left and no image is marked with.
     fn sweep(&self) -> io::Result<()> {
-        let _turn = self.turn()?;
-        for entry in std::fs::read_dir(&self.0)? {
-            let path = entry?.path();
-            let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(&path);
+        let turn = self.turn()?;
+        for entry in Dir::new(turn.try_clone()?)? {
+            let entry = entry?;
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | FILE;
             // Others may be gone by now.
-            let Ok(file) = opened else { continue };
-            let mut named = [0; 8];
-            if !lock(&file)? {
+            let Ok(file) = self.0.open(entry.file_name(), flags) else { continue };
+            let is_file = FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile;
+            if !is_file || !lock(&file)? {
                 continue;
             }
+            let mut named = [0; 8];
             if file.read_exact_at(&mut named, NAMED).is_err() || named == [0; 8] {
-                std::fs::remove_file(&path)?;
+                self.0.remove(entry.file_name())?;
             }
         }
         Ok(())
-    }
-
-    fn path(&self, mark: &Mark) -> PathBuf {
-        self.0.join(format!("qcow2-{mark}"))
     }
 
     /// A new journal, for the image in the file with that inode.
     pub(super) fn create(&self, inode: Option<u64>) -> io::Result<Journal> {
         let _turn = self.turn()?;
         let mark = Mark::new()?;
-        let path = self.path(&mark);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(O_NOFOLLOW);
+        let file = self.0.open(name(&mark), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE)?;
+        if fstat(&file)?.st_uid != self.0.user {
+            fchown(&file, Some(Uid::from_raw(self.0.user)), None)?;
+        }
         let journal = Journal {
-            file: options.open(&path)?,
-            path,
+            file,
+            folder: self.0.clone(),
             mark,
             slots: Slots::default(),
             committed: 0,
@@ -140,10 +161,8 @@ impl Journals {
         for_a_look: bool,
     ) -> io::Result<Found> {
         let _turn = self.turn()?;
-        let path = self.path(mark);
-        let open = OpenOptions::new().read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
-        let file = match open {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        let file = match self.0.open(name(mark), OFlags::RDWR | FILE) {
+            Err(Errno::NOENT) => return Ok(Found::Nothing),
             opened => opened?,
         };
         if !lock(&file)? {
@@ -167,12 +186,40 @@ impl Journals {
         }
         let slots = bytes.get(SLOTS..).unwrap_or_default();
         let (slots, sectors) = Slots::read(slots, written, committed)?;
-        let mark = mark.clone();
+        let (folder, mark) = (self.0.clone(), mark.clone());
         // Who only looks has had it for no longer than his turn, and nobody has found it in use.
         let journal =
-            (!for_a_look).then_some(Journal { file, path, mark, slots, committed, written });
+            (!for_a_look).then_some(Journal { file, folder, mark, slots, committed, written });
         Ok(Found::Left(journal, sectors))
     }
+}
+
+impl Folder {
+    fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
+        openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
+    }
+
+    fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
+        unlinkat(&self.fd, name, AtFlags::empty())
+    }
+
+    /// Gives a folder that is this process' user's alone, so that nobody else has put anything there, to the user
+    /// that it becomes.
+    fn give(&self) -> io::Result<()> {
+        let user = Some(Uid::from_raw(self.user));
+        for entry in Dir::new(openat(&self.fd, ".", FOLDER, Mode::empty())?)? {
+            let entry = entry?;
+            // Of the folder's own names, its parent's is not to be given.
+            if !entry.file_name().to_bytes().starts_with(b".") {
+                chownat(&self.fd, entry.file_name(), user, None, AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+        }
+        Ok(fchown(&self.fd, user, None)?)
+    }
+}
+
+fn name(mark: &Mark) -> String {
+    format!("qcow2-{mark}")
 }
 
 /// What is there of a journal that an image names.
@@ -208,7 +255,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
-    path: PathBuf,
+    folder: Arc<Folder>,
     mark: Mark,
     slots: Slots,
     committed: u64,
@@ -301,8 +348,10 @@ impl Journal {
 
     /// It is not needed any more.
     pub(super) fn remove(self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            log::warn!("{}: could not be removed: {error}", self.path.display());
+        let name = name(&self.mark);
+        if let Err(errno) = self.folder.remove(&name) {
+            let path = self.folder.path.join(name);
+            log::warn!("{}: could not be removed: {errno}", path.display());
         }
     }
 }
@@ -418,9 +467,16 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
     use super::*;
 
     struct Folder(PathBuf);
+
+    fn me() -> u32 {
+        geteuid().as_raw()
+    }
 
     impl Folder {
         fn new(name: &str) -> Folder {
@@ -429,8 +485,15 @@ mod tests {
             Folder(folder)
         }
 
+        /// Whose the folder is, and what lies in it.
+        fn owners(&self) -> Vec<u32> {
+            let in_it = std::fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
+            let paths = [self.0.clone()].into_iter().chain(in_it);
+            paths.map(|path| std::fs::metadata(path).unwrap().uid()).collect()
+        }
+
         fn journals(&self) -> Journals {
-            Journals::in_folder(&self.0).unwrap()
+            Journals::in_folder(&self.0, me()).unwrap()
         }
     }
 
@@ -533,7 +596,7 @@ mod tests {
         named.set_named(true).unwrap();
         drop((named, unnamed));
         let journals = folder.journals();
-        let is_there = marks.map(|mark| journals.path(&mark).exists());
+        let is_there = marks.map(|mark| journals.0.path.join(name(&mark)).exists());
         assert_eq!(is_there, [true, false, true]);
         drop(used);
     }
@@ -561,9 +624,46 @@ mod tests {
     #[test]
     fn a_folder_that_others_can_write_to_is_refused() {
         let folder = Folder::new("journal-open");
-        DirBuilder::new().mode(0o777).create(&folder.0).unwrap();
-        std::fs::set_permissions(&folder.0, std::os::unix::fs::PermissionsExt::from_mode(0o777))
-            .unwrap();
-        assert!(Journals::in_folder(&folder.0).is_err());
+        std::fs::create_dir(&folder.0).unwrap();
+        std::fs::set_permissions(&folder.0, Permissions::from_mode(0o777)).unwrap();
+        assert!(Journals::in_folder(&folder.0, me()).is_err());
+        let link = Folder::new("journal-link");
+        std::fs::set_permissions(&folder.0, Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink(&folder.0, &link.0).unwrap();
+        assert!(Journals::in_folder(&link.0, me()).is_err());
+        assert!(Journals::in_folder(&folder.0, me()).is_ok());
+        std::fs::remove_file(&link.0).unwrap();
+    }
+
+    /// Whom the process becomes gets the folder, with what it had before; nobody else's is taken for it.
+    #[test]
+    fn a_folder_is_given_to_the_user_that_the_process_becomes() {
+        const USER: u32 = 65533;
+        let folder = Folder::new("journal-user");
+        let mut left = folder.journals().create(None).unwrap();
+        left.set_named(true).unwrap();
+        left.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
+        if me() != 0 {
+            // Only root can.
+            let refused = Journals::in_folder(&folder.0, USER).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+            return;
+        }
+        let journals = Journals::in_folder(&folder.0, USER).unwrap();
+        let made = journals.create(None).unwrap();
+        assert_eq!(folder.owners(), [USER; 3]);
+        made.remove();
+        // It is that user's from then on, and nobody else's.
+        drop(Journals::in_folder(&folder.0, USER).unwrap());
+        assert!(Journals::in_folder(&folder.0, USER + 1).is_err());
+        assert!(Journals::in_folder(&folder.0, me()).is_err());
+        // The user has another folder come up by that name: nothing is made there.
+        let moved = Folder::new("journal-moved");
+        std::fs::rename(&folder.0, &moved.0).unwrap();
+        std::fs::create_dir(&folder.0).unwrap();
+        let made = journals.create(None).unwrap();
+        assert_eq!((folder.owners(), moved.owners()), (vec![0], vec![USER; 3]));
+        made.remove();
+        assert_eq!(moved.owners(), [USER; 2]);
     }
 }
