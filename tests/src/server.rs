@@ -386,9 +386,12 @@ impl Server {
         self.proc_entries("fd")
     }
 
-    /// How many threads it has.
+    /// How many threads it has, without those that the kernel has for its io_uring, which come and go.
     pub fn threads(&self) -> usize {
-        self.proc_entries("task")
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it is there");
+        let comm = |task: PathBuf| fs::read_to_string(task.join("comm")).ok();
+        let names = tasks.filter_map(|task| comm(task.ok()?.path()));
+        names.filter(|name| !name.starts_with("iou-wrk-")).count()
     }
 
     /// Its thread of that name.

@@ -1,6 +1,10 @@
 //! Memory is plugged into the guest and taken out again under load: the daemon takes up the new memory table
-//! and serves requests whose buffers are in the new memory, while others are in flight.
+//! and serves requests whose buffers are in the new memory, while others are in flight. Once the guest has gone
+//! the daemon is as it was before it.
 
+mod common;
+
+use common::footprint::Alone;
 use integration::{Boot, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
 
@@ -54,6 +58,8 @@ struct Machine {
     guest: Boot,
     qmp: Qmp,
     server: Server,
+    /// What the server was before the guest.
+    alone: Alone,
     image: Image,
     scratch: Scratch,
 }
@@ -66,10 +72,11 @@ fn boot(job: &str, export_options: &str) -> Machine {
         .file("disk", &image, "aio=io_uring,cache.direct=on")
         .export("disk", &format!("num-queues=2,iothread=io0{export_options}"))
         .start();
+    let alone = Alone::of(&server);
     let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().single_threaded();
     let guest = guest.boot(&[FUNCTIONS, job].concat());
     let qmp = guest.qmp();
-    Machine { guest, qmp, server, image, scratch }
+    Machine { guest, qmp, server, alone, image, scratch }
 }
 
 impl Machine {
@@ -91,6 +98,7 @@ impl Machine {
     /// The disk's contents at the end, as the guest and as the host have them.
     fn finish(self) -> (Image, Scratch) {
         let lines = self.guest.finish();
+        self.alone.again(&self.server);
         self.server.stop();
         assert_eq!(lines.last(), Some(&format!("{}  -", self.image.md5())));
         (self.image, self.scratch)

@@ -6,6 +6,7 @@ mod common;
 #[allow(unreachable_pub, reason = "shared with the tests of block nodes")]
 mod zram;
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use common::footprint::{Alone, Footprint};
 use common::{Load, MIB, check};
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
@@ -21,7 +23,7 @@ use integration::{
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
-use serde_json::json;
+use serde_json::{Value, json};
 use zram::Zram;
 
 /// `VIRTIO_BLK_S_IOERR`.
@@ -36,6 +38,26 @@ fn serve(scratch: &Scratch, image: &Image) -> Server {
 
 fn connect(server: &Server) -> BlkClient {
     BlkClient::connect(&server.socket("disk"), 1, 16).expect("the export serves")
+}
+
+/// Waits until so many requests of each of these kinds have failed, and none of others: they are counted once they
+/// have been answered.
+fn expect_failed(server: &Server, expected: &[(&str, u64)]) {
+    let expected: BTreeMap<String, u64> =
+        expected.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    eventually(&format!("the counts of failed requests: {expected:?}"), || {
+        let mut failed = BTreeMap::new();
+        let exports = list(&qmp.execute("x-query-export-stats", json!({})));
+        let queues = exports.iter().flat_map(|export| list(&export["queues"]));
+        for of_kind in queues.flat_map(|queue| list(&queue["requests"])) {
+            let kind = of_kind["operation"].as_str().expect("a name").to_owned();
+            *failed.entry(kind).or_default() += of_kind["failed"].as_u64().expect("a number");
+        }
+        failed.retain(|_, count| *count > 0);
+        (failed == expected).then_some(())
+    });
 }
 
 /// Stops a process, and waits until all of its threads are.
@@ -66,6 +88,7 @@ fn a_daemon_that_is_stopped_goes_on_where_it_was() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let server = serve(&scratch, &image);
+    let alone = Alone::of(&server);
     let load = Load::start(connect(&server), 1);
     for _ in 0..3 {
         load.go_on();
@@ -78,6 +101,8 @@ fn a_daemon_that_is_stopped_goes_on_where_it_was() {
         load.go_on();
     }
     let log = load.finish();
+    expect_failed(&server, &[]);
+    alone.again(&server);
     server.stop();
     check(&image, &log, log.len());
 }
@@ -94,6 +119,7 @@ fn a_front_end_that_is_stopped_goes_on_where_it_was() {
         .file("other", &images[1], "")
         .export("other", "iothread=io0")
         .start();
+    let alone = Alone::of(&server);
     let mut writer = tied_command(Path::new(env!("CARGO_BIN_EXE_pattern-writer")))
         .arg(server.socket("other"))
         .arg("1")
@@ -118,6 +144,7 @@ fn a_front_end_that_is_stopped_goes_on_where_it_was() {
     writer.kill().expect("it is our child");
     writer.wait().expect("it is our child");
     BlkClient::connect(&server.socket("other"), 1, 16).expect("a device").read(0, 4096);
+    alone.again(&server);
     server.stop();
 }
 
@@ -136,11 +163,13 @@ fn a_full_file_system() {
     let arguments = [user, "--mount", "sh", "-c", &script, "sh"].map(str::to_owned);
     let server = ServerCommand::new(&scratch)
         .wrapped_by_with(tool("unshare"), &arguments)
+        .monitor("qmp")
         .iothread("io0")
         .arg("--blockdev")
         .arg(format!("file,node-name=disk,discard=unmap,filename={}", image.display()))
         .export("disk", "iothread=io0")
         .start();
+    let alone = Alone::of(&server);
     let mut client = connect(&server);
     let block = |index: u64| pattern::block(index, 1);
     let write = |client: &mut BlkClient, index: u64| {
@@ -170,7 +199,10 @@ fn a_full_file_system() {
     for nth in 0..3 {
         assert!(client.read(at(nth), long.len()) == long, "long write {nth}");
     }
+    // Two of a block, and the long one.
+    expect_failed(&server, &[("write", 3)]);
     drop(client);
+    alone.again(&server);
     server.stop();
 }
 
@@ -180,6 +212,7 @@ fn an_image_that_is_truncated_under_its_guest() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image);
+    let alone = Alone::of(&server);
     let mut client = connect(&server);
     let file = OpenOptions::new().write(true).open(image.path()).expect("the image");
     file.set_len(1 << 20).expect("a shorter image");
@@ -194,7 +227,9 @@ fn an_image_that_is_truncated_under_its_guest() {
     assert_eq!(pattern::generation(768, &client.read(at(3), pattern::BLOCK)), Ok(1));
     assert_eq!(client.call(request::FLUSH, 0, &[], 0).status, 0);
     assert_eq!(u64::from(client.config().expect("a configuration").capacity), 4 * 2048);
+    expect_failed(&server, &[]);
     drop(client);
+    alone.again(&server);
     server.stop();
 }
 
@@ -218,15 +253,23 @@ fn a_loop_device_that_goes() {
     }
     let device = String::from_utf8(found.stdout).expect("a path");
     let device = device.trim();
+    let is_attached = || {
+        let all = losetup(&["--all", "--output", "NAME", "--noheadings"]);
+        let all = String::from_utf8(all.stdout).expect("paths");
+        all.lines().any(|name| name.trim() == device)
+    };
     let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
         .iothread("io0")
         .arg("--blockdev")
         .arg(format!("host_device,node-name=disk,filename={device},cache.direct=on"))
         .export("disk", "iothread=io0")
         .start();
+    let alone = Alone::of(&server);
     let mut client = connect(&server);
     client.write(8, &pattern::block(1, 1));
     assert!(losetup(&["--detach", device]).status.success());
+    assert!(is_attached(), "{device} is in use");
     assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(1));
     let file = OpenOptions::new().write(true).open(image.path()).expect("the image");
     file.set_len(0).expect("nothing behind it");
@@ -235,8 +278,11 @@ fn a_loop_device_that_goes() {
     drop(client);
     let mut client = connect(&server);
     assert_eq!(client.call(request::IN, 16, &[], pattern::BLOCK).status, IO_ERROR);
+    expect_failed(&server, &[("read", 2)]);
     drop(client);
+    alone.again(&server);
     server.stop();
+    eventually("the device to be let go", || (!is_attached()).then_some(()));
 }
 
 /// A compressed device in memory that somebody would reset is in use, so the kernel refuses; one without memory left
@@ -250,6 +296,7 @@ fn a_zram_device_that_is_reset_and_has_no_memory() {
     };
     let scratch = Scratch::new();
     let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
         .iothread("io0")
         .arg("--blockdev")
         .arg(format!(
@@ -258,6 +305,7 @@ fn a_zram_device_that_is_reset_and_has_no_memory() {
         ))
         .export("disk", "iothread=io0")
         .start();
+    let alone = Alone::of(&server);
     let mut client = connect(&server);
     let block = |index: u64| {
         // Which does not compress.
@@ -286,7 +334,9 @@ fn a_zram_device_that_is_reset_and_has_no_memory() {
     set("mem_limit", "0").expect("no limit");
     assert_eq!(write(&mut client, full), 0);
     assert_eq!(client.read(full * 8, pattern::BLOCK), block(full));
+    expect_failed(&server, &[("write", 2)]);
     drop(client);
+    alone.again(&server);
     server.stop();
 }
 
@@ -316,6 +366,7 @@ fn a_clock_that_is_set() {
         .export("slow", "iothread=io0");
     let command = nbd_server(command, &scratch, ",handshake-max-seconds=60");
     let server = nbd_export(command, "disk", "").start();
+    let alone = Alone::of(&server);
     let load = Load::start(connect(&server), 3);
     let mut shaking_hands = RawNbd::greet(&scratch.path("nbd.sock"));
     // An event has the time of day in it.
@@ -342,24 +393,9 @@ fn a_clock_that_is_set() {
     let log = load.finish();
     assert!(!server.log().contains("takes longer"), "{}", server.log());
     drop((slow, shaking_hands, qmp));
+    alone.again(&server);
     server.stop();
     check(&image, &log, log.len());
-}
-
-/// What a daemon has.
-#[derive(Debug, PartialEq, Eq)]
-struct Footprint {
-    files: usize,
-    threads: usize,
-    guest_mappings: usize,
-}
-
-fn footprint(server: &Server) -> Footprint {
-    Footprint {
-        files: server.open_files(),
-        threads: server.threads(),
-        guest_mappings: server.guest_mappings(),
-    }
 }
 
 /// Memory may grow by this while 20,000 clients come and go, KiB: what the allocator keeps. 50 bytes for each.
@@ -378,7 +414,7 @@ fn ten_thousand_reconnects_leave_nothing_behind() {
     let command = nbd_export(command, "disk", ",iothread=io0");
     let begun = Instant::now();
     let server = command.start();
-    let alone = footprint(&server);
+    let alone = Footprint::of(&server);
     let come_and_go = |times: usize, with_memory: usize| {
         for _ in 0..times {
             wire::get_features(&mut wire::connect(&server.socket("disk")));
@@ -387,7 +423,7 @@ fn ten_thousand_reconnects_leave_nothing_behind() {
         for _ in 0..with_memory {
             connect(&server).read(0, 4096);
         }
-        eventually("all to be as before", || (footprint(&server) == alone).then_some(()));
+        eventually("all to be as before", || (Footprint::of(&server) == alone).then_some(()));
     };
     // What the first ones leave behind is kept for those after them.
     come_and_go(500, 50);

@@ -1,6 +1,7 @@
 //! Disks under a load that checks what it reads, and jobs.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod footprint;
 pub mod replaced;
 
 use std::collections::BTreeMap;
