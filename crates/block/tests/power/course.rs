@@ -1,4 +1,4 @@
-//! A guest at work on an image, power cuts, and what they have left.
+//! A guest at work on an image, power cuts and killed processes, and what they have left.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,6 +18,7 @@ use event_loop::{IoBufs, LoopConfig, PollParams, PollPolicy, oneshot};
 
 use crate::common::{Rig, blockdev, bytes, file_options, filled, memory};
 use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
+use crate::journal::Folder;
 use crate::kinds::{Kind, Start};
 use crate::oracle::Image;
 
@@ -53,7 +54,19 @@ impl Random {
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) cuts: usize,
+    pub(crate) kills: usize,
+    /// Kills of processes whose journal had something that was not in the image.
+    pub(crate) replayed: usize,
     pub(crate) requests: usize,
+}
+
+impl Seen {
+    pub(crate) fn add(&mut self, other: Seen) {
+        self.cuts += other.cuts;
+        self.kills += other.kills;
+        self.replayed += other.replayed;
+        self.requests += other.requests;
+    }
 }
 
 /// A request under way.
@@ -75,11 +88,20 @@ struct Habits {
     longest: usize,
 }
 
-/// An image in use, from one power cut to the next.
+/// An image, and what is on the disk in it.
+struct Left {
+    image: Vec<u8>,
+    contents: Vec<u8>,
+    /// For who opens it: as a process has left it that was killed, or a new one. `None`: there is none.
+    journals: Option<Folder>,
+}
+
+/// An image in use, until the process ends or the power.
 struct Life<'a> {
     kind: &'static Kind,
     start: &'a Start,
     random: Random,
+    journals: Option<Folder>,
     sim: Sim,
     fd: Arc<OwnedFd>,
     node: Arc<dyn BlockNode>,
@@ -94,33 +116,35 @@ struct Life<'a> {
     seen: Seen,
 }
 
-/// Runs the course of a seed: a few lives of an image, each begun with what a power cut left of the one
-/// before. `judge` is shown an image now and then.
+/// Runs the course of a seed: a few lives of an image, each begun with what is left of the one before: by a
+/// power cut or a process that was killed. Half of them have journals. `judge` is shown an image now and then.
 pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8])) -> Result<Seen, String> {
     let mut random = Random(seed);
     let kind = Kind::pick(random.below(usize::MAX));
     let start = kind.start();
-    let mut left = start.image.clone();
+    let image = start.image.clone();
+    let contents = contents(kind, start, &image)?;
+    let journals = random.one_in(2).then(Folder::new);
+    let mut left = Left { image, contents, journals };
     let mut seen = Seen::default();
     let mut stamp = 1 << 20;
     for number in 0..3 {
-        let contents = contents(kind, start, &left)?;
-        let mut life = Life::begin(kind, start, random.next(), &left, &contents);
+        let Left { image, contents, journals } = left;
+        let mut life = Life::begin(kind, start, random.next(), &image, &contents, journals);
         life.stamp = stamp;
         let lived = life.read_all(&contents).and_then(|()| life.go_on());
-        let lived = lived.and_then(|()| life.cut());
-        seen.cuts += life.seen.cuts;
-        seen.requests += life.seen.requests;
+        let lived = lived.and_then(|()| life.leave());
+        seen.add(life.seen);
         stamp = life.stamp;
-        let asked = life.asked.len();
+        let (asked, with) = (life.asked.len(), life.journals.is_some());
         let lived = life.end().and(lived);
         left = lived.map_err(|error| {
             format!(
-                "{} ({}), life {number}, {asked} requests under way: {error}",
+                "{} ({}), journals: {with}, life {number}, {asked} requests under way: {error}",
                 kind.name, kind.options
             )
         })?;
-        judge(kind, &left);
+        judge(kind, &left.image);
     }
     Ok(seen)
 }
@@ -140,6 +164,7 @@ impl<'a> Life<'a> {
         seed: u64,
         image: &[u8],
         contents: &[u8],
+        journals: Option<Folder>,
     ) -> Life<'a> {
         let mut random = Random(seed);
         let faults = match random.below(3) {
@@ -155,9 +180,15 @@ impl<'a> Life<'a> {
         let sim = Sim::new(random.next(), Faults::default());
         let fd = sim.file(image).unwrap();
         let options = options(kind, start, &fd, &mut random);
-        let node = NodeRegistry::new().open(&options).unwrap_or_else(|error| {
-            panic!("what a power cut left cannot be opened: {error:?}");
+        let mut registry = journals.as_ref().map_or_else(NodeRegistry::new, Folder::registry);
+        let node = registry.open(&options).unwrap_or_else(|error| {
+            panic!("what was left cannot be opened: {error:?}");
         });
+        // What was in a journal was written and flushed, which the ring has not seen.
+        let opened = std::fs::read(path_of(&fd)).unwrap();
+        if opened != image {
+            sim.storage().restore(&fd, opened).unwrap();
+        }
         let event_loop =
             sim.event_loop(LoopConfig { poll: NO_POLLING, ..LoopConfig::default() }).unwrap();
         let rig = Rig::on(event_loop, node.clone());
@@ -175,6 +206,7 @@ impl<'a> Life<'a> {
             kind,
             start,
             random,
+            journals,
             sim,
             fd,
             node,
@@ -202,10 +234,10 @@ impl<'a> Life<'a> {
             let read = self.rig.read(found.len() as u64, len, 0);
             found.extend(read.map_err(|errno| format!("reading all: {errno}"))?);
         }
-        self.disk.check_read(0, &found).map_err(|error| format!("after the cut: {error}"))
+        self.disk.check_read(0, &found).map_err(|error| format!("opened again: {error}"))
     }
 
-    /// Works, with a cut now and then that it does not learn of.
+    /// Works, with a cut or a kill now and then that it does not learn of.
     fn go_on(&mut self) -> Result<(), String> {
         let largest = self.kind.cluster.max(4096) / SECTOR;
         let habits = Habits {
@@ -228,7 +260,7 @@ impl<'a> Life<'a> {
             }
             self.turn()?;
             if self.random.one_in(every) {
-                self.cut()?;
+                self.leave()?;
             }
         }
         Ok(())
@@ -374,24 +406,55 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// A power cut now: what it leaves, which has to be right.
-    fn cut(&mut self) -> Result<Vec<u8>, String> {
-        self.seen.cuts += 1;
-        let left = self.sim.cut(&self.fd, self.random.next()).unwrap();
-        let checked = contents(self.kind, self.start, &left)
-            .and_then(|contents| self.disk.check_cut(&contents));
-        checked.map_err(|mut error| {
-            let _ = write!(error, " (cut {})", self.seen.cuts);
+    /// The end, now, of the power or of the process: what it leaves, which has to be right.
+    fn leave(&mut self) -> Result<Left, String> {
+        let is_cut = self.random.one_in(2);
+        let seed = self.random.next();
+        let image = match is_cut {
+            true => self.sim.cut(&self.fd, seed).unwrap(),
+            false => self.sim.killed(&self.fd, seed).unwrap(),
+        };
+        let left = if is_cut { self.after_cut(&image) } else { self.after_kill(&image) };
+        let (contents, journals) = left.map_err(|mut error| {
+            let Seen { cuts, kills, .. } = self.seen;
+            let what = if is_cut { "cut" } else { "kill" };
+            let _ = write!(error, " ({what}, the {}.)", cuts + kills);
             if let Some(folder) = std::env::var_os("RINGMILL_POWER_KEEP") {
                 let path = std::path::Path::new(&folder).join("left.img");
-                std::fs::write(path, &left).unwrap();
+                std::fs::write(path, &image).unwrap();
             }
             error
         })?;
-        Ok(left)
+        Ok(Left { image, contents, journals })
     }
 
-    /// Has the rest answered, as if there had been no cut: nobody may go without an answer.
+    /// Journals are gone, and what was not flushed may be. The contents, and a folder for other journals.
+    fn after_cut(&mut self, image: &[u8]) -> Result<(Vec<u8>, Option<Folder>), String> {
+        self.seen.cuts += 1;
+        let contents = contents(self.kind, self.start, image)?;
+        self.disk.check_cut(&contents)?;
+        Ok((contents, self.journals.as_ref().map(|_| Folder::new())))
+    }
+
+    /// Nothing is lost that was answered, with the journal; without it, nothing that was flushed.
+    fn after_kill(&mut self, image: &[u8]) -> Result<(Vec<u8>, Option<Folder>), String> {
+        self.seen.kills += 1;
+        let mut found = contents(self.kind, self.start, image)?;
+        let checked = self.disk.check_cut(&found);
+        checked.map_err(|error| format!("without a journal: {error}"))?;
+        let journals = self.journals.as_ref().map(Folder::left);
+        if let Some(journals) = &journals {
+            let mut image = image.to_vec();
+            if journals.replay(&mut image)? {
+                self.seen.replayed += 1;
+                found = contents(self.kind, self.start, &image)?;
+            }
+        }
+        self.disk.check_kill(&found)?;
+        Ok((found, journals))
+    }
+
+    /// Has the rest answered, as if nothing had been: nobody may go without an answer.
     fn end(mut self) -> Result<(), String> {
         self.sim.set_faults(Faults::default());
         while !self.asked.is_empty() || self.resizing.is_some() {

@@ -1,12 +1,12 @@
 //! Metadata that went to the file in part, as an operation has failed: whatever comes after that, the image is
-//! whole, as the power leaves it and as a process does that is killed.
+//! whole, as the power leaves it and as a process does that is killed; and has what was answered.
 
 use std::cell::Cell;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use block::options::*;
 use block::request::Op;
@@ -15,37 +15,65 @@ use event_loop::ring::sim::{Faults, Sim, Verdict};
 use event_loop::{IoBufs, LoopConfig};
 
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
+use crate::journal::Folder;
 use crate::oracle::Image;
 
-/// Bytes of the disk, and of those what is written before anything fails. One block of reference counts
-/// has the first 64 clusters of 512 bytes, which the rest begins in, as in the first L2 table: both
-/// need another.
-const SIZE: usize = 50 * 1024;
-const BEFORE: usize = 24 * 1024;
 /// The operation that fails: none.
 const NONE: usize = usize::MAX;
 
-fn empty_image() -> &'static [u8] {
-    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
-    IMAGE.get_or_init(|| {
-        let file = TempFile::new(&tmpfs(), "power-failures", 0);
-        let empty = CreateQcow2::new(SIZE as u64);
-        let create = CreateQcow2 { cluster_size: 512, refcount_bits: 64, ..empty };
-        create_qcow2(&file.0, &create).unwrap();
-        file.contents()
-    })
+/// An image that is tried. One block of reference counts has as many clusters as an L2 table, and the first of
+/// each is full soon after `before`: both need another.
+struct Case {
+    cluster: u32,
+    /// Bytes of the disk, and of those what is written before anything fails.
+    size: usize,
+    before: usize,
+    journals: bool,
+    /// Of the operations that come after a failure, each so many fail, for the time.
+    step: usize,
 }
 
-struct Life {
+const SMALL: Case =
+    Case { cluster: 512, size: 100 * 512, before: 48 * 512, journals: false, step: 2 };
+const WITH_JOURNAL: Case =
+    Case { cluster: 4096, size: 524 * 4096, before: 500 * 4096, journals: true, step: 13 };
+
+impl Case {
+    /// With `before` written.
+    fn image(&self) -> Vec<u8> {
+        let file = TempFile::new(&tmpfs(), &format!("power-failures-{}", self.cluster), 0);
+        let empty = CreateQcow2::new(self.size as u64);
+        let create = CreateQcow2 { cluster_size: self.cluster, refcount_bits: 64, ..empty };
+        create_qcow2(&file.0, &create).unwrap();
+        let mut life = Life::begin(self, &file.contents(), false);
+        let written = self.before..self.before;
+        (life.kept, life.flushed) = (0, 0);
+        life.make(&[(WRITE, 0..self.before), (Op::Flush, written)], NONE);
+        let Life { fd, rig, journals, .. } = life;
+        drop(rig);
+        let image = std::fs::read(path_of(&fd)).unwrap();
+        drop(journals);
+        image
+    }
+}
+
+const WRITE: Op = Op::Write { fua: false };
+
+struct Life<'a> {
+    case: &'a Case,
     sim: Sim,
     fd: Arc<OwnedFd>,
     rig: Rig,
+    journals: Option<Folder>,
+    /// Bytes that were written, as far as that was answered; and flushed.
+    kept: usize,
+    flushed: usize,
 }
 
-impl Life {
-    fn begin(direct: bool) -> Life {
+impl Life<'_> {
+    fn begin<'a>(case: &'a Case, image: &[u8], direct: bool) -> Life<'a> {
         let sim = Sim::new(1, Faults::default());
-        let fd = sim.file(empty_image()).unwrap();
+        let fd = sim.file(image).unwrap();
         let file = FileOptions { locking: Locking::Off, ..file_options(&path_of(&fd), None) };
         let mut file =
             BlockdevOptions { discard: Discard::Unmap, ..blockdev("file", Driver::File(file)) };
@@ -58,12 +86,15 @@ impl Life {
             discard_no_unref: false,
         });
         let options = BlockdevOptions { discard: Discard::Unmap, ..blockdev("disk", driver) };
-        let node = NodeRegistry::new().open(&options).unwrap();
+        let journals = case.journals.then(Folder::new);
+        let mut registry = journals.as_ref().map_or_else(NodeRegistry::new, Folder::registry);
+        let node = registry.open(&options).unwrap();
         let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
-        Life { sim, fd, rig: Rig::on(event_loop, node) }
+        let rig = Rig::on(event_loop, node);
+        Life { case, sim, fd, rig, journals, kept: case.before, flushed: case.before }
     }
 
-    /// Makes requests, whatever comes of them, and has one operation of theirs fail. How many there were.
+    /// Makes requests, and has one operation of theirs fail. How many there were.
     fn make(&mut self, requests: &[(Op, Range<usize>)], failing: usize) -> usize {
         let count = Rc::new(Cell::new(0));
         let counted = count.clone();
@@ -76,21 +107,37 @@ impl Life {
                 Op::Write { .. } => filled(&vec![1; range.len()], 0),
                 _ => IoBufs::new(),
             };
+            if *op == Op::Discard {
+                (self.kept, self.flushed) = (self.case.before, self.case.before);
+            }
             let tag = self.rig.submit(*op, range.start as u64, range.len() as u64, bufs);
-            let _ = self.rig.wait(tag);
+            let (result, _) = self.rig.wait(tag);
+            match op {
+                Op::Write { .. } if result.is_ok() => self.kept = range.end,
+                Op::Flush if result.is_ok() && failing == NONE => self.flushed = self.kept,
+                _ => {}
+            }
         }
         self.check(failing as u64);
         count.get()
     }
 
-    /// The image is whole, and has what was flushed before anything failed.
+    /// The image is whole, and has what was flushed, or answered.
     fn check(&self, seed: u64) {
         let cut = self.sim.cut(&self.fd, seed).unwrap();
-        let killed = std::fs::read(path_of(&self.fd)).unwrap();
-        for image in [cut, killed] {
-            let disk = Image::read(&image, &[]).unwrap();
-            assert!(disk[..BEFORE].iter().all(|byte| *byte == 1));
+        let mut killed = std::fs::read(path_of(&self.fd)).unwrap();
+        self.check_image(&cut, self.flushed);
+        self.check_image(&killed, self.flushed);
+        if let Some(journals) = &self.journals {
+            journals.replay(&mut killed).unwrap();
         }
+        self.check_image(&killed, self.kept);
+    }
+
+    fn check_image(&self, image: &[u8], written: usize) {
+        let disk = Image::read(image, &[]).unwrap();
+        let lost = disk[..written].iter().position(|byte| *byte != 1);
+        assert!(lost.is_none(), "byte {lost:?} of {written}");
     }
 }
 
@@ -99,28 +146,36 @@ fn path_of(fd: &impl AsRawFd) -> PathBuf {
 }
 
 /// What was written, and is discarded, with a failure each. How many operations they were.
-fn course(direct: bool, failing: [usize; 2]) -> [usize; 2] {
-    const WRITE: Op = Op::Write { fua: false };
-    let mut life = Life::begin(direct);
-    life.make(&[(WRITE, 0..BEFORE), (Op::Flush, 0..0)], NONE);
-    let first = life.make(&[(WRITE, BEFORE..SIZE), (Op::Flush, 0..0)], failing[0]);
-    let second = life.make(&[(Op::Discard, BEFORE..SIZE), (Op::Flush, 0..0)], failing[1]);
+fn course(case: &Case, image: &[u8], direct: bool, failing: [usize; 2]) -> [usize; 2] {
+    let Case { size, before, .. } = *case;
+    let mut life = Life::begin(case, image, direct);
+    let first = life.make(&[(WRITE, before..size), (Op::Flush, 0..0)], failing[0]);
+    let second = life.make(&[(Op::Discard, before..size), (Op::Flush, 0..0)], failing[1]);
     life.make(&[(Op::Flush, 0..0)], NONE);
     [first, second]
 }
 
-#[test]
-fn whatever_operation_fails_the_image_is_whole() {
+fn whatever_operation_fails(case: &Case) {
+    let image = case.image();
     for direct in [false, true] {
         let mut first = 0;
-        while first < course(direct, [first, NONE])[0] {
-            // Each second one, for the time.
-            let mut second = first % 2;
-            while second < course(direct, [first, second])[1] {
-                second += 2;
+        while first < course(case, &image, direct, [first, NONE])[0] {
+            let mut second = first % case.step;
+            while second < course(case, &image, direct, [first, second])[1] {
+                second += case.step;
             }
             first += 1;
         }
         assert!(first > 8, "{first} operations write no metadata");
     }
+}
+
+#[test]
+fn whatever_operation_fails_the_image_is_whole() {
+    whatever_operation_fails(&SMALL);
+}
+
+#[test]
+fn whatever_operation_fails_the_image_is_whole_and_the_journal_has_the_rest() {
+    whatever_operation_fails(&WITH_JOURNAL);
 }

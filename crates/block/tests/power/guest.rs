@@ -1,4 +1,4 @@
-//! What a guest knows of its disk: which contents each sector may have after a power cut.
+//! What a guest knows of its disk: which contents each sector may have, after a power cut too.
 
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;
@@ -96,7 +96,7 @@ impl Disk {
                 Change::Written(stamp) => vec![stamp],
                 Change::Zeroed => vec![0],
                 Change::Discarded => {
-                    let before = sector.0.last().into_iter().flat_map(|last| &last.stamps);
+                    let before = sector.newest().iter().flat_map(|version| &version.stamps);
                     before.copied().chain([0]).collect()
                 }
             };
@@ -176,10 +176,21 @@ impl Disk {
 
     /// What a power cut may leave.
     pub(crate) fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
-        if !self.sizes.iter().any(|size| size * SECTOR == bytes.len()) {
-            return Err(format!("a disk of {} bytes, not {:?} sectors", bytes.len(), self.sizes));
-        }
+        self.check_size(bytes)?;
         check(0, bytes, self.sectors.iter().map(|sector| &sector.0[..]))
+    }
+
+    /// What a process may leave that is killed.
+    pub(crate) fn check_kill(&self, bytes: &[u8]) -> Result<(), String> {
+        self.check_size(bytes)?;
+        self.check_read(0, bytes)
+    }
+
+    fn check_size(&self, bytes: &[u8]) -> Result<(), String> {
+        match self.sizes.iter().any(|size| size * SECTOR == bytes.len()) {
+            true => Ok(()),
+            false => Err(format!("a disk of {} bytes, not {:?} sectors", bytes.len(), self.sizes)),
+        }
     }
 }
 

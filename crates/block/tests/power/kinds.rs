@@ -47,18 +47,20 @@ const fn kind(
     Kind { name, options, size, cluster, direct: false, backed: false, weight, start }
 }
 
-/// Not a whole number of clusters, as a rule.
-static KINDS: [Kind; 10] = [
+/// Not a whole number of clusters, as a rule. Clusters under 4 KiB have no room for the mark of a journal.
+static KINDS: [Kind; 12] = [
     kind("raw", "", 100 * 1024 + 512, 4096, 2),
     kind("raw, O_DIRECT", "", 100 * 1024, 4096, 2).direct(),
-    kind("qcow2", "cluster_size=512", 150 * 1024 + 512, 512, 8),
+    kind("qcow2", "cluster_size=512", 150 * 1024 + 512, 512, 6),
     kind("qcow2, O_DIRECT", "cluster_size=512", 150 * 1024, 512, 2).direct(),
-    kind("qcow2 with a backing file", "cluster_size=512", 150 * 1024, 512, 4).backed(),
+    kind("qcow2 with a backing file", "cluster_size=512", 150 * 1024, 512, 3).backed(),
     kind("qcow2 version 2", "compat=0.10,cluster_size=512", 150 * 1024, 512, 2),
     kind("qcow2, 1-bit counts", "cluster_size=512,refcount_bits=1", 150 * 1024 + 512, 512, 2),
-    kind("qcow2, 64-bit counts", "cluster_size=512,refcount_bits=64", 150 * 1024, 512, 4),
-    kind("qcow2, 4k", "cluster_size=4k", 300 * 1024 + 512, 4096, 4),
-    kind("qcow2, 64k", "cluster_size=64k", 1024 * 1024 + 512, 65536, 1),
+    kind("qcow2, 64-bit counts", "cluster_size=512,refcount_bits=64", 150 * 1024, 512, 3),
+    kind("qcow2, 4k", "cluster_size=4k", 300 * 1024 + 512, 4096, 8),
+    kind("qcow2, 4k, O_DIRECT", "cluster_size=4k", 300 * 1024, 4096, 3).direct(),
+    kind("qcow2, 4k, with a backing file", "cluster_size=4k", 300 * 1024, 4096, 3).backed(),
+    kind("qcow2, 64k", "cluster_size=64k", 1024 * 1024 + 512, 65536, 4),
 ];
 
 impl Kind {

@@ -1,11 +1,15 @@
-//! Power cuts: what a guest was told is on stable storage is there afterwards, and nothing foreign is.
+//! Power cuts and killed processes: what a guest was told is on stable storage is there afterwards, and after a
+//! kill all that it was told is done; and nothing foreign is.
 //!
 //! A guest works on an image through the production drivers, over the simulated ring. Between any two
 //! completions the power may be cut, and the ring's [storage](event_loop::ring::sim::Storage) says what
-//! that leaves: of everything that was not flushed any part, sector by sector. What is left must be a
+//! that leaves: of everything that was not flushed any part, sector by sector. Or the process is killed, which
+//! leaves what has completed. Half of the courses have journals of qcow2 images, in memory: a power cut takes
+//! them along, and a kill does not. What is left must be a
 //! whole image (leaks are no damage), by an oracle of our own and, now and then, by `qemu-img check`;
 //! and each sector of the disk must have the contents of the last write that was flushed, or of one
-//! that came later. Then the image is opened again by the driver, and the guest works on.
+//! that came later; with the journal of a process that was killed, of the last one that was answered. Then the
+//! image is opened again by the driver, and the guest works on.
 //!
 //! A failure prints its seed, and the same course is run again by
 //! `RINGMILL_POWER_SEED=n cargo test -p block --test power`. `RINGMILL_POWER_SEEDS=n` tries more than
@@ -17,6 +21,7 @@ mod common;
 mod course;
 mod failures;
 mod guest;
+mod journal;
 mod kinds;
 mod oracle;
 
@@ -31,7 +36,7 @@ use event_loop::sync::lock;
 use kinds::Kind;
 
 /// Courses of CI's short run, each of some dozens of cuts.
-const SEEDS: u64 = 75;
+const SEEDS: u64 = 180;
 /// Courses between two images that `qemu-img` sees.
 const JUDGED: u64 = 20;
 
@@ -80,11 +85,7 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
                 return;
             }
             match run(seed) {
-                Ok(seen) => {
-                    let mut all = lock(&all);
-                    all.cuts += seen.cuts;
-                    all.requests += seen.requests;
-                }
+                Ok(seen) => lock(&all).add(seen),
                 Err(error) => lock(&failures).push((seed, error)),
             }
         }
@@ -92,11 +93,16 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     std::thread::scope(|scope| {
         (0..2).for_each(|_| _ = scope.spawn(worker));
     });
-    let Seen { cuts, requests } = *lock(&all);
-    println!("{cuts} power cuts in {requests} requests, {:?}", started.elapsed());
+    let Seen { cuts, kills, replayed, requests } = *lock(&all);
+    println!(
+        "{cuts} power cuts and {kills} kills, {replayed} with a journal that was needed, in {requests} \
+         requests, {:?}",
+        started.elapsed()
+    );
     let failures = failures.into_inner().unwrap();
     for (seed, error) in &failures {
         println!("RINGMILL_POWER_SEED={seed} cargo test -p block --test power: {error}");
     }
     assert!(failures.is_empty());
+    assert!(seeds.end - seeds.start < SEEDS || replayed > 0, "no journal was ever needed");
 }

@@ -219,6 +219,15 @@ impl Sim {
         world.storage.cut_with(fd.as_fd(), seed, in_flight.collect())
     }
 
+    /// What a process leaves of a file that is killed now: all that has completed, and of each operation that this
+    /// world has in flight all, nothing or a part. The simulation goes on as if nothing had been. `None`: the file
+    /// is not kept track of.
+    pub fn killed(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
+        let world = self.0.borrow();
+        let in_flight = world.pending.iter().filter_map(|pending| pending.in_flight(fd));
+        world.storage.killed_with(fd.as_fd(), seed, in_flight.collect())
+    }
+
     /// Decides about each file operation as it is submitted, instead of the seeded faults where it
     /// does not say [`Verdict::Seeded`]. It must not call the `Sim` itself.
     pub fn script(&self, script: impl FnMut(&SimOp) -> Verdict + 'static) {

@@ -145,6 +145,15 @@ impl Storage {
         self.with(fd, |disk| disk.cut(&mut Random::new(seed), in_flight))
     }
 
+    pub(super) fn killed_with(
+        &self,
+        fd: BorrowedFd<'_>,
+        seed: u64,
+        in_flight: Vec<InFlight>,
+    ) -> Option<Vec<u8>> {
+        self.with(fd, |disk| disk.killed(&mut Random::new(seed), in_flight))
+    }
+
     /// A write, or zeroing, of a range has completed. `dsync`: and is stable.
     pub(super) fn changed(&self, fd: BorrowedFd<'_>, offset: u64, len: u64, dsync: bool) {
         self.with(fd, |disk| disk.changed(offset, len, dsync));
@@ -292,7 +301,7 @@ impl Disk {
         }
     }
 
-    fn cut(&self, random: &mut Random, mut in_flight: Vec<InFlight>) -> Vec<u8> {
+    fn cut(&self, random: &mut Random, in_flight: Vec<InFlight>) -> Vec<u8> {
         let style = Style::pick(random, self.changes);
         let fates: HashMap<u64, Fate> = {
             let sectors = self.sectors.values().flatten().map(|version| version.change);
@@ -303,13 +312,6 @@ impl Disk {
             changes.into_iter().map(|change| (change, style.fate(random, change))).collect()
         };
         let mut left = self.stable.clone();
-        let put = |left: &mut Vec<u8>, at: u64, bytes: &[u8]| {
-            let (at, end) = (at as usize, at as usize + bytes.len());
-            if left.len() < end {
-                left.resize(end, 0);
-            }
-            left[at..end].copy_from_slice(bytes);
-        };
         for (number, versions) in &self.sectors {
             let survives = |version: &&Version| fates[&version.change].spares(random);
             if let Some(newest) = versions.iter().rev().find(survives) {
@@ -318,7 +320,29 @@ impl Disk {
         }
         let sizes = self.sizes.iter().rev();
         let newest = sizes.clone().find(|(change, _)| fates[change].spares(random));
-        let mut size = newest.map_or(self.stable_size, |(_, size)| *size);
+        let size = newest.map_or(self.stable_size, |(_, size)| *size);
+        self.land(left, size, in_flight, &style, random)
+    }
+
+    fn killed(&self, random: &mut Random, in_flight: Vec<InFlight>) -> Vec<u8> {
+        let mut left = vec![0; self.size as usize];
+        let mut done = 0;
+        while let Ok(n @ 1..) = self.file.read_at(&mut left[done..], done as u64) {
+            done += n;
+        }
+        self.land(left, self.size, in_flight, &Style::Some(50), random)
+    }
+
+    /// What there is of a file, with so many bytes, once operations in flight have been done, or some of them, or
+    /// parts.
+    fn land(
+        &self,
+        mut left: Vec<u8>,
+        mut size: u64,
+        mut in_flight: Vec<InFlight>,
+        style: &Style,
+        random: &mut Random,
+    ) -> Vec<u8> {
         // In any order, and from there on only whole sectors.
         while !in_flight.is_empty() {
             let (offset, bytes) =
@@ -346,6 +370,14 @@ impl Disk {
         left.resize(size as usize, 0);
         left
     }
+}
+
+fn put(left: &mut Vec<u8>, at: u64, bytes: &[u8]) {
+    let (at, end) = (at as usize, at as usize + bytes.len());
+    if left.len() < end {
+        left.resize(end, 0);
+    }
+    left[at..end].copy_from_slice(bytes);
 }
 
 /// How much a cut takes: each of them finds other mistakes.

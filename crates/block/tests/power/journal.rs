@@ -1,0 +1,116 @@
+//! Journals of qcow2 images, as a process that was killed leaves them, and a power cut does not. They are read
+//! here by nothing of the driver's.
+
+use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use block::NodeRegistry;
+
+use crate::common::tmpfs;
+use crate::guest::SECTOR;
+
+/// Of a journal: the numbers of the last commit, and of the last one of which all is in the image.
+const COMMITTED: usize = 64;
+const WRITTEN: usize = 72;
+/// Where slots begin: the number of a sector, that of the commit, and the sector.
+const SLOTS: usize = 4096;
+const SLOT: usize = 16 + SECTOR;
+/// In the number of a sector: it is not metadata any more.
+const FORGOTTEN: u64 = 1 << 63;
+
+/// A folder for journals; gone with its value.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// One that is not there yet.
+    pub(crate) fn new() -> Folder {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Folder(tmpfs().join(format!("ringmill-power-journals-{process}-{number}")))
+    }
+
+    /// What a process opens nodes with.
+    pub(crate) fn registry(&self) -> NodeRegistry {
+        NodeRegistry::new().with_journals(&self.0).expect("a folder in memory")
+    }
+
+    /// What is left of it now if its process is killed: nobody has a lock there.
+    pub(crate) fn left(&self) -> Folder {
+        let left = Folder::new();
+        DirBuilder::new().mode(0o700).create(&left.0).unwrap();
+        for entry in std::fs::read_dir(&self.0).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), left.0.join(entry.file_name())).unwrap();
+        }
+        left
+    }
+
+    /// Puts what the journal of an image has into it. Whether that was anything.
+    pub(crate) fn replay(&self, image: &mut Vec<u8>) -> Result<bool, String> {
+        let Some(Mark { name, id, as_of }) = Mark::of(image) else { return Ok(false) };
+        let read = std::fs::read(self.0.join(&name));
+        let journal = read.map_err(|error| format!("the image names journal {name}: {error}"))?;
+        if !journal.starts_with(b"ringmill qcow2 1") || !journal[16..].starts_with(&id) {
+            return Err(format!("the image names {name}, which is no journal of it"));
+        }
+        let (committed, written) = (word(&journal, COMMITTED), word(&journal, WRITTEN));
+        if !(written..=committed + 1).contains(&as_of) {
+            return Ok(false);
+        }
+        let mut newest: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
+        for slot in journal.get(SLOTS..).unwrap_or_default().chunks_exact(SLOT) {
+            let (number, commit) = (word(slot, 0) & !FORGOTTEN, word(slot, 8));
+            let is_newer = newest.get(&number).is_none_or(|(other, _)| *other < commit);
+            if (written + 1..=committed).contains(&commit) && is_newer {
+                newest.insert(number, (commit, slot));
+            }
+        }
+        for (number, (_, slot)) in &newest {
+            if word(slot, 0) & FORGOTTEN == 0 {
+                let at = *number as usize * SECTOR;
+                image.resize(image.len().max(at + SECTOR), 0);
+                image[at..at + SECTOR].copy_from_slice(&slot[16..]);
+            }
+        }
+        Ok(!newest.is_empty())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What an image says of its journal.
+struct Mark {
+    /// The journal's.
+    name: String,
+    /// What it begins with.
+    id: [u8; 32],
+    /// The commit that the image is as of.
+    as_of: u64,
+}
+
+impl Mark {
+    /// That of an image that says it lacks something.
+    fn of(image: &[u8]) -> Option<Mark> {
+        let version = u32::from_be_bytes(*image.get(4..)?.first_chunk()?);
+        if version < 3 || image.get(79)? & 1 == 0 {
+            return None;
+        }
+        let cluster = 1usize << image.get(23)?;
+        let sector = image.get(cluster.checked_sub(SECTOR)?..cluster)?;
+        let rest = sector.strip_prefix(b"ringmill journal")?;
+        let (id, as_of) = (*rest.first_chunk::<32>()?, *rest[32..].first_chunk()?);
+        let digits: String = id[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(Mark { name: format!("qcow2-{digits}"), id, as_of: u64::from_be_bytes(as_of) })
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(*bytes[at..].first_chunk().expect("eight bytes"))
+}
