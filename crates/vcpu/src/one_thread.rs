@@ -35,12 +35,18 @@ pub struct OneThread {
 }
 
 impl OneThread {
-    /// Opens the disk and starts a queue of it.
+    /// Opens the disk and starts a queue of it. `record`: what is in flight is kept in a record, as it is
+    /// with a front end that asks for one.
     ///
     /// # Errors
     ///
     /// The disk or the loop cannot be had, or the disk is smaller than a request.
-    pub fn new(event_loop: LoopConfig, disk: &BlockdevOptions, depth: u16) -> Result<OneThread> {
+    pub fn new(
+        event_loop: LoopConfig,
+        disk: &BlockdevOptions,
+        depth: u16,
+        record: bool,
+    ) -> Result<OneThread> {
         let event_loop = EventLoop::new(event_loop).map_err(|error| anyhow!("{error}"))?;
         let node = NodeRegistry::new().open(disk).context("opening the disk")?;
         let geometry = node.geometry();
@@ -50,14 +56,17 @@ impl OneThread {
         let memory = test_util::memfd_memory(&[(0, area.end())]).context("guest memory")?;
         let guest = GuestQueue::new(&memory, area, true)?;
         let setup = guest.setup();
-        // As it is with a front end that keeps what is in flight.
         let size = setup.config.size;
-        let record = Inflight::region_len(size) as u64;
-        let record = test_util::memfd_memory(&[(0, record)]).context("memory for a record")?;
-        let queue = Inflight::new(&record, USER_BASE, size)
-            .and_then(|inflight| {
-                Queue::with_inflight(MemoryView::new(memory), setup.config, Some(inflight))
-            })
+        let in_flight = match record {
+            true => {
+                let memory = [(0, Inflight::region_len(size) as u64)];
+                let memory = test_util::memfd_memory(&memory).context("memory for a record")?;
+                let in_flight = Inflight::new(&memory, USER_BASE, size);
+                Some(in_flight.map_err(|error| anyhow!("a record: {error}"))?)
+            }
+            false => None,
+        };
+        let queue = Queue::with_inflight(MemoryView::new(memory), setup.config, in_flight)
             .map_err(|error| anyhow!("a virtqueue: {error}"))?;
         let channel = node.open_channel(&event_loop).context("opening the disk on the loop")?;
         let stats = Arc::new(QueueStats::default());
