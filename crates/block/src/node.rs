@@ -1,6 +1,6 @@
 //! Block nodes: an opened image, seen by the control plane, and its channel, seen by one loop.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -40,13 +40,14 @@ pub trait BlockNode: Send + Sync {
     }
 
     /// Another process is about to open what this node has open, which is flushed and at rest: from now on
-    /// nothing says that it is in use. If that comes to nothing, the node goes on. Blocks.
+    /// nothing says that it is in use. That begins with the call. If it comes to nothing, the node goes on; so it does
+    /// when nobody waits any more for a disk that does not answer, however late it does.
     ///
     /// # Errors
     ///
-    /// Those of a write to the image.
-    fn let_go(&self) -> io::Result<()> {
-        Ok(())
+    /// Those of a write to the image; or it is being let go since an earlier call.
+    fn let_go(self: Arc<Self>) -> LetGo {
+        Box::pin(ready(Ok(())))
     }
 
     /// Of a regular file: its inode, which tells it from a copy.
@@ -88,6 +89,9 @@ pub trait BlockNode: Send + Sync {
 
 /// What comes of a [`resize`](BlockNode::resize).
 pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
+
+/// What comes of a [`let_go`](BlockNode::let_go).
+pub type LetGo = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 
 /// One loop's way to an image.
 pub trait Channel {

@@ -369,14 +369,21 @@ impl NodeRegistry {
     }
 
     /// Another process is about to open the images of all nodes, which are flushed and at rest. If that
-    /// comes to nothing, they go on here.
+    /// comes to nothing, or nobody waits for it any more, they go on here.
     ///
     /// # Errors
     ///
     /// Those of [`BlockNode::let_go`], with the node's name.
-    pub fn let_go(&self) -> Result<(), (String, io::Error)> {
-        let failed = |name: &str, error| (name.to_owned(), error);
-        self.all().try_for_each(|info| info.node.let_go().map_err(|error| failed(info.name, error)))
+    pub fn let_go(&self) -> impl Future<Output = Result<(), (String, io::Error)>> + use<> {
+        // All at once: each may have to wait for its disk.
+        let begun: Vec<_> =
+            self.all().map(|info| (info.name.to_owned(), info.node.let_go())).collect();
+        async move {
+            for (name, let_go) in begun {
+                let_go.await.map_err(|error| (name, error))?;
+            }
+            Ok(())
+        }
     }
 
     /// Closes a node that was opened by name.

@@ -256,10 +256,11 @@ impl Image {
     async fn unmark(&self, channels: &Channels) -> Result<(), Errno> {
         let Some(metadata) = &self.shared.metadata else { return Ok(()) };
         if metadata.is_marked() {
-            marker::unmark(channels, self.cluster).await?;
-            // Not before: if it fails, it is to be tried again. Nobody has written the header meanwhile.
             metadata.set_marked(false);
+            marker::unmark(channels, self.cluster).await?;
             metadata.set_named(false).map_err(errno_of)?;
+            // Not before: if it fails, it is to be tried again, or the image to be marked again.
+            metadata.set_unmarked();
         }
         Ok(())
     }
@@ -274,10 +275,17 @@ impl Image {
         self.shared.metadata.iter().for_each(Metadata::drop_journal);
     }
 
-    /// Has all of it in the file, and the image say that nothing is missing. Nobody changes it meanwhile.
+    /// Has all of it in the file, and the image say that nothing is missing. Where somebody changes it all the same, as
+    /// nobody has waited for the disk, it says so or is marked still: `EBUSY`.
     pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
         self.flush(channels).await?;
-        self.unmark(channels).await
+        let _turn = self.flushing.lock().await;
+        // What is changed from here on is marked for again.
+        let _alone = self.changing.write().await;
+        match self.is_clean() {
+            true => self.unmark(channels).await,
+            false => Err(Errno::EBUSY),
+        }
     }
 
     /// Takes all metadata that there is now, to be written. Nobody changes any meanwhile.

@@ -66,6 +66,8 @@ struct State {
     commit: u64,
     /// The header says, or is to say, that the image has to be repaired.
     marked: bool,
+    /// It is not to say so any more, and the file may.
+    unmarking: bool,
 }
 
 impl Metadata {
@@ -82,6 +84,7 @@ impl Metadata {
             failed: false,
             commit: 0,
             marked: false,
+            unmarking: false,
         };
         Metadata {
             state: Mutex::new(state),
@@ -240,13 +243,18 @@ impl Metadata {
         Some(journal.mark().sector(state.commit))
     }
 
-    /// From now on the header says that the image is to be repaired; or does not any more.
+    /// From now on the header is to say that the image has to be repaired; or not any more.
     pub(super) fn set_marked(&self, marked: bool) {
         let mut state = lock(&self.state);
-        state.marked = marked;
+        (state.marked, state.unmarking) = (marked, !marked);
         if let Some(header) = state.dirty.remove(&0) {
             state.insert(0, header);
         }
+    }
+
+    /// Nor does the file, and there is no mark.
+    pub(super) fn set_unmarked(&self) {
+        lock(&self.state).unmarking = false;
     }
 
     /// Whether the image names the journal, from now on.
@@ -260,9 +268,10 @@ impl Metadata {
         state.journal.is_some() && !state.failed
     }
 
-    /// Whether the header says so.
+    /// Whether the header says so, or may.
     pub(super) fn is_marked(&self) -> bool {
-        lock(&self.state).marked
+        let state = lock(&self.state);
+        state.marked || state.unmarking
     }
 
     /// There is no journal any more. Not on threads that may remove no file.

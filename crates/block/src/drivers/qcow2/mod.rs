@@ -12,6 +12,7 @@ mod create;
 mod header;
 mod image;
 mod journal;
+mod let_go;
 mod marker;
 mod metadata;
 mod open;
@@ -22,6 +23,7 @@ mod storage;
 mod writes;
 mod zero;
 
+use std::future::ready;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,8 +34,9 @@ use nix::errno::Errno;
 use self::channel::Qcow2Channel;
 use self::context::{Channels, With};
 use self::image::{Image, errno_of};
+use self::let_go::LettingGo;
 use self::zero::Discarding;
-use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher, Watchers};
+use crate::node::{BlockNode, Channel, Geometry, LetGo, ResizeError, Resized, Watcher, Watchers};
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
 
@@ -56,6 +59,7 @@ pub(crate) struct Qcow2Node {
     /// `pass-discard-request`.
     pass_discard: bool,
     watchers: Watchers,
+    letting_go: LettingGo,
 }
 
 impl Qcow2Node {
@@ -106,11 +110,16 @@ impl BlockNode for Qcow2Node {
         self.watchers.add(watcher);
     }
 
-    fn let_go(&self) -> io::Result<()> {
-        match self.read_only {
-            true => Ok(()),
-            false => open::let_go(&self.below, &self.image),
+    fn let_go(self: Arc<Self>) -> LetGo {
+        if self.read_only {
+            return Box::pin(ready(Ok(())));
         }
+        let begun = self.letting_go.begin(&self.below, &self.image);
+        Box::pin(async move {
+            let let_go = begun?.await;
+            self.letting_go.end();
+            let_go.map_err(|_| io::Error::other("the thread has ended without a result"))?
+        })
     }
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
@@ -143,6 +152,7 @@ impl BlockNode for Qcow2Node {
 impl Drop for Qcow2Node {
     /// What is in memory of the metadata goes to the file.
     fn drop(&mut self) {
+        self.letting_go.end();
         if !self.read_only {
             open::close(&self.name, &self.below, &self.image);
         }

@@ -15,6 +15,7 @@ use super::context::{Channels, With};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
 use super::journal::{Found, Journal, Journals};
+use super::let_go::LettingGo;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
@@ -67,7 +68,8 @@ where
     })
 }
 
-fn on_a_loop<T, F>(below: &Below, task: impl FnOnce(Rc<Channels>) -> F) -> io::Result<T>
+/// The same, on this thread.
+pub(super) fn on_a_loop<T, F>(below: &Below, task: impl FnOnce(Rc<Channels>) -> F) -> io::Result<T>
 where
     T: 'static,
     F: Future<Output = io::Result<T>> + 'static,
@@ -212,6 +214,7 @@ impl Opening {
             detect_zeroes: common.detect_zeroes,
             no_unref: options.discard_no_unref,
             watchers: Watchers::default(),
+            letting_go: LettingGo::default(),
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
         })
     }
@@ -407,16 +410,16 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
     }
 }
 
-/// Has nothing in the image say that it is in use, until it is changed again.
-pub(super) fn let_go(below: &Below, image: &Arc<Image>) -> io::Result<()> {
-    let image = image.clone();
-    run_apart(below, move |channels| async move { Ok(image.let_go(&channels).await?) })
-}
-
 /// Writes what is in memory of the metadata, and has nothing left elsewhere.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
-    // One that nobody has changed needs no loop for that.
-    let let_go = if image.is_let_go() { Ok(()) } else { let_go(below, image) };
+    let let_go = match image.is_let_go() {
+        // One that nobody has changed needs no loop for that.
+        true => Ok(()),
+        false => {
+            let image = image.clone();
+            run_apart(below, move |channels| async move { Ok(image.let_go(&channels).await?) })
+        }
+    };
     match let_go {
         Ok(()) => image.drop_journal(),
         Err(error) => log::error!("{}", failed(name, "close", &error)),

@@ -1,7 +1,7 @@
 //! The old process' side.
 
+use std::cell::Cell;
 use std::env;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -148,10 +148,11 @@ impl Daemon {
         let graph = until(self.describe(arguments), limit(DESCRIBE_NS)).await;
         let (graph, fds) = graph.map_err(|()| "a front end is within a message".to_owned())??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
-        prepared.map_err(|()| late("has not been ready", READY_NS))??;
+        prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
         let begun = self.control.now_ns();
-        let stopped = until(self.stop_queues(packets), limit(STILL_NS)).await;
-        stopped.map_err(|()| late("has not taken over", STILL_NS))??;
+        let awaited = Cell::new("");
+        let stopped = until(self.stop_queues(packets, &awaited), limit(STILL_NS)).await;
+        stopped.map_err(|()| late(awaited.get(), STILL_NS))??;
         Ok(self.control.now_ns() - begun)
     }
 
@@ -219,8 +220,13 @@ impl Daemon {
         })
     }
 
-    /// Stops all queues, and has the other process start them.
-    async fn stop_queues(&self, packets: &Packets) -> Result<(), String> {
+    /// Stops all queues, and has the other process start them. `awaited`: what has not happened yet.
+    async fn stop_queues(
+        &self,
+        packets: &Packets,
+        awaited: &Cell<&'static str>,
+    ) -> Result<(), String> {
+        awaited.set("requests in flight have not ended");
         let mut fds = Collected::default();
         let mut exports = Map::new();
         for (id, stopped) in self.exports.stop_queues(|node| self.keeps_back(node)) {
@@ -233,7 +239,9 @@ impl Daemon {
         }
         self.check_flushes()?;
         let failed = |(name, error)| format!("node '{name}' cannot be let go: {error}");
-        self.nodes.let_go().map_err(failed)?;
+        awaited.set("the disk of a qcow2 image has not answered");
+        self.nodes.let_go().await.map_err(failed)?;
+        awaited.set("the new program has not taken over");
         let queues = json!({"exports": exports});
         packets.send_document(QUEUES, &queues, &fds.0).await.map_err(|error| gone(&error))?;
         expect(packets, HAVE).await?;
@@ -285,8 +293,8 @@ fn gone(error: &io::Error) -> String {
     }
 }
 
-fn late(what: impl fmt::Display, limit_ns: u64) -> String {
-    format!("the new program {what} within {} s", limit_ns / 1_000_000_000)
+fn late(what: &str, limit_ns: u64) -> String {
+    format!("{what} within {} s", limit_ns / 1_000_000_000)
 }
 
 fn dup_failed(error: &io::Error) -> String {

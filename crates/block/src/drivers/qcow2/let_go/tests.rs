@@ -1,0 +1,394 @@
+//! Images over a disk that answers late, or with an error. What a process that is killed right then would leave is
+//! looked at read-only, with a copy of the journals.
+
+use std::fs;
+use std::future::{Future, poll_fn};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Condvar;
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use event_loop::oneshot::Sender;
+use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
+use nix::errno::Errno;
+use nix::unistd::geteuid;
+
+use super::super::header::{DIRTY_AT, DIRTY_BIT};
+use super::super::{CreateQcow2, Journals, Opening, Qcow2Node, create_qcow2};
+use super::*;
+use crate::NodeRegistry;
+use crate::node::{BlockNode, Channel, Geometry};
+use crate::options::{
+    Backing, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking, Qcow2Options,
+};
+use crate::request::{Op, Request};
+use crate::submit::submit;
+
+const CLUSTER: u64 = 65536;
+/// Where the mark is.
+const MARK: u64 = CLUSTER - 512;
+const WRITE: Op = Op::Write { fua: false };
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder with an image and the journals of who uses it; gone with its value.
+struct Home(PathBuf);
+
+impl Home {
+    fn new(name: &str) -> Home {
+        let name = format!("ringmill-let-go-{name}-{}", std::process::id());
+        let home = Home(std::env::temp_dir().join(name));
+        fs::create_dir(&home.0).unwrap();
+        home
+    }
+
+    fn image(&self) -> PathBuf {
+        self.0.join("disk.qcow2")
+    }
+
+    fn journals(&self) -> PathBuf {
+        self.0.join("journals")
+    }
+
+    fn file(&self, locking: Locking) -> BlockdevOptions {
+        let file = FileOptions { filename: self.image(), aio: None, locking };
+        BlockdevOptions::new(Some("file"), Driver::File(file))
+    }
+
+    /// What the first clusters of the image begin with, for a process that has these journals.
+    fn read_with<const N: usize>(&self, journals: &Path) -> [u8; N] {
+        let file = BlockdevRef::Inline(Box::new(self.file(Locking::Off)));
+        let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2(file)));
+        let options = BlockdevOptions { read_only: true, ..options };
+        let mut nodes = NodeRegistry::new().with_journals(journals).unwrap();
+        let guest = Guest::new(nodes.open(&options).unwrap());
+        std::array::from_fn(|cluster| guest.read(cluster as u64))
+    }
+
+    fn read<const N: usize>(&self) -> [u8; N] {
+        self.read_with(&self.journals())
+    }
+
+    /// The same, if the process that uses it was killed now.
+    fn left<const N: usize>(&self) -> [u8; N] {
+        let copies = self.0.join("copies");
+        drop(Journals::in_folder(&copies, geteuid().as_raw()).unwrap());
+        for entry in fs::read_dir(self.journals()).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copies.join(entry.file_name())).unwrap();
+        }
+        self.read_with(&copies)
+    }
+
+    fn is_unmarked(&self) -> bool {
+        let image = fs::read(self.image()).unwrap();
+        let mark = &image[MARK as usize..CLUSTER as usize];
+        image[DIRTY_AT] & DIRTY_BIT == 0 && mark.iter().all(|byte| *byte == 0)
+    }
+
+    /// Nothing of the image is anywhere else.
+    fn is_closed(&self) -> bool {
+        self.is_unmarked() && fs::read_dir(self.journals()).unwrap().next().is_none()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn qcow2(file: BlockdevRef) -> Qcow2Options {
+    Qcow2Options {
+        file,
+        data_file: None,
+        backing: Backing::None,
+        pass_discard_request: None,
+        discard_no_unref: false,
+    }
+}
+
+/// A node that is another one, but that a request of some kind waits, or fails.
+struct Gate {
+    below: Arc<dyn BlockNode>,
+    next: Mutex<Option<(Kind, Fate)>>,
+    waiting: Mutex<Option<Sender<()>>>,
+    came: Condvar,
+}
+
+/// Whether a request is of it.
+type Kind = fn(&Request) -> bool;
+
+#[derive(Clone, Copy)]
+enum Fate {
+    Waits,
+    Fails,
+}
+
+impl Gate {
+    /// What the next request of that kind will find.
+    fn set(&self, kind: Kind, fate: Fate) {
+        *lock(&self.next) = Some((kind, fate));
+    }
+
+    /// Waits for the one that waits.
+    fn wait(&self) {
+        let nobody = |waiting: &mut Option<_>| waiting.is_none();
+        let waited = self.came.wait_timeout_while(lock(&self.waiting), PATIENCE, nobody).unwrap();
+        assert!(!waited.1.timed_out(), "LOST: a request");
+    }
+
+    fn open(&self) {
+        let waiting = lock(&self.waiting).take();
+        waiting.unwrap().send(());
+    }
+}
+
+impl BlockNode for Gate {
+    fn name(&self) -> &str {
+        "gate"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.below.clone())
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let below = self.below.clone().open_channel(event_loop)?;
+        Ok(Rc::new(Gated { gate: self, below, event_loop: event_loop.clone() }))
+    }
+}
+
+struct Gated {
+    gate: Arc<Gate>,
+    below: Rc<dyn Channel>,
+    event_loop: EventLoop,
+}
+
+impl Channel for Gated {
+    fn submit(&self, request: Request) {
+        let fate = lock(&self.gate.next).take_if(|(kind, _)| kind(&request));
+        match fate.map(|(_, fate)| fate) {
+            None => self.below.submit(request),
+            Some(Fate::Fails) => request.complete(Err(Errno::EIO)),
+            Some(Fate::Waits) => {
+                let (open, opened) = oneshot::channel();
+                *lock(&self.gate.waiting) = Some(open);
+                self.gate.came.notify_all();
+                let below = self.below.clone();
+                self.event_loop.spawn(async move {
+                    let _ = opened.await;
+                    below.submit(request);
+                });
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.below.in_flight()
+    }
+}
+
+/// An image over such a node.
+struct Disk {
+    node: Arc<Qcow2Node>,
+    gate: Arc<Gate>,
+}
+
+impl Disk {
+    /// A new one.
+    fn new(home: &Home) -> Disk {
+        create_qcow2(&home.image(), &CreateQcow2::new(16 * CLUSTER)).unwrap();
+        let below = NodeRegistry::new().open(&home.file(Locking::Auto)).unwrap();
+        let gate =
+            Gate { below, next: Mutex::default(), waiting: Mutex::default(), came: Condvar::new() };
+        let gate = Arc::new(gate);
+        let qcow2 = qcow2(BlockdevRef::Name("gate".into()));
+        let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2.clone()));
+        let journals = Journals::in_folder(&home.journals(), geteuid().as_raw()).unwrap();
+        let node = Opening::begin(&options, gate.clone())
+            .and_then(|opening| {
+                opening.finish("disk".into(), &options, &qcow2, None, None, Some(&journals))
+            })
+            .unwrap();
+        Disk { node: Arc::new(node), gate }
+    }
+
+    fn let_go(&self) -> crate::node::LetGo {
+        self.node.clone().let_go()
+    }
+}
+
+type Pending<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// Who reads and writes a disk, on a loop of its own.
+struct Guest {
+    event_loop: EventLoop,
+    channel: Rc<dyn Channel>,
+}
+
+impl Guest {
+    fn new(node: Arc<dyn BlockNode>) -> Guest {
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let channel = node.open_channel(&event_loop).unwrap();
+        Guest { event_loop, channel }
+    }
+
+    fn wait<T: 'static>(&self, what: impl Future<Output = T> + 'static) -> T {
+        self.wait_for(Box::pin(what), PATIENCE).unwrap_or_else(|_| panic!("LOST: an answer"))
+    }
+
+    /// What takes longer comes back.
+    fn wait_for<T: 'static>(&self, what: Pending<T>, limit: Duration) -> Result<T, Pending<T>> {
+        let limit = self.event_loop.now_ns() + limit.as_nanos() as u64;
+        let mut end = Box::pin(self.event_loop.sleep_until(limit));
+        let mut what = Some(what);
+        let either = poll_fn(move |cx| match what.as_mut().unwrap().as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Ok(done)),
+            Poll::Pending => end.as_mut().poll(cx).map(|()| Err(what.take().unwrap())),
+        });
+        self.event_loop.block_on(either).unwrap()
+    }
+
+    fn ask(&self, op: Op, cluster: u64, bufs: IoBufs) -> Pending<(Result<(), Errno>, IoBufs)> {
+        let (offset, len) = (cluster * CLUSTER, bufs.len() as u64);
+        let channel = self.channel.clone();
+        Box::pin(async move { submit(&channel, op, offset, len, bufs).await })
+    }
+
+    fn write(&self, cluster: u64, byte: u8) {
+        self.wait(self.ask(WRITE, cluster, sector(byte))).0.unwrap();
+    }
+
+    fn flush(&self) {
+        self.wait(self.ask(Op::Flush, 0, IoBufs::new())).0.unwrap();
+    }
+
+    fn read(&self, cluster: u64) -> u8 {
+        let (result, bufs) = self.wait(self.ask(Op::Read, cluster, sector(0)));
+        let mut byte = [0];
+        bufs.copy_out(0, &mut byte);
+        result.map(|()| byte[0]).unwrap()
+    }
+}
+
+fn sector(byte: u8) -> IoBufs {
+    let mut bufs = AlignedBuf::io_bufs(512, 512).unwrap();
+    bufs.copy_in(0, &[byte; 512]);
+    bufs
+}
+
+fn flushes(request: &Request) -> bool {
+    request.op == Op::Flush
+}
+
+fn writes_header(request: &Request) -> bool {
+    matches!(request.op, Op::Write { .. }) && request.offset == 0
+}
+
+fn writes_mark(request: &Request) -> bool {
+    matches!(request.op, Op::Write { .. }) && request.offset == MARK
+}
+
+/// The disk does not flush, and nobody waits for it.
+#[test]
+fn an_image_that_is_let_go_in_vain_is_used_on() {
+    let home = Home::new("vain");
+    let disk = Disk::new(&home);
+    let guest = Guest::new(disk.node.clone());
+    guest.write(0, 1);
+    disk.gate.set(flushes, Fate::Waits);
+    let let_go = disk.let_go();
+    disk.gate.wait();
+    drop(let_go);
+    let again = guest.wait(disk.let_go()).unwrap_err();
+    assert_eq!(again.kind(), io::ErrorKind::ResourceBusy);
+    guest.write(1, 2);
+    assert_eq!(home.left(), [1, 2]);
+
+    disk.gate.open();
+    disk.node.letting_go.end();
+    assert!(!disk.node.image.is_let_go());
+    assert_eq!(home.left(), [1, 2]);
+    guest.write(2, 3);
+
+    guest.wait(disk.let_go()).unwrap();
+    assert!(disk.node.image.is_let_go() && home.is_unmarked());
+    assert_eq!(home.left(), [1, 2, 3]);
+    // In vain, too.
+    guest.write(3, 4);
+    assert!(!home.is_unmarked());
+    assert_eq!(home.left(), [1, 2, 3, 4]);
+    drop((guest, disk));
+    assert!(home.is_closed());
+    assert_eq!(home.read(), [1, 2, 3, 4]);
+}
+
+/// The mark is on its way out when nobody waits any more.
+#[test]
+fn what_changes_while_a_mark_goes_is_marked_for_again() {
+    let home = Home::new("mark");
+    let disk = Disk::new(&home);
+    let guest = Guest::new(disk.node.clone());
+    guest.write(0, 1);
+    guest.flush();
+    disk.gate.set(writes_header, Fate::Waits);
+    drop(disk.let_go());
+    disk.gate.wait();
+    let write = guest.ask(WRITE, 1, sector(2));
+    // It takes no longer than that if it does not wait; else it goes on once the disk does.
+    let early = guest.wait_for(write, Duration::from_millis(300));
+    disk.gate.open();
+    early.unwrap_or_else(|write| guest.wait(write)).0.unwrap();
+    disk.node.letting_go.end();
+    assert_eq!(home.left(), [1, 2]);
+    drop((guest, disk));
+    assert!(home.is_closed());
+}
+
+/// The disk fails to take the mark away: the image is not let go, and whatever becomes of it then is right.
+#[test]
+fn a_mark_that_stays_is_known_of() {
+    for goes_on in [false, true] {
+        let home = Home::new("stays");
+        let disk = Disk::new(&home);
+        let guest = Guest::new(disk.node.clone());
+        guest.write(0, 1);
+        guest.flush();
+        disk.gate.set(writes_mark, Fate::Fails);
+        let failed = guest.wait(disk.let_go()).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(Errno::EIO as i32));
+        assert!(!disk.node.image.is_let_go());
+        assert_eq!(home.left(), [1, 0]);
+        if goes_on {
+            guest.write(1, 2);
+            assert_eq!(home.left(), [1, 2]);
+        }
+        drop((guest, disk));
+        assert!(home.is_closed());
+    }
+}
+
+#[test]
+fn an_image_is_closed_when_it_is_not_being_let_go_any_more() {
+    let home = Home::new("closed");
+    let disk = Disk::new(&home);
+    let guest = Guest::new(disk.node.clone());
+    guest.write(0, 1);
+    disk.gate.set(flushes, Fate::Waits);
+    drop(disk.let_go());
+    disk.gate.wait();
+    let gate = disk.gate.clone();
+    let opened = thread::spawn(move || gate.open());
+    drop((guest, disk));
+    opened.join().unwrap();
+    assert!(home.is_closed());
+    assert_eq!(home.read(), [1]);
+}
