@@ -81,7 +81,16 @@ fn run_one(options: &Options) -> ExitCode {
     let mut report = Report::default();
     report.add(&outcome);
     println!("{report}\ntrace {:016x}", outcome.trace);
-    ExitCode::SUCCESS
+    if is_enough(options, &report) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Whether so many requests were answered as are wanted; says so if not.
+fn is_enough(options: &Options, report: &Report) -> bool {
+    let (answered, wanted) = (report.requests(), options.at_least);
+    if answered < wanted {
+        eprintln!("sim: {answered} requests were answered, and {wanted} are wanted (--at-least)");
+    }
+    answered >= wanted
 }
 
 /// Runs seeds in processes of their own, several at a time.
@@ -126,7 +135,7 @@ fn run_all(options: &Options) -> ExitCode {
         eprintln!("sim: never happened: {}", missing.join("; "));
         return ExitCode::FAILURE;
     }
-    ExitCode::SUCCESS
+    if is_enough(options, &report) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs seeds in one other process. What it reports, and whether all was well.

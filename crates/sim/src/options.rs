@@ -11,6 +11,8 @@ pub(crate) struct Options {
     pub(crate) seeds: u64,
     /// Requests of each, if not as many as usual.
     pub(crate) requests: Option<u64>,
+    /// Requests that are to be answered in all, or it is a failure.
+    pub(crate) at_least: u64,
     /// Say what happens.
     pub(crate) verbose: bool,
     /// Processes at the same time.
@@ -20,7 +22,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) const HELP: &str = "\
-Usage: sim [--seeds N] [--first S] [--seed S] [--requests M] [--jobs J] [--verbose]
+Usage: sim [--seeds N] [--first S] [--seed S] [--requests M] [--at-least N] [--jobs J]
+           [--verbose]
 
 Simulates the daemon, seed by seed, and checks all that its guests get.
 
@@ -28,6 +31,7 @@ Simulates the daemon, seed by seed, and checks all that its guests get.
   --first S     the first of them (default 1)
   --seed S      this one only: what it did before, it does again
   --requests M  requests per seed
+  --at-least N  fail if fewer requests than that are answered in all
   --jobs J      seeds at the same time (default: one per CPU)
   --verbose     say what happens
 ";
@@ -39,6 +43,7 @@ impl Options {
             first: 1,
             seeds: 100,
             requests: None,
+            at_least: 0,
             verbose: false,
             jobs: std::thread::available_parallelism().map_or(1, usize::from),
             worker: false,
@@ -50,6 +55,7 @@ impl Options {
                 Long("first") => options.first = args.value()?.parse()?,
                 Long("seed") => (options.first, options.seeds) = (args.value()?.parse()?, 1),
                 Long("requests") => options.requests = Some(args.value()?.parse()?),
+                Long("at-least") => options.at_least = args.value()?.parse()?,
                 Long("jobs") => options.jobs = args.value()?.parse::<usize>()?.max(1),
                 Long("verbose") => options.verbose = true,
                 Long("worker") => options.worker = true,
