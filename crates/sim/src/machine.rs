@@ -53,6 +53,8 @@ struct Actor {
     /// On its own stack; null before its first step.
     yielder: Rc<Cell<*const Yielder<(), u64>>>,
     until: u64,
+    /// The step in which it last went on.
+    ran: u64,
 }
 
 /// Names an actor.
@@ -127,7 +129,7 @@ impl Machine {
             place.set(std::ptr::from_ref(of_actor));
             body();
         });
-        let actor = Actor { name, routine: Some(routine), yielder, until: 0 };
+        let actor = Actor { name, routine: Some(routine), yielder, until: 0, ran: 0 };
         let mut actors = self.0.actors.borrow_mut();
         let free = actors.iter().position(Option::is_none);
         let index = free.unwrap_or(actors.len());
@@ -136,6 +138,11 @@ impl Machine {
             None => actors.push(Some(actor)),
         }
         ActorId(index)
+    }
+
+    /// The step in which it last went on; 0: in none yet, or it is gone.
+    pub(crate) fn last_step(&self, id: ActorId) -> u64 {
+        self.0.actors.borrow()[id.0].as_ref().map_or(0, |actor| actor.ran)
     }
 
     /// Whether it has not ended.
@@ -236,6 +243,7 @@ impl Machine {
         match (result, &mut actors[index]) {
             (CoroutineResult::Yield(until), Some(actor)) => {
                 actor.until = until;
+                actor.ran = self.steps();
                 actor.routine = Some(routine);
             }
             (CoroutineResult::Return(()), _) => {

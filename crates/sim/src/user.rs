@@ -19,6 +19,11 @@ pub(crate) trait User {
     /// Requests offered and not answered.
     fn in_flight(&self) -> u64;
 
+    /// How many of its queues were kicked after the step in which, by `ran`, their loops last ran.
+    fn unseen_kicks(&self, _ran: &dyn Fn(u16) -> u64) -> u64 {
+        0
+    }
+
     /// The daemon was killed: one that is in its process dies with it, and begins anew with the next.
     fn daemon_died(&self) {}
 

@@ -222,6 +222,10 @@ impl World {
         }
     }
 
+    pub(crate) fn has_daemon(&self) -> bool {
+        self.daemon.borrow().is_some()
+    }
+
     /// Something has come to a socket.
     pub(crate) fn poke_control(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
@@ -353,6 +357,9 @@ impl World {
         self.died.set(true);
         let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
         self.coverage.redone.add(in_flight);
+        let ran = |queue| self.machine.last_step(daemon.loop_of(queue).actor);
+        let unseen = self.users.borrow().iter().map(|user| user.unseen_kicks(&ran)).sum();
+        self.coverage.unseen_kicks.add(unseen);
         let happened = self.past.borrow().and(&daemon.happened());
         self.past.replace(happened);
         daemon.kill();

@@ -38,6 +38,8 @@ pub(crate) enum Disturbance {
     Disable,
     /// Has a queue signal another eventfd.
     Call,
+    /// Kicks a queue by another eventfd. In worlds of its own: [`Plan::replace_kicks`](super::Plan::replace_kicks).
+    Kick,
 }
 
 impl Disturbance {
@@ -296,7 +298,9 @@ impl Guest {
                 coverage.disabled.one();
                 let index = u32::from(queue.index);
                 connection.tell(Request::SetVringEnable, &u32s(&[index, 0]), &[])?;
+                queue.disabled.set(true);
                 world.machine.sleep(pause);
+                queue.disabled.set(false);
                 connection.tell(Request::SetVringEnable, &u32s(&[index, 1]), &[])?;
             }
             Disturbance::Call => {
@@ -306,6 +310,27 @@ impl Guest {
                 // Meanwhile the device signals the other, which nobody looks at any more.
                 world.machine.sleep(pause);
                 connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
+            }
+            Disturbance::Kick => {
+                coverage.kick_fds.one();
+                let kick = self.eventfd();
+                // Until the device is told, the old is kicked, which it may not look at any more before it
+                // does, or the new, or nothing. That is not done again: once it is told, it looks by itself.
+                match random.below(3) {
+                    0 => {}
+                    1 => drop(queue.kick.replace(Some(kick.clone()))),
+                    _ => drop(queue.kick.replace(None)),
+                }
+                world.machine.sleep(pause);
+                queue.kick.replace(Some(kick.clone()));
+                connection.tell(Request::SetVringKick, &number, &[kick.as_raw_fd()])?;
+                // Much of what comes next would have it look.
+                let told_ns = world.machine.now_ns();
+                self.shared.undisturbed_ns.set(told_ns);
+                while queue.has_one_offered_by(told_ns) {
+                    connection.check()?;
+                    world.machine.sleep(50_000);
+                }
             }
         }
         Ok(())

@@ -128,6 +128,11 @@ impl User for Guest {
         self.queues.iter().for_each(|queue| queue.look_at_call());
     }
 
+    fn unseen_kicks(&self, ran: &dyn Fn(u16) -> u64) -> u64 {
+        let unseen = |queue: &&Rc<Queue>| queue.was_kicked_since(ran(queue.index));
+        self.queues.iter().filter(unseen).count() as u64
+    }
+
     fn check_patience(&self) {
         self.queues.iter().for_each(|queue| queue.check_patience());
     }

@@ -72,6 +72,11 @@ impl Plan {
         self.disturbances.retain(|disturbance| *disturbance != Disturbance::WriteCache);
     }
 
+    /// Has its VMM replace kick eventfds, too.
+    pub(crate) fn replace_kicks(&mut self) {
+        self.disturbances.push(Disturbance::Kick);
+    }
+
     pub(crate) fn new(random: &Random) -> Self {
         let queue_size = random.pick(&[4, 16, 64, 128, 256]);
         let depth = random.pick(&[1, 2, 8, 32, 64]).min(queue_size);

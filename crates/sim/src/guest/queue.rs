@@ -71,6 +71,10 @@ pub(crate) struct Queue {
     pub(super) driver: RefCell<Driver>,
     pub(super) kick: RefCell<Option<Rc<Kept>>>,
     pub(super) call: RefCell<Option<Rc<Kept>>>,
+    /// By the VMM, for a while.
+    pub(super) disabled: Cell<bool>,
+    /// The step in which it was last kicked.
+    kicked: Cell<u64>,
     /// By head.
     requests: RefCell<Vec<Option<Request>>>,
     /// Places in memory.
@@ -98,6 +102,8 @@ impl Queue {
             driver: RefCell::new(driver),
             kick: RefCell::default(),
             call: RefCell::default(),
+            disabled: Cell::new(false),
+            kicked: Cell::new(0),
             requests: RefCell::new((0..plan.queue_size).map(|_| None).collect()),
             free: RefCell::new(free),
             in_flight: Cell::new(0),
@@ -212,11 +218,22 @@ impl Queue {
         true
     }
 
-    pub(super) fn kick(&self) {
-        if let Some(kick) = &*self.kick.borrow() {
-            nix::unistd::write(&***kick, &1u64.to_ne_bytes()).expect("an eventfd takes a kick");
-            self.world().poke_queue(self.shared.guest, self.index);
-        }
+    fn kick(&self) {
+        let world = self.world();
+        let coverage = &world.coverage;
+        coverage.disabled_kicks.add(self.disabled.get().into());
+        let kick = self.kick.borrow();
+        let Some(kick) = kick.as_ref().filter(|_| world.has_daemon()) else {
+            return coverage.lost_kicks.one();
+        };
+        nix::unistd::write(&***kick, &1u64.to_ne_bytes()).expect("an eventfd takes a kick");
+        self.kicked.set(world.machine.steps());
+        world.poke_queue(self.shared.guest, self.index);
+    }
+
+    /// Whether it was kicked after that step.
+    pub(super) fn was_kicked_since(&self, step: u64) -> bool {
+        self.kicked.get() > step && self.kick.borrow().is_some()
     }
 
     fn offer(&self) -> bool {
@@ -325,6 +342,11 @@ impl Queue {
             self.in_flight.set(self.in_flight.get() - 1);
             self.check(&request, used.written);
         }
+    }
+
+    /// Whether a request is under way that was offered by then.
+    pub(super) fn has_one_offered_by(&self, ns: u64) -> bool {
+        self.requests.borrow().iter().flatten().any(|request| request.offered_ns <= ns)
     }
 
     /// No request has been under way for too long.
