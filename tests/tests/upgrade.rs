@@ -354,15 +354,19 @@ fn a_disk_that_hangs_keeps_nobody_else_waiting_for_long() {
         let refused = is_done.recv_timeout(Duration::from_secs(60)).expect("LOST: a refusal");
         assert!(!refused.status.success(), "{refused:?}");
         load.go_on();
+        println!("{}", String::from_utf8_lossy(&refused.stderr));
         String::from_utf8_lossy(&refused.stderr).into_owned()
     };
-    let text = refused();
-    assert!(text.contains("the disk of a qcow2 image has not answered within 5 s"), "{text}");
-    let text = refused();
-    assert!(text.contains("node 'far' cannot be let go"), "{text}");
-    Qmp::connect(&socket).execute("block-export-add", export);
+    // On a machine that is busy, there may be other reasons before.
+    for why in [
+        "the disk of a qcow2 image has not answered within 5 s; it was killed",
+        "node 'far' cannot be let go",
+    ] {
+        eventually(why, || refused().contains(why).then_some(()));
+    }
     storage.signal(Signal::SIGCONT);
 
+    Qmp::connect(&socket).execute("block-export-add", export);
     let mut client = BlkClient::connect(&server.socket("far"), 1, 16).expect("the export serves");
     client.write(1024, &pattern::block(128, 2));
     server.upgrade_by(|_| {

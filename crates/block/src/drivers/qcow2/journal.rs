@@ -53,7 +53,7 @@ const KEPT: usize = 2048;
 /// How a folder is opened, and a file in it.
 const FOLDER: OFlags =
     OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
-const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
+const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// Where journals lie.
 #[derive(Debug, Clone)]
@@ -105,11 +105,10 @@ impl Journals {
         let turn = self.turn()?;
         for entry in Dir::new(turn.try_clone()?)? {
             let entry = entry?;
-            let flags = OFlags::RDONLY | OFlags::NONBLOCK | FILE;
             // Others may be gone by now.
-            let Ok(file) = self.0.open(entry.file_name(), flags) else { continue };
-            let is_file = FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile;
-            if !is_file || !lock(&file)? {
+            let opened = self.0.open(entry.file_name(), OFlags::RDONLY | FILE);
+            let Ok(file) = opened else { continue };
+            if !lock(&file)? {
                 continue;
             }
             let mut named = [0; 8];
@@ -195,8 +194,13 @@ impl Journals {
 }
 
 impl Folder {
+    /// Opens a file in it. One that is no file, and may keep whoever reads it waiting, is none: `EINVAL`.
     fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
-        openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
+        let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
+        match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+            FileType::RegularFile => Ok(file.into()),
+            _ => Err(Errno::INVAL),
+        }
     }
 
     fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
@@ -599,6 +603,17 @@ mod tests {
         let is_there = marks.map(|mark| journals.0.path.join(name(&mark)).exists());
         assert_eq!(is_there, [true, false, true]);
         drop(used);
+    }
+
+    #[test]
+    fn what_is_no_file_is_nothing_to_wait_for() {
+        let folder = Folder::new("journal-pipe");
+        let (journals, mark) = (folder.journals(), Mark::new().unwrap());
+        let path = folder.0.join(name(&mark));
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(journals.find(&mark, 0, None, false).is_err());
+        drop(folder.journals());
+        assert!(path.exists());
     }
 
     #[test]
