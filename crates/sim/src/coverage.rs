@@ -27,6 +27,8 @@ counters! {
     ids "serial numbers or INQUIRY data asked for",
     scsi "SCSI commands",
     attentions "unit attentions",
+    managed "SCSI task management functions",
+    ended "SCSI commands that task management has ended",
     refused "requests that make no sense, refused",
     failed "requests that failed, as their operations did",
     kicks "kicks",

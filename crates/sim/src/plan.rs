@@ -53,6 +53,9 @@ impl Plan {
             }
             _ => {}
         }
+        if is_odd && matches!(seed % 16, 10 | 12) {
+            plan.guests.iter_mut().for_each(guest::Plan::manage_tasks);
+        }
         if is_odd && matches!(seed % 16, 1 | 3 | 5 | 9 | 14) {
             plan.guests.iter_mut().for_each(guest::Plan::replace_kicks);
         }

@@ -40,6 +40,8 @@ pub(crate) enum Disturbance {
     Call,
     /// Kicks a queue by another eventfd. In worlds of its own: [`Plan::replace_kicks`](super::Plan::replace_kicks).
     Kick,
+    /// Manages tasks of virtio-scsi. In worlds of its own, too.
+    Tasks,
 }
 
 impl Disturbance {
@@ -151,7 +153,7 @@ impl Guest {
         if plan.inflight {
             self.set_inflight(connection)?;
         }
-        for queue in &self.queues {
+        for queue in self.queues.iter().chain(&self.control) {
             let base = queue.driver.borrow().device_used();
             self.start_queue(connection, queue, base)?;
         }
@@ -225,6 +227,8 @@ impl Guest {
     /// The guest has its devices anew: what was in flight is nobody's any more.
     pub(super) fn forget_all(&self) {
         self.queues.iter().for_each(|queue| queue.renew());
+        self.control.iter().for_each(|queue| queue.empty());
+        self.shared.managing.set(false);
         self.inflight.replace(None);
     }
 
@@ -311,6 +315,7 @@ impl Guest {
                 world.machine.sleep(pause);
                 connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
             }
+            Disturbance::Tasks => self.manage_tasks(connection)?,
             Disturbance::Kick => {
                 coverage.kick_fds.one();
                 let kick = self.eventfd();

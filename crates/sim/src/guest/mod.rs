@@ -6,6 +6,7 @@ mod plan;
 mod queue;
 mod request;
 mod scsi;
+mod tasks;
 mod vmm;
 
 use std::cell::{Cell, RefCell};
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use guest_memory::{GuestMemory, MemoryView, Region};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use self::life::Disturbance;
 pub(crate) use self::plan::{Device, Plan};
 use self::queue::{Queue, Shared};
 use crate::fds::Kept;
@@ -26,6 +28,8 @@ use crate::world::World;
 pub(crate) struct Guest {
     shared: Rc<Shared>,
     queues: Vec<Rc<Queue>>,
+    /// Of virtio-scsi, for task management, if it does any.
+    control: Option<Rc<Queue>>,
     memory: Rc<Kept>,
     memory_len: u64,
     /// Where the daemon keeps what it has in flight, once it has made it: as it described it.
@@ -65,12 +69,16 @@ impl Guest {
             bytes: RefCell::default(),
             undisturbed_ns: Cell::new(0),
             write_through: Cell::new(None),
+            managing: Cell::new(false),
             plan,
         });
         let queues = (0..shared.plan.queues).map(|i| Queue::new(shared.clone(), i)).collect();
+        let manages = shared.plan.disturbances.contains(&Disturbance::Tasks);
+        let control = manages.then(|| Queue::control(shared.clone()));
         Rc::new(Guest {
             shared,
             queues,
+            control,
             memory,
             memory_len,
             inflight: RefCell::default(),

@@ -72,6 +72,11 @@ impl Plan {
         self.disturbances.retain(|disturbance| *disturbance != Disturbance::WriteCache);
     }
 
+    /// Has its driver manage tasks, too; of virtio-scsi.
+    pub(crate) fn manage_tasks(&mut self) {
+        self.disturbances.extend([Disturbance::Tasks; 3]);
+    }
+
     /// Has its VMM replace kick eventfds, too.
     pub(crate) fn replace_kicks(&mut self) {
         self.disturbances.push(Disturbance::Kick);

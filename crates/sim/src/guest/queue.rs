@@ -10,11 +10,12 @@ use queue::Segment;
 use queue::driver::Driver;
 
 use super::plan::Device;
-use super::request::{Kind, MOST_SECTORS, Request, UNANSWERED, UNIT_ATTENTION};
+use super::request::{ENDED, Kind, MOST_SECTORS, Request, UNANSWERED, UNIT_ATTENTION};
 use super::{blk, scsi};
 use crate::fds::Kept;
 use crate::machine::{ActorId, FOREVER};
 use crate::model::{self, Model, SECTOR};
+use crate::random::Random;
 use crate::world::World;
 
 /// Guest addresses: the rings of queue `n` are at `n` times this,
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(super) undisturbed_ns: Cell<u64>,
     /// The write cache is off for certain, since that step.
     pub(super) write_through: Cell<Option<u64>>,
+    /// Task management is under way.
+    pub(super) managing: Cell<bool>,
 }
 
 impl Shared {
@@ -93,9 +96,19 @@ impl Queue {
     pub(super) fn new(shared: Rc<Shared>, number: u16) -> Rc<Self> {
         let plan = &shared.plan;
         let index = plan.device.first_queue() + number;
-        let driver = new_driver(&shared, index);
         let places = u64::from(number) * u64::from(plan.depth);
         let free = (0..plan.depth).map(|n| places as u16 + n).rev().collect();
+        Queue::with_places(shared, index, free)
+    }
+
+    /// That of virtio-scsi for task management.
+    pub(super) fn control(shared: Rc<Shared>) -> Rc<Self> {
+        Queue::with_places(shared, 0, Vec::new())
+    }
+
+    fn with_places(shared: Rc<Shared>, index: u16, free: Vec<u16>) -> Rc<Self> {
+        let plan = &shared.plan;
+        let driver = new_driver(&shared, index);
         Rc::new(Queue {
             index,
             actor: Cell::new(None),
@@ -218,7 +231,7 @@ impl Queue {
         true
     }
 
-    fn kick(&self) {
+    pub(super) fn kick(&self) {
         let world = self.world();
         let coverage = &world.coverage;
         coverage.disabled_kicks.add(self.disabled.get().into());
@@ -344,6 +357,22 @@ impl Queue {
         }
     }
 
+    /// What is under way: places, and when it was offered.
+    pub(super) fn tasks(&self) -> Vec<(u16, u64)> {
+        self.requests.borrow().iter().flatten().map(Request::task).collect()
+    }
+
+    /// One of these, if there is one.
+    pub(super) fn any_task(&self, random: &Random) -> Option<(u16, u64)> {
+        let tasks = self.tasks();
+        (!tasks.is_empty()).then(|| random.pick(&tasks))
+    }
+
+    /// Whether that one is under way.
+    pub(super) fn has_task(&self, task: (u16, u64)) -> bool {
+        self.requests.borrow().iter().flatten().any(|request| request.task() == task)
+    }
+
     /// Whether a request is under way that was offered by then.
     pub(super) fn has_one_offered_by(&self, ns: u64) -> bool {
         self.requests.borrow().iter().flatten().any(|request| request.offered_ns <= ns)
@@ -378,7 +407,11 @@ impl Queue {
             || format!("guest {guest}, queue {}: {request:?} is answered {status}", self.index);
         world.machine.say(of);
         let attention = plan.device == Device::Scsi && status == UNIT_ATTENTION;
-        if !attention && !request.may_get(status, || world.has_failed()) {
+        let ended = plan.device == Device::Scsi && status == ENDED;
+        if ended && !self.shared.managing.get() {
+            self.fail(&format!("{request:?} was ended, and no task management is under way"));
+        }
+        if !attention && !ended && !request.may_get(status, || world.has_failed()) {
             self.fail(&format!("{request:?} was answered {status}"));
         }
         if took > plan.patience_ns {
@@ -402,6 +435,8 @@ impl Queue {
         }
         if attention {
             coverage.attentions.one();
+        } else if ended {
+            coverage.ended.one();
         } else if !good && !matches!(request.kind, Kind::OutOfRange | Kind::Unknown) {
             coverage.failed.one();
         }
@@ -454,6 +489,11 @@ impl Queue {
             self.forget(&request);
         }
         self.in_flight.set(0);
+        self.empty();
+    }
+
+    /// Begins with empty rings, when nothing is under way.
+    pub(super) fn empty(&self) {
         // Until the device is set up again, which the driver then knows.
         self.paused.set(true);
         self.driver.replace(new_driver(&self.shared, self.index));
@@ -485,7 +525,7 @@ fn new_driver(shared: &Shared, index: u16) -> Driver {
 }
 
 /// A first buffer, and the data in up to four.
-fn segments(random: &crate::random::Random, first: Segment, data: u64, len: u32) -> Vec<Segment> {
+fn segments(random: &Random, first: Segment, data: u64, len: u32) -> Vec<Segment> {
     let mut all = vec![first];
     let (mut addr, mut left) = (data, len);
     let pieces = if left > 16 { [1, 1, 1, 2, 4][random.below(5) as usize] } else { 1 };

@@ -10,6 +10,8 @@ pub(super) const IO_ERROR: u8 = 1;
 pub(super) const UNSUPPORTED: u8 = 2;
 /// Not done, since something else is to be told first; of SCSI alone.
 pub(super) const UNIT_ATTENTION: u8 = 3;
+/// Ended by task management, done or not; of SCSI alone.
+pub(super) const ENDED: u8 = 4;
 
 /// Most sectors of a request: 16 KiB.
 pub(super) const MOST_SECTORS: u32 = 32;
@@ -89,6 +91,11 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// What tells it from others: its place, and when it was offered.
+    pub(super) fn task(&self) -> (u16, u64) {
+        (self.slot, self.offered_ns)
+    }
+
     /// Bytes of data.
     pub(super) fn len(&self) -> usize {
         self.ticket.as_ref().map_or(0, |ticket| ticket.count as usize * SECTOR)

@@ -1,6 +1,6 @@
 //! Requests as a driver of virtio-scsi makes them (virtio 1.3, 5.6.6; SBC-3, SPC-4).
 
-use super::request::{IO_ERROR, Kind, OK, Parts, UNIT_ATTENTION, UNSUPPORTED};
+use super::request::{ENDED, IO_ERROR, Kind, OK, Parts, UNIT_ATTENTION, UNSUPPORTED};
 use crate::model::SECTOR;
 use crate::random::Random;
 
@@ -99,6 +99,8 @@ pub(super) fn status(kind: Kind, response: &[u8; ANSWER as usize]) -> u8 {
             (3 | 4 | 7 | 0xb, _) if kind.moves_data() => IO_ERROR,
             _ => WRONG,
         },
+        // VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_RESET.
+        (2 | 4, _) => ENDED,
         _ => WRONG,
     }
 }
