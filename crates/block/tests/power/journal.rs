@@ -2,8 +2,8 @@
 //! here by nothing of the driver's.
 
 use std::collections::BTreeMap;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,8 @@ use crate::guest::SECTOR;
 /// Of a journal: the numbers of the last commit, and of the last one of which all is in the image.
 const COMMITTED: usize = 64;
 const WRITTEN: usize = 72;
+/// The inode of the image's file.
+const INODE: u64 = 88;
 /// Where slots begin: the number of a sector, that of the commit, and the sector.
 const SLOTS: usize = 4096;
 const SLOT: usize = 16 + SECTOR;
@@ -43,7 +45,11 @@ impl Folder {
         DirBuilder::new().mode(0o700).create(&left.0).unwrap();
         for entry in std::fs::read_dir(&self.0).unwrap() {
             let entry = entry.unwrap();
-            std::fs::copy(entry.path(), left.0.join(entry.file_name())).unwrap();
+            let copy = left.0.join(entry.file_name());
+            std::fs::copy(entry.path(), &copy).unwrap();
+            // The image goes on in another file, too: as if nobody could have told which it was in.
+            let copy = File::options().write(true).open(copy).unwrap();
+            copy.write_all_at(&[0; 8], INODE).unwrap();
         }
         left
     }
