@@ -19,10 +19,15 @@ load() {
     wait_for_requests 300
 }
 
-# wait_for_requests COUNT: returns when the disk has completed so many more.
+# wait_for_requests COUNT: returns when the disk has completed so many more; fails when the load, if there is one, has ended.
 wait_for_requests() {
     target=$(($(requests) + $1))
-    until [ "$(requests)" -ge $target ]; do :; done
+    until [ "$(requests)" -ge $target ]; do
+        [ -z "${load-}" ] || kill -0 $load 2>/dev/null || {
+            cat /tmp/checked
+            exit 1
+        }
+    done
 }
 
 requests() {

@@ -1,19 +1,21 @@
 //! The daemon is killed with SIGKILL, again and again, while a guest writes and reads back with checksums. What was
 //! in flight is done by the next daemon: the guest waits, sees no error, and finds each block as it wrote it.
 //!
-//! `RINGMILL_KILLS` says how often; 20 times when it is not set.
+//! `RINGMILL_KILLS` says how often; 20 times when it is not set. `RINGMILL_SEED` says at which instants; a test that
+//! fails prints that of its own.
 
 mod common;
 
-use std::cell::Cell;
 use std::time::Duration;
 
-use common::replaced::{Device, survives, times};
-use integration::{Guest, pattern};
+use common::replaced::{Device, Format, Random, survives, times};
+use integration::Guest;
 
-fn survives_kills(queues: u32, kills: usize) {
+/// A quarter of all kills.
+fn survives_kills(device: Device, format: Format, queues: u32) {
     let guest = Guest::new().chardev_options("reconnect-ms=10");
-    survives(guest, Device::Blk, queues, kills, |server, start| {
+    let kills = times("RINGMILL_KILLS").div_ceil(4);
+    survives(guest, (device, format), queues, kills, &Random::new(), |server, start| {
         server.kill();
         start()
     });
@@ -21,12 +23,22 @@ fn survives_kills(queues: u32, kills: usize) {
 
 #[test]
 fn the_daemon_is_killed_under_load_on_one_queue() {
-    survives_kills(1, times("RINGMILL_KILLS") / 2);
+    survives_kills(Device::Blk, Format::Raw, 1);
 }
 
 #[test]
 fn the_daemon_is_killed_under_load_on_four_queues() {
-    survives_kills(4, times("RINGMILL_KILLS").div_ceil(2));
+    survives_kills(Device::Blk, Format::Reordered, 4);
+}
+
+#[test]
+fn the_daemon_is_killed_under_a_scsi_disk() {
+    survives_kills(Device::Scsi, Format::Reordered, 2);
+}
+
+#[test]
+fn the_daemon_is_killed_under_a_growing_qcow2_image() {
+    survives_kills(Device::Blk, Format::Qcow2, 2);
 }
 
 /// Until the new process has taken over, a debug build on busy processors.
@@ -35,21 +47,16 @@ const UPGRADE: Duration = Duration::from_millis(250);
 #[test]
 fn the_daemon_is_killed_while_it_gives_place_to_another_process() {
     let guest = Guest::new().chardev_options("reconnect-ms=10");
-    let state = Cell::new(6);
-    let random = || {
-        let mut next = state.get();
-        let number = pattern::splitmix64(&mut next);
-        state.set(next);
-        number
-    };
+    let random = Random::new();
     let kills = times("RINGMILL_KILLS").div_ceil(4);
-    survives(guest, Device::Blk, 2, kills, |server, start| {
-        let after = UPGRADE * u32::try_from(random() % 1024).expect("32 bits") / 1024;
+    let disk = (Device::Blk, Format::Raw);
+    survives(guest, disk, 2, kills, &random, |server, start| {
+        let after = UPGRADE * u32::try_from(random.below(1024)).expect("32 bits") / 1024;
         let successor = server.kill_in_upgrade(after);
         println!("{after:?}: {}", successor.is_some());
         match successor {
             // It goes on serving, or goes the same way.
-            Some(successor) if random() % 2 == 0 => successor,
+            Some(successor) if random.below(2) == 0 => successor,
             Some(successor) => {
                 successor.kill();
                 start()

@@ -1,15 +1,16 @@
 //! The daemon gives place to another process, again and again, while a guest writes and reads back with
 //! checksums: the guest sees no error, and finds each block as it wrote it.
 //!
-//! `RINGMILL_UPGRADES` says how often; 20 times when it is not set.
+//! `RINGMILL_UPGRADES` says how often; 20 times when it is not set. `RINGMILL_SEED` says at which instants.
 
 mod common;
 
-use common::replaced::{Device, survives, times};
+use common::replaced::{Device, Format, Random, survives, times};
 use integration::Guest;
 
 fn survives_upgrades(device: Device, queues: u32, upgrades: usize) {
-    survives(Guest::new(), device, queues, upgrades, |mut server, _| {
+    let disk = (device, Format::Raw);
+    survives(Guest::new(), disk, queues, upgrades, &Random::new(), |mut server, _| {
         server.upgrade();
         server
     });

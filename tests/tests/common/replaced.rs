@@ -1,17 +1,48 @@
 //! A guest that writes and reads back with checksums, while its daemon is replaced again and again: it sees no
 //! error, and finds each block as it wrote it.
 
-use integration::{Guest, Image, Scratch, Server, ServerCommand};
+use std::cell::Cell;
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use integration::{Guest, Image, Scratch, Server, ServerCommand, pattern, tool};
 
 /// How often: as the environment's `variable` says; 20 times when it is not set.
 pub fn times(variable: &str) -> usize {
-    let times = std::env::var(variable).ok();
-    times.map_or(20, |times| times.parse().unwrap_or_else(|_| panic!("{variable}: a number")))
+    number(variable).unwrap_or(20) as usize
 }
 
-/// How many requests pass before it is replaced: not the same number each time, so that it comes at any instant.
-fn requests_before(time: usize) -> usize {
-    [20, 150, 1, 70, 33, 400, 5][time % 7] + time
+fn number(variable: &str) -> Option<u64> {
+    let number = std::env::var(variable).ok()?;
+    Some(number.parse().unwrap_or_else(|_| panic!("{variable}: a number")))
+}
+
+/// Random numbers from a seed, which is printed: that of the environment's `RINGMILL_SEED`, else the time of day.
+pub struct Random(Cell<u64>);
+
+impl Random {
+    pub fn new() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = since.expect("a time after 1970").as_micros() as u64;
+        let seed = number("RINGMILL_SEED").unwrap_or(now);
+        println!("RINGMILL_SEED={seed}");
+        Random(Cell::new(seed))
+    }
+
+    /// A number less than `end`.
+    pub fn below(&self, end: u64) -> u64 {
+        let mut state = self.0.get();
+        let number = pattern::splitmix64(&mut state);
+        self.0.set(state);
+        number % end
+    }
+
+    /// How many requests pass before the daemon is replaced: one as likely as hundreds, so that it comes as a
+    /// connection has just been made, and when all queues are full.
+    fn requests(&self) -> u64 {
+        1 + self.below(1 << (1 + self.below(9)))
+    }
 }
 
 /// Which device the guest has.
@@ -21,23 +52,106 @@ pub enum Device {
     Scsi,
 }
 
+/// What is behind it.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Format {
+    /// All of it written before, read and written with O_DIRECT.
+    Raw,
+    /// The same, where some requests take longer, so that they are never answered in the order in which they were made: the
+    /// ring alone does not say then which of them are in flight.
+    Reordered,
+    /// Without any cluster yet, and so large that the load does not get to its end: what is written changes metadata,
+    /// which a daemon that is killed leaves in its journal.
+    Qcow2,
+}
+
+impl Format {
+    /// The guest's disk in MiB.
+    fn mib(self, times: usize) -> u64 {
+        match self {
+            Format::Raw | Format::Reordered => 32,
+            Format::Qcow2 => 32 + 8 * times as u64,
+        }
+    }
+
+    fn make(self, scratch: &Scratch, mib: u64) -> Image {
+        match self {
+            Format::Raw | Format::Reordered => Image::filled(scratch, "disk.img", mib),
+            Format::Qcow2 => {
+                let path = scratch.path("disk.qcow2");
+                qemu_img(&["create", "-f", "qcow2"], &[&path], &[&format!("{mib}M")]);
+                Image::existing(&path)
+            }
+        }
+    }
+
+    fn blockdev(self, image: &Image) -> String {
+        let file = |prefix: &str| {
+            let path = image.path().display();
+            format!(
+                "{prefix}driver=file,{prefix}filename={path},{prefix}aio=io_uring,\
+                 {prefix}cache.direct=on"
+            )
+        };
+        match self {
+            Format::Raw => format!("node-name=disk,{}", file("")),
+            Format::Reordered => {
+                let rule = "inject-error.0";
+                format!(
+                    "driver=blkdebug,node-name=disk,{},{rule}.event=none,{rule}.errno=0,\
+                     {rule}.delay-ns=4000000,{rule}.probability-ppm=300000",
+                    file("image.")
+                )
+            }
+            Format::Qcow2 => format!("driver=qcow2,node-name=disk,{}", file("file.")),
+        }
+    }
+
+    /// Whether a daemon has left it with metadata that is not in it yet: bit 0 of `incompatible_features`.
+    fn is_unclosed(self, image: &Image) -> bool {
+        self == Format::Qcow2 && image.read(79, 1)[0] & 1 != 0
+    }
+
+    /// The MD5 sum of the disk's contents.
+    fn md5(self, scratch: &Scratch, image: &Image) -> String {
+        match self {
+            Format::Raw | Format::Reordered => image.md5(),
+            Format::Qcow2 => {
+                qemu_img(&["check", "-f", "qcow2"], &[image.path()], &[]);
+                let raw = scratch.path("disk.raw");
+                let convert = ["convert", "-f", "qcow2", "-O", "raw"];
+                qemu_img(&convert, &[image.path(), &raw], &[]);
+                Image::existing(&raw).md5()
+            }
+        }
+    }
+}
+
+fn qemu_img(arguments: &[&str], files: &[&Path], more: &[&str]) {
+    let mut command = Command::new(tool("qemu-img"));
+    let done = command.args(arguments).args(files).args(more).output().expect("qemu-img runs");
+    assert!(done.status.success(), "{done:?}");
+}
+
 /// Has the daemon under the guest's disk replaced that often. `replace` is given the daemon and how one is
 /// started, and gives the one that serves from then on.
 pub fn survives(
     guest: Guest,
-    device: Device,
+    (device, format): (Device, Format),
     queues: u32,
     times: usize,
+    random: &Random,
     replace: impl Fn(Server, &dyn Fn() -> Server) -> Server,
 ) {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk.img", 32);
+    let mib = format.mib(times);
+    let image = format.make(&scratch, mib);
+    let unclosed = Cell::new(0);
     let start = || {
-        let command = ServerCommand::new(&scratch).iothread("io0").iothread("io1").file(
-            "disk",
-            &image,
-            "aio=io_uring,cache.direct=on",
-        );
+        unclosed.set(unclosed.get() + usize::from(format.is_unclosed(&image)));
+        let blockdev = format.blockdev(&image);
+        let command = ServerCommand::new(&scratch).iothread("io0").iothread("io1");
+        let command = command.arg("--blockdev").arg(blockdev);
         let options = format!("num-queues={queues},iothread.0=io0,iothread.1=io1");
         match device {
             Device::Blk => command.export("disk", &options).start(),
@@ -48,12 +162,16 @@ pub fn survives(
         Device::Blk => "vda",
         Device::Scsi => "sda",
     };
+    let of_each_job = match format {
+        Format::Raw | Format::Reordered => 4,
+        Format::Qcow2 => (mib - 16) / u64::from(queues),
+    };
     let job = format!(
         "disk={name}
         # Linux goes on before it has looked at what there is behind a SCSI controller.
         until [ -b /dev/$disk ]; do usleep 10000; done
         verify --do_verify=1
-        checked_load {queues}
+        checked_load {queues} --offset_increment={of_each_job}m --size={of_each_job}m
         while echo 'how many?' && read -r requests && [ $requests != 0 ]; do
             wait_for_requests $requests
             echo replace
@@ -69,9 +187,9 @@ pub fn survives(
         Device::Scsi => guest.scsi(server.socket("disk")),
     };
     let mut guest = guest.queues(queues).with_fio().boot(&job);
-    for time in 0..times {
+    for _ in 0..times {
         guest.expect("how many?");
-        guest.send(&requests_before(time).to_string());
+        guest.send(&random.requests().to_string());
         guest.expect("replace");
         server = replace(server, &start);
     }
@@ -79,5 +197,7 @@ pub fn survives(
     guest.send("0");
     let lines = guest.finish();
     server.stop();
-    assert_eq!(lines.last(), Some(&format!("{}  -", image.md5())));
+    assert_eq!(lines.last(), Some(&format!("{}  -", format.md5(&scratch, &image))));
+    // Else nothing was there for a journal to hold.
+    assert!(format != Format::Qcow2 || unclosed.get() == times, "{unclosed:?} of {times}");
 }
