@@ -13,7 +13,7 @@ use block::NodeRegistry;
 use block::node::{BlockNode, ResizeError};
 use block::options::*;
 use block::request::Op;
-use event_loop::ring::sim::{Faults, Sim};
+use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, PollPolicy, oneshot};
 
 use crate::common::{Rig, blockdev, bytes, file_options, filled, memory};
@@ -94,6 +94,8 @@ struct Left {
     contents: Vec<u8>,
     /// For who opens it: as a process has left it that was killed, or a new one. `None`: there is none.
     journals: Option<Folder>,
+    /// What a power cut may still take back of it. `None`: nothing.
+    unflushed: Option<(Unflushed, Disk)>,
 }
 
 /// An image in use, until the process ends or the power.
@@ -102,6 +104,8 @@ struct Life<'a> {
     start: &'a Start,
     random: Random,
     journals: Option<Folder>,
+    /// Operations may fail.
+    may_fail: bool,
     sim: Sim,
     fd: Arc<OwnedFd>,
     node: Arc<dyn BlockNode>,
@@ -125,15 +129,15 @@ pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8])) -> Result<Seen
     let image = start.image.clone();
     let contents = contents(kind, start, &image)?;
     let journals = random.one_in(2).then(Folder::new);
-    let mut left = Left { image, contents, journals };
+    let mut left = Left { image, contents, journals, unflushed: None };
     let mut seen = Seen::default();
     let mut stamp = 1 << 20;
     for number in 0..3 {
-        let Left { image, contents, journals } = left;
-        let mut life = Life::begin(kind, start, random.next(), &image, &contents, journals);
+        let contents = left.contents.clone();
+        let mut life = Life::begin(kind, start, random.next(), left);
         life.stamp = stamp;
         let lived = life.read_all(&contents).and_then(|()| life.go_on());
-        let lived = lived.and_then(|()| life.leave());
+        let lived = lived.and_then(|()| life.leave(true));
         seen.add(life.seen);
         stamp = life.stamp;
         let (asked, with) = (life.asked.len(), life.journals.is_some());
@@ -158,14 +162,8 @@ fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u8>, String>
 }
 
 impl<'a> Life<'a> {
-    fn begin(
-        kind: &'static Kind,
-        start: &'a Start,
-        seed: u64,
-        image: &[u8],
-        contents: &[u8],
-        journals: Option<Folder>,
-    ) -> Life<'a> {
+    fn begin(kind: &'static Kind, start: &'a Start, seed: u64, left: Left) -> Life<'a> {
+        let Left { image, contents, journals, unflushed } = left;
         let mut random = Random(seed);
         let faults = match random.below(3) {
             0 => Faults { clock_step_ns: 20, spurious_poll: 0, poll_fails: 0, ..Faults::rough() },
@@ -178,15 +176,20 @@ impl<'a> Life<'a> {
         };
         // Opening is not what is tried.
         let sim = Sim::new(random.next(), Faults::default());
-        let fd = sim.file(image).unwrap();
+        let fd = sim.file(&image).unwrap();
+        if let Some((unflushed, _)) = &unflushed {
+            sim.storage().go_on(&fd, unflushed).unwrap();
+        }
         let options = options(kind, start, &fd, &mut random);
         let mut registry = journals.as_ref().map_or_else(NodeRegistry::new, Folder::registry);
         let node = registry.open(&options).unwrap_or_else(|error| {
             panic!("what was left cannot be opened: {error:?}");
         });
-        // What was in a journal was written and flushed, which the ring has not seen.
+        // What was written meanwhile the ring has not seen.
         let opened = std::fs::read(path_of(&fd)).unwrap();
-        if opened != image {
+        if unflushed.is_some() {
+            sim.storage().look(&fd);
+        } else if opened != image {
             sim.storage().restore(&fd, opened).unwrap();
         }
         let event_loop =
@@ -199,14 +202,20 @@ impl<'a> Life<'a> {
                 event_loop::ring::sim::Verdict::Seeded
             });
         }
+        let may_fail = faults.fail > 0;
         sim.set_faults(faults);
-        let (disk, size) = (Disk::new(contents), contents.len() / SECTOR);
+        let size = contents.len() / SECTOR;
+        let disk = match unflushed {
+            Some((_, disk)) => disk.after_kill(&contents),
+            None => Disk::new(&contents),
+        };
         let (asked, seen) = (BTreeMap::new(), Seen::default());
         Life {
             kind,
             start,
             random,
             journals,
+            may_fail,
             sim,
             fd,
             node,
@@ -260,7 +269,7 @@ impl<'a> Life<'a> {
             }
             self.turn()?;
             if self.random.one_in(every) {
-                self.leave()?;
+                self.leave(false)?;
             }
         }
         Ok(())
@@ -406,16 +415,17 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// The end, now, of the power or of the process: what it leaves, which has to be right.
-    fn leave(&mut self) -> Result<Left, String> {
+    /// The end, now, of the power or of the process: what it leaves, which has to be right. `goes_on`: another
+    /// life is to begin with it.
+    fn leave(&mut self, goes_on: bool) -> Result<Left, String> {
         let is_cut = self.random.one_in(2);
         let seed = self.random.next();
         let image = match is_cut {
             true => self.sim.cut(&self.fd, seed).unwrap(),
             false => self.sim.killed(&self.fd, seed).unwrap(),
         };
-        let left = if is_cut { self.after_cut(&image) } else { self.after_kill(&image) };
-        let (contents, journals) = left.map_err(|mut error| {
+        let left = if is_cut { self.after_cut(&image) } else { self.after_kill(&image, goes_on) };
+        let left = left.map_err(|mut error| {
             let Seen { cuts, kills, .. } = self.seen;
             let what = if is_cut { "cut" } else { "kill" };
             let _ = write!(error, " ({what}, the {}.)", cuts + kills);
@@ -425,33 +435,39 @@ impl<'a> Life<'a> {
             }
             error
         })?;
-        Ok(Left { image, contents, journals })
+        Ok(Left { image, ..left })
     }
 
-    /// Journals are gone, and what was not flushed may be. The contents, and a folder for other journals.
-    fn after_cut(&mut self, image: &[u8]) -> Result<(Vec<u8>, Option<Folder>), String> {
+    /// Journals are gone, and what was not flushed may be.
+    fn after_cut(&mut self, image: &[u8]) -> Result<Left, String> {
         self.seen.cuts += 1;
         let contents = contents(self.kind, self.start, image)?;
         self.disk.check_cut(&contents)?;
-        Ok((contents, self.journals.as_ref().map(|_| Folder::new())))
+        let journals = self.journals.as_ref().map(|_| Folder::new());
+        Ok(Left { image: Vec::new(), contents, journals, unflushed: None })
     }
 
     /// Nothing is lost that was answered, with the journal; without it, nothing that was flushed.
-    fn after_kill(&mut self, image: &[u8]) -> Result<(Vec<u8>, Option<Folder>), String> {
+    fn after_kill(&mut self, image: &[u8], goes_on: bool) -> Result<Left, String> {
         self.seen.kills += 1;
         let mut found = contents(self.kind, self.start, image)?;
         let checked = self.disk.check_cut(&found);
         checked.map_err(|error| format!("without a journal: {error}"))?;
         let journals = self.journals.as_ref().map(Folder::left);
-        if let Some(journals) = &journals {
-            let mut image = image.to_vec();
-            if journals.replay(&mut image)? {
-                self.seen.replayed += 1;
-                found = contents(self.kind, self.start, &image)?;
-            }
+        let mut replayed = image.to_vec();
+        let is_replayed =
+            journals.as_ref().map_or(Ok(false), |journals| journals.replay(&mut replayed))?;
+        if is_replayed {
+            self.seen.replayed += 1;
+            found = contents(self.kind, self.start, &replayed)?;
         }
         self.disk.check_kill(&found)?;
-        Ok((found, journals))
+        // Who replays a journal flushes what it is about. Of a flush that has failed the next process knows nothing.
+        let is_kept = goes_on && !is_replayed && !self.may_fail;
+        let unflushed = is_kept.then(|| self.sim.storage());
+        let unflushed = unflushed.and_then(|storage| storage.unflushed(&self.fd));
+        let unflushed = unflushed.map(|unflushed| (unflushed, self.disk.clone()));
+        Ok(Left { image: Vec::new(), contents: found, journals, unflushed })
     }
 
     /// Has the rest answered, as if nothing had been: nobody may go without an answer.

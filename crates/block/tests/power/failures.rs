@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use block::options::*;
 use block::request::Op;
@@ -41,7 +42,9 @@ const WITH_JOURNAL: Case =
 impl Case {
     /// With `before` written.
     fn image(&self) -> Vec<u8> {
-        let file = TempFile::new(&tmpfs(), &format!("power-failures-{}", self.cluster), 0);
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("power-failures-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let file = TempFile::new(&tmpfs(), &name, 0);
         let empty = CreateQcow2::new(self.size as u64);
         let create = CreateQcow2 { cluster_size: self.cluster, refcount_bits: 64, ..empty };
         create_qcow2(&file.0, &create).unwrap();
@@ -178,4 +181,30 @@ fn whatever_operation_fails_the_image_is_whole() {
 #[test]
 fn whatever_operation_fails_the_image_is_whole_and_the_journal_has_the_rest() {
     whatever_operation_fails(&WITH_JOURNAL);
+}
+
+/// What it depends on may be in the file, and not on stable storage: nothing was kept in memory of it.
+#[test]
+fn a_durable_write_to_what_a_killed_process_has_not_flushed_is_there() {
+    let (image, new) = (SMALL.image(), SMALL.before..SMALL.before + 512);
+    for direct in [false, true] {
+        let write = |life: &mut Life<'_>, fua, byte| {
+            let bufs = filled(&vec![byte; new.len()], 0);
+            let op = Op::Write { fua };
+            let tag = life.rig.submit(op, new.start as u64, new.len() as u64, bufs);
+            life.rig.wait(tag).0.unwrap();
+        };
+        let mut killed = Life::begin(&SMALL, &image, direct);
+        write(&mut killed, false, 1);
+        let unflushed = killed.sim.storage().unflushed(&killed.fd).unwrap();
+        let left = std::fs::read(path_of(&killed.fd)).unwrap();
+        let mut next = Life::begin(&SMALL, &left, direct);
+        next.sim.storage().go_on(&next.fd, &unflushed).unwrap();
+        write(&mut next, true, 2);
+        for seed in 0..100 {
+            let cut = next.sim.cut(&next.fd, seed).unwrap();
+            let disk = Image::read(&cut, &[]).unwrap();
+            assert!(disk[new.clone()].iter().all(|byte| *byte == 2), "O_DIRECT: {direct}");
+        }
+    }
 }

@@ -57,6 +57,7 @@ pub(crate) enum Change {
 }
 
 /// The disk, as its guest knows it.
+#[derive(Clone)]
 pub(crate) struct Disk {
     sectors: Vec<Sector>,
     /// Sizes that the disk may have, sectors; the first is the one that it had for certain.
@@ -172,6 +173,26 @@ impl Disk {
     pub(crate) fn check_read(&self, first: usize, bytes: &[u8]) -> Result<(), String> {
         let sectors = self.sectors[first..].iter().map(Sector::newest);
         check(first, bytes, sectors)
+    }
+
+    /// The process was killed that the disk was used by, and it has these contents: what was not flushed may be
+    /// lost still.
+    pub(crate) fn after_kill(mut self, contents: &[u8]) -> Disk {
+        let (now, size) = (self.now(), contents.len() / SECTOR);
+        if self.sizes != [size] {
+            self.sizes.push(size);
+        }
+        (self.is_resizing, self.resized) = (false, now);
+        let fresh = || Sector(vec![Version { stamps: vec![0], answered: Some(0) }]);
+        self.sectors.resize_with(self.sectors.len().max(size), fresh);
+        for (number, (bytes, sector)) in contents.chunks(SECTOR).zip(&mut self.sectors).enumerate()
+        {
+            let stamps = vec![stamp(bytes, number as u64).expect("contents of this disk")];
+            if !matches!(&sector.0[..], [Version { stamps: only, .. }] if *only == stamps) {
+                sector.0.push(Version { stamps, answered: Some(now) });
+            }
+        }
+        self
     }
 
     /// What a power cut may leave.

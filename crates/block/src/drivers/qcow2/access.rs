@@ -156,7 +156,7 @@ impl Image {
         {
             let _mapping = self.use_mapping(offset..end).await;
             // What the metadata say has to be on stable storage too.
-            let at_once = fua && self.is_clean();
+            let at_once = fua && self.is_stable();
             if self.overwrite(channels, offset, bufs, at_once).await? {
                 if fua && !at_once {
                     self.flush(channels).await?;

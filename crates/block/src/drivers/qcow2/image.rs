@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use imago::format::PreallocateMode;
 use imago::format::drivers::FormatDriverInstance;
@@ -47,6 +47,9 @@ pub(super) struct Image {
     /// on stable storage.
     changes: AtomicU64,
     flushed: AtomicU64,
+    /// The files were flushed since the image was opened: who had it before may have been killed, and have left
+    /// metadata that is not on stable storage.
+    was_flushed: AtomicBool,
     /// As of which of them they outlast this process, should it be killed.
     committed: AtomicU64,
     /// Held by who writes metadata to the file.
@@ -76,6 +79,7 @@ impl Image {
             allocating: Semaphore::new(ALLOCATING),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            was_flushed: AtomicBool::new(false),
             committed: AtomicU64::new(0),
             flushing: Mutex::default(),
             changing: RwLock::default(),
@@ -153,7 +157,12 @@ impl Image {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether all metadata is on stable storage.
+    /// Whether all metadata is on stable storage, what was there before the image was opened too.
+    pub(super) fn is_stable(&self) -> bool {
+        self.is_clean() && self.was_flushed.load(Ordering::Acquire)
+    }
+
+    /// Whether all that was changed of the metadata is on stable storage.
     pub(super) fn is_clean(&self) -> bool {
         self.flushed.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
@@ -161,12 +170,14 @@ impl Image {
     /// Has all that was answered before on stable storage.
     pub(super) async fn flush(&self, channels: &Channels) -> Result<(), Errno> {
         if self.is_clean() {
-            return storage::sync(channels).await;
+            storage::sync(channels).await?;
+        } else {
+            let _turn = self.flushing.lock().await;
+            let changes = self.write_metadata(channels).await?;
+            storage::sync(channels).await?;
+            self.flushed.fetch_max(changes, Ordering::Release);
         }
-        let _turn = self.flushing.lock().await;
-        let changes = self.write_metadata(channels).await?;
-        storage::sync(channels).await?;
-        self.flushed.fetch_max(changes, Ordering::Release);
+        self.was_flushed.store(true, Ordering::Release);
         Ok(())
     }
 

@@ -44,7 +44,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub use self::faults::{Faults, Happened, SimOp, Verdict};
 use self::faults::{Random, describe};
-pub use self::storage::{SECTOR, Storage};
+pub use self::storage::{SECTOR, Storage, Unflushed};
 use crate::clock::Clock;
 use crate::event_loop::{EventLoop, LoopConfig};
 pub use crate::executor::elsewhere;

@@ -62,7 +62,11 @@ struct Disk {
     changes: u64,
 }
 
+/// What is known of a file that another process goes on with: [`Storage::unflushed`].
+pub struct Unflushed(Disk);
+
 /// A sector's contents after a change.
+#[derive(Clone)]
 struct Version {
     change: u64,
     bytes: Box<Sector>,
@@ -101,6 +105,30 @@ impl Storage {
         };
         lock(&self.0).insert(id, disk);
         Ok(())
+    }
+
+    /// What a power cut may take back of a file, for [`go_on`](Self::go_on). `None`: it is not kept track of.
+    pub fn unflushed(&self, fd: &OwnedFd) -> Option<Unflushed> {
+        self.with(fd.as_fd(), |disk| disk.copy(&disk.file).ok().map(Unflushed))?
+    }
+
+    /// Keeps track of a file that has taken the place of another one, as a process has left that which was killed:
+    /// what was not flushed of it may still be lost, and so may what is different now.
+    ///
+    /// # Errors
+    ///
+    /// Those of dup(2) and fstat(2).
+    pub fn go_on(&self, fd: &OwnedFd, unflushed: &Unflushed) -> io::Result<()> {
+        let disk = unflushed.0.copy(&File::from(fd.try_clone()?))?;
+        let id = id_of(fd.as_fd()).ok_or_else(io::Error::last_os_error)?;
+        lock(&self.0).insert(id, disk);
+        self.look(fd);
+        Ok(())
+    }
+
+    /// Takes note of what has been written to a file by others than the ring, and not been flushed.
+    pub fn look(&self, fd: &OwnedFd) {
+        self.with(fd.as_fd(), Disk::look);
     }
 
     /// Forgets a file.
@@ -199,6 +227,37 @@ fn padded(size: u64) -> usize {
 }
 
 impl Disk {
+    /// The same of another file.
+    fn copy(&self, file: &File) -> io::Result<Disk> {
+        let file = file.try_clone()?;
+        let (stable, sectors, sizes) =
+            (self.stable.clone(), self.sectors.clone(), self.sizes.clone());
+        Ok(Disk { file, stable, sectors, sizes, ..*self })
+    }
+
+    /// The newest contents of a file, in whole sectors.
+    fn read(&self) -> Vec<u8> {
+        let (mut all, mut done) = (vec![0; padded(self.size)], 0);
+        while let Ok(n @ 1..) = self.file.read_at(&mut all[done..], done as u64) {
+            done += n;
+        }
+        all
+    }
+
+    fn look(&mut self) {
+        self.changes += 1;
+        for (number, bytes) in (0..).zip(self.read().as_chunks::<SECTOR>().0) {
+            let newest = self.sectors.get(&number).and_then(|versions| versions.last());
+            let stable = self.stable.as_chunks::<SECTOR>().0.get(number as usize);
+            let before = newest.map(|version| &*version.bytes).or(stable).unwrap_or(&[0; SECTOR]);
+            if before != bytes {
+                let bytes = Box::new(*bytes);
+                let version = Version { change: self.changes, bytes, lost: false };
+                self.sectors.entry(number).or_default().push(version);
+            }
+        }
+    }
+
     /// Has the newest contents of these sectors as a version of them.
     fn remember(&mut self, sectors: Range<u64>) {
         let mut all = vec![[0; SECTOR]; (sectors.end - sectors.start) as usize];
@@ -325,12 +384,7 @@ impl Disk {
     }
 
     fn killed(&self, random: &mut Random, in_flight: Vec<InFlight>) -> Vec<u8> {
-        let mut left = vec![0; self.size as usize];
-        let mut done = 0;
-        while let Ok(n @ 1..) = self.file.read_at(&mut left[done..], done as u64) {
-            done += n;
-        }
-        self.land(left, self.size, in_flight, &Style::Some(50), random)
+        self.land(self.read(), self.size, in_flight, &Style::Some(50), random)
     }
 
     /// What there is of a file, with so many bytes, once operations in flight have been done, or some of them, or
