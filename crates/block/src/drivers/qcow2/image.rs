@@ -289,6 +289,14 @@ impl Image {
     /// Has all of it in the file, and the image say that nothing is missing. Where somebody changes it all the same, as
     /// nobody has waited for the disk, it says so or is marked still: `EBUSY`.
     pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
+        // Limits are for guests, and somebody waits.
+        channels.all().for_each(|channel| channel.drain_begin());
+        let let_go = self.try_let_go(channels).await;
+        channels.all().for_each(|channel| channel.drain_end());
+        let_go
+    }
+
+    async fn try_let_go(&self, channels: &Channels) -> Result<(), Errno> {
         self.flush(channels).await?;
         let _turn = self.flushing.lock().await;
         // What is changed from here on is marked for again.

@@ -23,9 +23,11 @@ use crate::NodeRegistry;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{
     Backing, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking, Qcow2Options,
+    ThrottleOptions,
 };
 use crate::request::{Op, Request};
 use crate::submit::submit;
+use crate::throttle::{Limit, ThrottleGroup, ThrottleLimits};
 
 const CLUSTER: u64 = 65536;
 /// Where the mark is.
@@ -42,6 +44,7 @@ impl Home {
         let name = format!("ringmill-let-go-{name}-{}", std::process::id());
         let home = Home(std::env::temp_dir().join(name));
         fs::create_dir(&home.0).unwrap();
+        create_qcow2(&home.image(), &CreateQcow2::new(16 * CLUSTER)).unwrap();
         home
     }
 
@@ -194,6 +197,14 @@ impl Channel for Gated {
     fn in_flight(&self) -> usize {
         self.below.in_flight()
     }
+
+    fn drain_begin(&self) {
+        self.below.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.below.drain_end();
+    }
 }
 
 /// An image over such a node.
@@ -203,10 +214,11 @@ struct Disk {
 }
 
 impl Disk {
-    /// A new one.
     fn new(home: &Home) -> Disk {
-        create_qcow2(&home.image(), &CreateQcow2::new(16 * CLUSTER)).unwrap();
-        let below = NodeRegistry::new().open(&home.file(Locking::Auto)).unwrap();
+        Disk::over(NodeRegistry::new().open(&home.file(Locking::Auto)).unwrap(), home)
+    }
+
+    fn over(below: Arc<dyn BlockNode>, home: &Home) -> Disk {
         let gate =
             Gate { below, next: Mutex::default(), waiting: Mutex::default(), came: Condvar::new() };
         let gate = Arc::new(gate);
@@ -391,4 +403,26 @@ fn an_image_is_closed_when_it_is_not_being_let_go_any_more() {
     opened.join().unwrap();
     assert!(home.is_closed());
     assert_eq!(home.read(), [1]);
+}
+
+/// Limits that hold back what is asked of the disk hold up nobody who waits for that.
+#[test]
+fn an_image_is_let_go_whatever_the_limits_below_it_are() {
+    let home = Home::new("limits");
+    let group = ThrottleGroup::new(ThrottleLimits::default()).unwrap();
+    let mut nodes = NodeRegistry::new();
+    nodes.add_throttle_group("slow", group.clone());
+    let file = BlockdevRef::Inline(Box::new(home.file(Locking::Auto)));
+    let throttle = ThrottleOptions { throttle_group: "slow".into(), file };
+    let throttle = BlockdevOptions::new(Some("slow"), Driver::Throttle(throttle));
+    let disk = Disk::over(nodes.open(&throttle).unwrap(), &home);
+    let guest = Guest::new(disk.node.clone());
+    guest.write(0, 1);
+    // A sector takes as long as anybody waits.
+    let bps_total = Limit { average: 8, ..Limit::default() };
+    group.set_limits(ThrottleLimits { bps_total, ..ThrottleLimits::default() }).unwrap();
+    guest.wait(disk.let_go()).unwrap();
+    assert!(home.is_unmarked());
+    drop((guest, disk));
+    assert!(home.is_closed());
 }
