@@ -10,25 +10,22 @@
 //! the highest commit counts, if that was finished, and what it has is not in the image yet. So a
 //! commit is one write, of its number, after the slots; and a flush is one, too.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+mod folder;
+mod slots;
+
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::unistd::geteuid;
-use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Uid, chownat, fchown, flock, fstat,
-    mkdir, open, openat, unlinkat,
-};
-use rustix::io::Errno;
-use rustix::path::Arg;
+use rustix::fs::fstat;
 
+pub(super) use self::folder::Found;
+pub(crate) use self::folder::Journals;
+use self::folder::{Folder, name};
+use self::slots::{Run, Slot, Slots};
 use super::marker::Mark;
-use super::steps::{SECTOR, Sectors};
+use super::steps::SECTOR;
 
 /// What a journal begins with; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
@@ -39,213 +36,8 @@ const NAMED: u64 = COMMITS + 16;
 const INODE: u64 = NAMED + 8;
 /// Where slots begin.
 const SLOTS: usize = 4096;
-/// A slot: the number of its sector, that of the commit, and the sector.
-const SLOT: usize = 16 + SECTOR;
-/// In the number of a sector: it is not metadata any more.
-const FORGOTTEN: u64 = 1 << 63;
-/// Numbers are less: those of bytes that a file can have.
-const MOST: u64 = i64::MAX as u64 / SECTOR as u64;
-/// Bytes written at once, at most.
-const RUN: usize = 1 << 20;
 /// Slots that an empty journal keeps.
 const KEPT: usize = 2048;
-
-/// How a folder is opened, and a file in it.
-const FOLDER: OFlags =
-    OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
-const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-
-/// Where journals lie.
-#[derive(Debug, Clone)]
-pub(crate) struct Journals(Arc<Folder>);
-
-/// What was found to be a user's alone, wherever its path leads later: that user may have it lead elsewhere, and
-/// this process be a mightier one still.
-#[derive(Debug)]
-struct Folder {
-    path: PathBuf,
-    fd: OwnedFd,
-    user: u32,
-}
-
-impl Journals {
-    /// Those in that folder, which is of that user and for nobody else: who this process is, or becomes, which
-    /// only root does.
-    ///
-    /// # Errors
-    ///
-    /// There is none, and it cannot be made; or it is somebody else's.
-    pub(crate) fn in_folder(path: &Path, user: u32) -> io::Result<Journals> {
-        match mkdir(path, Mode::RWXU) {
-            Err(Errno::EXIST) => {}
-            made => made?,
-        }
-        let folder = Folder { path: path.to_owned(), fd: open(path, FOLDER, Mode::empty())?, user };
-        let found = fstat(&folder.fd)?;
-        if found.st_mode & 0o77 != 0 || ![user, geteuid().as_raw()].contains(&found.st_uid) {
-            return Err(io::Error::other(format!("it is not the folder of user {user} alone")));
-        }
-        if found.st_uid != user {
-            folder.give()?;
-        }
-        let journals = Journals(Arc::new(folder));
-        journals.sweep()?;
-        Ok(journals)
-    }
-
-    /// Others neither make journals nor remove those of nobody while it is held.
-    fn turn(&self) -> io::Result<OwnedFd> {
-        let folder = openat(&self.0.fd, ".", FOLDER, Mode::empty())?;
-        flock(&folder, FlockOperation::LockExclusive)?;
-        Ok(folder)
-    }
-
-    /// Removes what processes that are gone have left and no image is marked with.
-    fn sweep(&self) -> io::Result<()> {
-        let turn = self.turn()?;
-        for entry in Dir::new(turn.try_clone()?)? {
-            let entry = entry?;
-            // Others may be gone by now.
-            let opened = self.0.open(entry.file_name(), OFlags::RDONLY | FILE);
-            let Ok(file) = opened else { continue };
-            if !lock(&file)? {
-                continue;
-            }
-            let mut named = [0; 8];
-            if file.read_exact_at(&mut named, NAMED).is_err() || named == [0; 8] {
-                self.0.remove(entry.file_name())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A new journal, for the image in the file with that inode.
-    pub(super) fn create(&self, inode: Option<u64>) -> io::Result<Journal> {
-        let _turn = self.turn()?;
-        let mark = Mark::new()?;
-        let file = self.0.open(name(&mark), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE)?;
-        if fstat(&file)?.st_uid != self.0.user {
-            fchown(&file, Some(Uid::from_raw(self.0.user)), None)?;
-        }
-        let journal = Journal {
-            file,
-            folder: self.0.clone(),
-            mark,
-            slots: Slots::default(),
-            committed: 0,
-            written: 0,
-        };
-        if !lock(&journal.file)? {
-            return Err(io::Error::other("another process has the new journal"));
-        }
-        journal.file.write_all_at(MAGIC, 0)?;
-        journal.file.write_all_at(&journal.mark.bytes(), MAGIC.len() as u64)?;
-        journal.write_commits()?;
-        journal.set_named(false)?;
-        journal.file.write_all_at(&inode.unwrap_or(0).to_ne_bytes(), INODE)?;
-        Ok(journal)
-    }
-
-    /// What a process that was killed has left of an image with that mark, which is as of that commit, in the file
-    /// with that inode; and the journal, unless it is `for_a_look`.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be read.
-    pub(super) fn find(
-        &self,
-        mark: &Mark,
-        as_of: u64,
-        inode: Option<u64>,
-        for_a_look: bool,
-    ) -> io::Result<Found> {
-        let _turn = self.turn()?;
-        let file = match self.0.open(name(mark), OFlags::RDWR | FILE) {
-            Err(Errno::NOENT) => return Ok(Found::Nothing),
-            opened => opened?,
-        };
-        if !lock(&file)? {
-            return Ok(Found::InUse);
-        }
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut &file, &mut bytes)?;
-        let begins = bytes.strip_prefix(MAGIC).is_some_and(|rest| rest.starts_with(&mark.bytes()));
-        let commits = (number(&bytes, COMMITS as usize), number(&bytes, COMMITS as usize + 8));
-        let (true, (Some(committed), Some(written))) = (begins, commits) else {
-            return Err(invalid("it is no journal of the image"));
-        };
-        // Before a journal is made void, its image is marked as of the next commit.
-        if !(written..=committed.saturating_add(1)).contains(&as_of) {
-            return Ok(Found::Nothing);
-        }
-        if let (Some(of), Some(inode)) = (number(&bytes, INODE as usize), inode)
-            && ![0, inode].contains(&of)
-        {
-            return Ok(Found::OfAnother);
-        }
-        let slots = bytes.get(SLOTS..).unwrap_or_default();
-        let (slots, sectors) = Slots::read(slots, written, committed)?;
-        let (folder, mark) = (self.0.clone(), mark.clone());
-        // Who only looks has had it for no longer than his turn, and nobody has found it in use.
-        let journal =
-            (!for_a_look).then_some(Journal { file, folder, mark, slots, committed, written });
-        Ok(Found::Left(journal, sectors))
-    }
-}
-
-impl Folder {
-    /// Opens a file in it. One that is no file, and may keep whoever reads it waiting, is none: `EINVAL`.
-    fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
-        let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
-        match FileType::from_raw_mode(fstat(&file)?.st_mode) {
-            FileType::RegularFile => Ok(file.into()),
-            _ => Err(Errno::INVAL),
-        }
-    }
-
-    fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
-        unlinkat(&self.fd, name, AtFlags::empty())
-    }
-
-    /// Gives a folder that is this process' user's alone, so that nobody else has put anything there, to the user
-    /// that it becomes.
-    fn give(&self) -> io::Result<()> {
-        let user = Some(Uid::from_raw(self.user));
-        for entry in Dir::new(openat(&self.fd, ".", FOLDER, Mode::empty())?)? {
-            let entry = entry?;
-            // Of the folder's own names, its parent's is not to be given.
-            if !entry.file_name().to_bytes().starts_with(b".") {
-                chownat(&self.fd, entry.file_name(), user, None, AtFlags::SYMLINK_NOFOLLOW)?;
-            }
-        }
-        Ok(fchown(&self.fd, user, None)?)
-    }
-}
-
-fn name(mark: &Mark) -> String {
-    format!("qcow2-{mark}")
-}
-
-/// What is there of a journal that an image names.
-#[derive(Debug)]
-pub(super) enum Found {
-    /// It is not there, or not that of the image as it is now.
-    Nothing,
-    /// Another process has it.
-    InUse,
-    /// The image is a copy of the one that it was left for.
-    OfAnother,
-    /// What was left.
-    Left(Option<Journal>, Sectors),
-}
-
-/// One owner at a time. `false`: there is another.
-fn lock(file: &File) -> io::Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        locked => Ok(locked.map(|()| true)?),
-    }
-}
 
 fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
@@ -360,121 +152,17 @@ impl Journal {
     }
 }
 
-/// Which slots are in use.
-#[derive(Debug, Default)]
-struct Slots {
-    /// The newest of each sector.
-    of: HashMap<u64, Slot>,
-    free: Vec<usize>,
-    /// How many there have been.
-    all: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    slot: usize,
-    commit: u64,
-}
-
-impl Slots {
-    fn read(bytes: &[u8], written: u64, committed: u64) -> io::Result<(Slots, Sectors)> {
-        let mut slots = Slots::default();
-        let mut sectors = Sectors::new();
-        let (all, _) = bytes.as_chunks::<SLOT>();
-        slots.all = all.len();
-        for (slot, bytes) in all.iter().enumerate() {
-            let (Some(tagged), Some(commit)) = (number(bytes, 0), number(bytes, 8)) else {
-                continue;
-            };
-            let found = Slot { slot, commit };
-            if commit <= written || commit > committed {
-                slots.free.push(slot);
-                continue;
-            }
-            let number = tagged & !FORGOTTEN;
-            if number >= MOST {
-                return Err(invalid("a sector beyond the end of any image"));
-            }
-            match slots.of.entry(number) {
-                Entry::Occupied(other) if other.get().commit > commit => {
-                    slots.free.push(slot);
-                    continue;
-                }
-                Entry::Occupied(mut other) => slots.free.push(other.insert(found).slot),
-                Entry::Vacant(entry) => drop(entry.insert(found)),
-            }
-            match bytes.last_chunk::<SECTOR>() {
-                Some(sector) if tagged == number => drop(sectors.insert(number, Box::new(*sector))),
-                _ => drop(sectors.remove(&number)),
-            }
-        }
-        Ok((slots, sectors))
-    }
-
-    fn take(&mut self) -> usize {
-        self.free.pop().unwrap_or_else(|| {
-            self.all += 1;
-            self.all - 1
-        })
-    }
-
-    /// Those up to a commit are free.
-    fn give_up(&mut self, commit: u64) {
-        let free = &mut self.free;
-        self.of.retain(|_, slot| {
-            let stays = slot.commit > commit;
-            if !stays {
-                free.push(slot.slot);
-            }
-            stays
-        });
-        // The lowest first, so that those of a commit follow each other.
-        free.sort_unstable_by(|one, other| other.cmp(one));
-    }
-}
-
-/// Slots that follow each other, to be written at once.
-#[derive(Default)]
-struct Run {
-    first: usize,
-    bytes: Vec<u8>,
-}
-
-impl Run {
-    fn add(
-        &mut self,
-        file: &File,
-        slot: usize,
-        number: u64,
-        commit: u64,
-        sector: Option<&[u8; SECTOR]>,
-    ) -> io::Result<()> {
-        let next = self.first + self.bytes.len() / SLOT;
-        if (slot != next || self.bytes.len() >= RUN) && !self.bytes.is_empty() {
-            self.write(file)?;
-            self.bytes.clear();
-        }
-        if self.bytes.is_empty() {
-            self.first = slot;
-        }
-        let tag = if sector.is_some() { number } else { number | FORGOTTEN };
-        self.bytes.extend_from_slice(&tag.to_ne_bytes());
-        self.bytes.extend_from_slice(&commit.to_ne_bytes());
-        self.bytes.extend_from_slice(sector.unwrap_or(&[0; SECTOR]));
-        Ok(())
-    }
-
-    fn write(&self, file: &File) -> io::Result<()> {
-        file.write_all_at(&self.bytes, (SLOTS + self.first * SLOT) as u64)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::PathBuf;
 
+    use nix::unistd::geteuid;
+
+    use super::slots::SLOT;
     use super::*;
+    use crate::drivers::qcow2::steps::Sectors;
 
     struct Folder(PathBuf);
 
@@ -599,8 +287,8 @@ mod tests {
         let [named, unnamed, used] = made;
         named.set_named(true).unwrap();
         drop((named, unnamed));
-        let journals = folder.journals();
-        let is_there = marks.map(|mark| journals.0.path.join(name(&mark)).exists());
+        folder.journals();
+        let is_there = marks.map(|mark| folder.0.join(name(&mark)).exists());
         assert_eq!(is_there, [true, false, true]);
         drop(used);
     }
