@@ -339,6 +339,14 @@ fn a_daemon_that_becomes_a_user_has_journals() {
         assert_eq!(owners(), [USER; 2], "{}", server.log());
         let sockets = names.map(|name| server.socket(name));
         server.kill();
+        // Until the kernel is done with the last of its requests, what it had open stays locked.
+        for path in names.map(path) {
+            eventually("the image is unlocked", || {
+                let mut info = Command::new(tool("qemu-img"));
+                let info = info.arg("info").arg(&path).output().expect("qemu-img runs");
+                info.status.success().then_some(())
+            });
+        }
 
         assert_eq!(owners(), [USER; 2]);
         // One of them is root's, and in the way.
