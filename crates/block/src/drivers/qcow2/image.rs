@@ -189,7 +189,7 @@ impl Image {
         if is_done() {
             return Ok(());
         }
-        if self.shared.metadata.as_ref().is_some_and(Metadata::has_journal) {
+        if self.has_journal() {
             let alone = self.changing.write().await;
             // Somebody else may have done it for all who waited.
             if is_done() || self.keep_changed(channels, &alone).await? {
@@ -276,6 +276,11 @@ impl Image {
         Ok(())
     }
 
+    /// Whether there is a journal, and it has not failed.
+    fn has_journal(&self) -> bool {
+        self.shared.metadata.as_ref().is_some_and(Metadata::has_journal)
+    }
+
     /// Whether the image has all of it, and says that nothing is missing.
     pub(super) fn is_let_go(&self) -> bool {
         self.is_clean() && !self.shared.metadata.as_ref().is_some_and(Metadata::is_marked)
@@ -325,7 +330,7 @@ impl Image {
         let Some(metadata) = changed.metadata else { return Ok(0) };
         metadata.carry_out(channels).await?;
         self.committed.fetch_max(changed.changes, Ordering::Release);
-        if !self.shared.metadata.as_ref().is_some_and(Metadata::has_journal) {
+        if !self.has_journal() {
             self.unmark(channels).await?;
         }
         Ok(changed.changes)

@@ -215,8 +215,7 @@ impl Sim {
     /// [`Storage::cut`]. The simulation goes on as if nothing had been.
     pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();
-        let in_flight = world.pending.iter().filter_map(|pending| pending.in_flight(fd));
-        world.storage.cut_with(fd.as_fd(), seed, in_flight.collect())
+        world.storage.cut_with(fd.as_fd(), seed, world.in_flight(fd))
     }
 
     /// What a process leaves of a file that is killed now: all that has completed, and of each operation that this
@@ -224,8 +223,7 @@ impl Sim {
     /// is not kept track of.
     pub fn killed(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();
-        let in_flight = world.pending.iter().filter_map(|pending| pending.in_flight(fd));
-        world.storage.killed_with(fd.as_fd(), seed, in_flight.collect())
+        world.storage.killed_with(fd.as_fd(), seed, world.in_flight(fd))
     }
 
     /// Decides about each file operation as it is submitted, instead of the seeded faults where it
@@ -400,6 +398,11 @@ impl Ring for Sim {
 }
 
 impl World {
+    /// What operations in flight will change of a file.
+    fn in_flight(&self, file: &OwnedFd) -> Vec<storage::InFlight> {
+        self.pending.iter().filter_map(|pending| pending.in_flight(file)).collect()
+    }
+
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
         if self.random.percent(self.faults.early_return) {
             // As a signal has it, or a lack of memory for requests: before everything was submitted, or
