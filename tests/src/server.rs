@@ -386,6 +386,21 @@ impl Server {
         self.proc_entries("fd")
     }
 
+    /// What its files and threads are, for a test that has failed.
+    pub fn what_is_open(&self) -> String {
+        let entries = |folder: &str| {
+            let path = format!("/proc/{}/{folder}", self.pid());
+            let entries = fs::read_dir(path).expect("the daemon is there").filter_map(Result::ok);
+            entries.map(|entry| entry.path()).collect::<Vec<PathBuf>>()
+        };
+        let files = entries("fd").into_iter().filter_map(|path| fs::read_link(path).ok());
+        let files = files.map(|path| path.display().to_string());
+        let threads = entries("task")
+            .into_iter()
+            .filter_map(|path| fs::read_to_string(path.join("comm")).ok());
+        files.chain(threads).map(|line| format!("  {}\n", line.trim_end())).collect()
+    }
+
     /// How many threads it has, without those that the kernel has for its io_uring, which come and go.
     pub fn threads(&self) -> usize {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it is there");

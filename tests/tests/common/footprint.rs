@@ -1,5 +1,7 @@
 //! What a daemon takes up: as much after its last client as before its first.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use integration::{Server, eventually};
 
 /// Its private memory may have grown by this, KiB: what the first clients touch of stacks, heap and code, and what the
@@ -16,7 +18,9 @@ pub struct Footprint {
 }
 
 impl Footprint {
+    /// Once the daemon has what serving needs and no more: that comes after the pid file, and takes files.
     pub fn of(server: &Server) -> Self {
+        eventually("what the sandbox is", || server.log().contains("sandbox: ").then_some(()));
         Footprint {
             files: server.open_files(),
             threads: server.threads(),
@@ -44,10 +48,13 @@ impl Alone {
     ///
     /// When it does not, or when its memory has grown by more than the margin.
     pub fn again(&self, server: &Server) {
-        println!("{self:?}, then {:?}", Alone::of(server));
-        eventually("files, threads and mappings as before the first client", || {
-            (Footprint::of(server) == self.footprint).then_some(())
-        });
+        let again = || (Footprint::of(server) == self.footprint).then_some(());
+        let what = "files, threads and mappings as before the first client";
+
+        if let Err(unchanged) = catch_unwind(AssertUnwindSafe(|| eventually(what, again))) {
+            println!("{self:?}, then {:?}\n{}", Footprint::of(server), server.what_is_open());
+            resume_unwind(unchanged);
+        }
         // AddressSanitizer keeps what is freed, for a while.
         if std::env::var_os("ASAN_OPTIONS").is_none() {
             let (before, after) = (self.private_kib, server.private_kib());
