@@ -298,6 +298,55 @@ fn a_client_of_a_growing_qcow2_image_waits_a_little() {
     assert!(!is_long() || pauses[pauses.len() * 9 / 10] <= PAUSE, "{pauses:?}");
 }
 
+/// Requests that take 1.5 s, over vhost-user and over NBD, when the queues are to stop: nobody else waits until they are
+/// done, and they need not be done again.
+#[test]
+fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let slow = |name| format!("null-co,node-name={name},size=1048576,latency-ns=1500000000");
+    let command = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg(slow("slow"))
+        .export("slow", "")
+        .arg("--blockdev")
+        .arg(slow("nbd"))
+        .file("disk", &image, "cache.direct=on");
+    let command = command.export("disk", "num-queues=2");
+    let mut server = nbd_export(nbd_server(command, &scratch, ""), "nbd", "").start();
+    let load = Load::start(connect(&server, 2), 1);
+    let mut client = BlkClient::connect(&server.socket("slow"), 1, 64).expect("it serves");
+    let mut nbd = RawNbd::go(&scratch.path("nbd.sock"), "nbd");
+    let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
+    let request = Request { kind: request::IN, sector: 0, segments };
+    for round in 0..10 {
+        client.submit(0, &request);
+        nbd.request(0, round, 0, 512);
+        let mut said = String::new();
+        server.upgrade_by(|server| {
+            let done = upgrade(&server.socket("qmp"));
+            assert!(done.status.success(), "{done:?}");
+            said = String::from_utf8_lossy(&done.stdout).into_owned();
+        });
+        let waited = said.split("waited for ").nth(1).and_then(|said| said.split(' ').next());
+        let waited: u32 = waited.and_then(|ms| ms.parse().ok()).expect("how long guests waited");
+        assert!(waited < 1000, "{said}");
+        load.go_on();
+        let done = client.wait(0).expect("it serves");
+        assert!(done.len() == 1 && done[0].status == 0, "{done:?}");
+        assert_eq!(nbd.reply(), (0, round));
+        let _data: [u8; 512] = nbd.take();
+        // A new process may take so long to get ready that they are done by then.
+        if server.log().contains("to be tried again") {
+            let log = load.finish();
+            server.stop();
+            return check(&image, &log, log.len());
+        }
+    }
+    panic!("no request has kept an upgrade waiting:\n{}", server.log());
+}
+
 /// Requests that never end, over vhost-user and over NBD, and a front end that never says anything.
 #[test]
 fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {

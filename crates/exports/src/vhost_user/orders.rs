@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! old: describe ── rings run, no message is taken ── stop ── nothing runs ──┬─ the process leaves
-//!                                                                         └─ resume
+//!                            └───────────────────── run ─────┘            └─ resume
 //! new: start, taken over ── memory is mapped ── waits ────────────────────── begin
 //! ```
 
@@ -20,6 +20,8 @@ pub(crate) enum Order {
     Stop(oneshot::Sender<Result<SavedRings, String>>),
     /// Stop all rings, then flush the nodes.
     StopAndFlush(oneshot::Sender<Result<SavedRings, String>>),
+    /// Have all rings run again that run no more, but hear nothing still. Answered when they do.
+    Run(oneshot::Sender<Result<(), String>>),
     /// Go on as if nothing had been.
     Resume,
 }
@@ -51,6 +53,17 @@ impl HandOver {
     /// As of [`describe`](Self::describe).
     pub fn stop(&self, flush: bool) -> impl Future<Output = Result<SavedRings, String>> + use<> {
         self.ask(if flush { Order::StopAndFlush } else { Order::Stop })
+    }
+
+    /// All rings run again, whether they have stopped yet or are about to; nothing else of the front end's is
+    /// heard, for them to be stopped once more. The answer comes when they do: after the last request that was
+    /// in flight.
+    ///
+    /// # Errors
+    ///
+    /// As of [`describe`](Self::describe).
+    pub fn run(&self) -> impl Future<Output = Result<(), String>> + use<> {
+        self.ask(Order::Run)
     }
 
     /// Goes on where it was.

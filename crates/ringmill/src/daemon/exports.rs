@@ -269,6 +269,18 @@ impl Exports {
         }
     }
 
+    /// Has all of them serve, before they are to stop their queues once more; completes when they do.
+    pub(super) fn serve_on(&self) -> impl Future<Output = ()> + use<> {
+        let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
+        let asked: Vec<_> = serving.map(Running::serve_on).collect();
+        async move {
+            for served in asked {
+                // One that is gone serves nobody.
+                let _ = served.await;
+            }
+        }
+    }
+
     /// Has all of them go on where they were.
     pub(super) fn resume(&self) {
         self.exports.iter().filter_map(|export| export.serving.as_ref()).for_each(Running::go_on);

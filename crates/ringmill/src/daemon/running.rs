@@ -1,5 +1,6 @@
 //! An export that runs, of whichever protocol.
 
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -89,6 +90,17 @@ impl Running {
             Running::Nbd(export) => {
                 let paused = export.pause(flush);
                 Box::pin(async move { paused.await.map(Stopped::Clients) })
+            }
+        }
+    }
+
+    /// Takes requests again, to stand still once more: the answer comes when all of it does that can.
+    pub(super) fn serve_on(&self) -> Asked<()> {
+        match self {
+            Running::VhostUser(export) => Box::pin(export.hand_over().run()),
+            Running::Nbd(export) => {
+                export.resume();
+                Box::pin(ready(Ok(())))
             }
         }
     }

@@ -73,14 +73,11 @@ impl Service {
                         }
                     }
                 }
-                Order::Resume => {
-                    if let Some((_, _, backend)) = &mut held
-                        && let Err(error) = backend.resume().await
-                    {
-                        log::error!("export {}: {error}", self.id);
-                    }
-                    return;
+                Order::Run(answer) => {
+                    self.run_rings(&mut held).await;
+                    answer.send(Ok(()));
                 }
+                Order::Resume => return self.run_rings(&mut held).await,
             }
             let next = self.unless_ordered(std::future::pending::<()>());
             match self.stop.or(next).await {
@@ -103,6 +100,14 @@ impl Service {
             self.flush().await.map_err(|error| error.to_string())?;
         }
         Ok(SavedRings { messages, device: self.device.save() })
+    }
+
+    async fn run_rings(&self, held: &mut Option<Held<'_>>) {
+        if let Some((_, _, backend)) = held
+            && let Err(error) = backend.resume().await
+        {
+            log::error!("export {}: {error}", self.id);
+        }
     }
 
     /// What there is to hand over.

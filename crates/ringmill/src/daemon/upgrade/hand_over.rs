@@ -28,6 +28,13 @@ const OLDEST_NS: u64 = 2_000_000_000;
 /// and, while nobody serves, all else together.
 const STILL_NS: u64 = 5_000_000_000;
 
+/// A disk may take long for once. So for the first few times nobody waits for requests in flight longer than this;
+const TRY_NS: u64 = 50_000_000;
+/// so many times,
+const TRIES: usize = 4;
+/// with this time to serve in between.
+const BETWEEN_NS: u64 = 100_000_000;
+
 /// Another process serves now.
 #[derive(Debug)]
 pub(in crate::daemon) struct HandedOver {
@@ -35,6 +42,15 @@ pub(in crate::daemon) struct HandedOver {
     pub(in crate::daemon) pid: u32,
     /// For how long nobody has served, nanoseconds.
     pub(in crate::daemon) pause_ns: u64,
+}
+
+/// All queues have stopped.
+struct Still {
+    /// What the other process begins with, by the exports' names,
+    stopped: Vec<(String, Stopped)>,
+    /// since when, and how long nobody had served before, in a try that failed.
+    since_ns: u64,
+    before_ns: u64,
 }
 
 impl Daemon {
@@ -54,10 +70,7 @@ impl Daemon {
                     .into(),
             ));
         };
-        let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
-        let young = until(self.check_ages(), limit).await;
-        let young = young.unwrap_or_else(|()| Err("an I/O thread does not answer".into()));
-        young.map_err(refused)?;
+        self.check_ages_soon().await.map_err(refused)?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
@@ -127,6 +140,13 @@ impl Daemon {
         })
     }
 
+    /// Waits for no I/O thread that hangs.
+    async fn check_ages_soon(&self) -> Result<(), String> {
+        let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
+        let young = until(self.check_ages(), limit).await;
+        young.unwrap_or_else(|()| Err("an I/O thread does not answer".into()))
+    }
+
     /// Queues stop when their requests are done. Where a disk takes long already, all would stand still
     /// for nothing.
     async fn check_ages(&self) -> Result<(), String> {
@@ -149,11 +169,12 @@ impl Daemon {
         let (graph, fds) = graph.map_err(|()| "a front end is within a message".to_owned())??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
-        let begun = self.control.now_ns();
+        let Still { stopped, since_ns, before_ns } = self.stop_queues().await?;
         let awaited = Cell::new("");
-        let stopped = until(self.stop_queues(packets, &awaited), limit(STILL_NS)).await;
-        stopped.map_err(|()| late(awaited.get(), STILL_NS))??;
-        Ok(self.control.now_ns() - begun)
+        let end = self.control.sleep_until(since_ns + STILL_NS);
+        let passed_on = until(self.pass_on(packets, stopped, &awaited), end).await;
+        passed_on.map_err(|()| late(awaited.get(), STILL_NS))??;
+        Ok((self.control.now_ns() - since_ns).max(before_ns))
     }
 
     /// What there is, with everything that does not change while queues run.
@@ -220,17 +241,50 @@ impl Daemon {
         })
     }
 
-    /// Stops all queues, and has the other process start them. `awaited`: what has not happened yet.
-    async fn stop_queues(
-        &self,
-        packets: &Packets,
-        awaited: &Cell<&'static str>,
-    ) -> Result<(), String> {
-        awaited.set("requests in flight have not ended");
-        let mut fds = Collected::default();
-        let mut exports = Map::new();
+    /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try.
+    async fn stop_queues(&self) -> Result<Still, String> {
+        let mut before_ns = 0;
+        for tried in 0..=TRIES {
+            let since_ns = self.control.now_ns();
+            let limit_ns = if tried < TRIES { TRY_NS } else { STILL_NS };
+            let end = self.control.sleep_until(since_ns + limit_ns);
+            match until(self.stopped_queues(), end).await {
+                Ok(stopped) => return Ok(Still { stopped: stopped?, since_ns, before_ns }),
+                Err(()) if tried == TRIES => break,
+                Err(()) => {}
+            }
+            let run = self.exports.serve_on();
+            before_ns = before_ns.max(self.control.now_ns() - since_ns);
+            log::info!(
+                "upgrade: requests take longer than {} ms, to be tried again",
+                TRY_NS / 1_000_000
+            );
+            let _ = until(run, self.control.sleep_until(since_ns + OLDEST_NS)).await;
+            self.control.sleep_until(self.control.now_ns() + BETWEEN_NS).await;
+            self.check_ages_soon().await?;
+        }
+        Err(late("requests in flight have not ended", STILL_NS))
+    }
+
+    async fn stopped_queues(&self) -> Result<Vec<(String, Stopped)>, String> {
+        let mut all = Vec::new();
         for (id, stopped) in self.exports.stop_queues(|node| self.keeps_back(node)) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
+            all.push((id, stopped));
+        }
+        Ok(all)
+    }
+
+    /// All queues have stopped: has the other process start them. `awaited`: what has not happened yet.
+    async fn pass_on(
+        &self,
+        packets: &Packets,
+        stopped: Vec<(String, Stopped)>,
+        awaited: &Cell<&'static str>,
+    ) -> Result<(), String> {
+        let mut fds = Collected::default();
+        let mut exports = Map::new();
+        for (id, stopped) in stopped {
             let stopped = match stopped {
                 Stopped::Rings(rings) => fds.rings(rings),
                 Stopped::Clients(clients) => json!({"clients": fds.clients(clients)?}),
