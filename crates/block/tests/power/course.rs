@@ -3,26 +3,28 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use block::NodeRegistry;
 use block::node::{BlockNode, ResizeError};
-use block::options::*;
 use block::request::Op;
 use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, PollPolicy, oneshot};
 
-use crate::common::{Rig, blockdev, bytes, file_options, filled, memory};
+use crate::common::{Rig, bytes, filled, memory};
 use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
-use crate::journal::Folder;
+use crate::journal::{Folder, is_marked};
 use crate::kinds::{Kind, Start};
-use crate::oracle::Image;
+use crate::left::{Left, contents, keep};
+use crate::recovery::{Reopened, interrupted};
 
-const NO_POLLING: PollParams =
+/// Of so many ends of an image that names a journal, one has its recovery interrupted: if the journal has
+/// something that is not in the image, and if not.
+const INTERRUPTED: [usize; 2] = [4, 32];
+
+pub(crate) const NO_POLLING: PollParams =
     PollParams { policy: PollPolicy::Histogram, max_ns: 0, grow: 0, shrink: 0, weight: 0 };
 
 /// Whether all is to be told.
@@ -45,7 +47,7 @@ impl Random {
         (self.next() % bound as u64) as usize
     }
 
-    fn one_in(&mut self, n: usize) -> bool {
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
@@ -57,6 +59,8 @@ pub(crate) struct Seen {
     pub(crate) kills: usize,
     /// Kills of processes whose journal had something that was not in the image.
     pub(crate) replayed: usize,
+    /// Cuts and kills while an image was being recovered.
+    pub(crate) interrupted: usize,
     pub(crate) requests: usize,
 }
 
@@ -65,6 +69,7 @@ impl Seen {
         self.cuts += other.cuts;
         self.kills += other.kills;
         self.replayed += other.replayed;
+        self.interrupted += other.interrupted;
         self.requests += other.requests;
     }
 }
@@ -88,22 +93,14 @@ struct Habits {
     longest: usize,
 }
 
-/// An image, and what is on the disk in it.
-struct Left {
-    image: Vec<u8>,
-    contents: Vec<u8>,
-    /// For who opens it: as a process has left it that was killed, or a new one. `None`: there is none.
-    journals: Option<Folder>,
-    /// What a power cut may still take back of it. `None`: nothing.
-    unflushed: Option<(Unflushed, Disk)>,
-}
-
 /// An image in use, until the process ends or the power.
 struct Life<'a> {
     kind: &'static Kind,
     start: &'a Start,
     random: Random,
-    journals: Option<Folder>,
+    /// Decides about recoveries. `None`: it has come of one that was interrupted, and none is of it.
+    recoveries: Option<Random>,
+    journals: Option<Arc<Folder>>,
     /// Operations may fail.
     may_fail: bool,
     sim: Sim,
@@ -128,42 +125,33 @@ pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8])) -> Result<Seen
     let start = kind.start();
     let image = start.image.clone();
     let contents = contents(kind, start, &image)?;
-    let journals = random.one_in(2).then(Folder::new);
-    let mut left = Left { image, contents, journals, unflushed: None };
+    let journals = random.one_in(2).then(|| Arc::new(Folder::new()));
+    let mut left = Left { image, ..Left::with(contents, journals) };
+    let mut recoveries = Random(!seed);
     let mut seen = Seen::default();
     let mut stamp = 1 << 20;
     for number in 0..3 {
-        let contents = left.contents.clone();
-        let mut life = Life::begin(kind, start, random.next(), left);
-        life.stamp = stamp;
-        let lived = life.read_all(&contents).and_then(|()| life.go_on());
-        let lived = lived.and_then(|()| life.leave(true));
-        seen.add(life.seen);
-        stamp = life.stamp;
-        let (asked, with) = (life.asked.len(), life.journals.is_some());
-        let lived = life.end().and(lived);
+        let recoveries = Some(Random(recoveries.next()));
+        let (lived, journals) = (random.next(), left.journals.is_some());
+        let lived = Life::begin(kind, start, lived, recoveries, left).live(&mut stamp, &mut seen);
         left = lived.map_err(|error| {
-            format!(
-                "{} ({}), journals: {with}, life {number}, {asked} requests under way: {error}",
-                kind.name, kind.options
-            )
+            let Kind { name, options, .. } = kind;
+            format!("{name} ({options}), journals: {journals}, life {number}, {error}")
         })?;
         judge(kind, &left.image);
     }
     Ok(seen)
 }
 
-/// What is on the disk in an image, which has to be whole.
-fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u8>, String> {
-    match kind.is_qcow2() {
-        true => Image::read(image, &start.behind),
-        false => Ok(image.to_vec()),
-    }
-}
-
 impl<'a> Life<'a> {
-    fn begin(kind: &'static Kind, start: &'a Start, seed: u64, left: Left) -> Life<'a> {
-        let Left { image, contents, journals, unflushed } = left;
+    /// `recoveries`: see there; without, the storage sees how the image is opened.
+    fn begin(
+        kind: &'static Kind,
+        start: &'a Start,
+        seed: u64,
+        recoveries: Option<Random>,
+        left: Left,
+    ) -> Life<'a> {
         let mut random = Random(seed);
         let faults = match random.below(3) {
             0 => Faults { clock_step_ns: 20, spurious_poll: 0, poll_fails: 0, ..Faults::rough() },
@@ -174,24 +162,9 @@ impl<'a> Life<'a> {
             },
             _ => Faults { latency_ns: (1_000, 20_000), ..Faults::default() },
         };
-        // Opening is not what is tried.
-        let sim = Sim::new(random.next(), Faults::default());
-        let fd = sim.file(&image).unwrap();
-        if let Some((unflushed, _)) = &unflushed {
-            sim.storage().go_on(&fd, unflushed).unwrap();
-        }
-        let options = options(kind, start, &fd, &mut random);
-        let mut registry = journals.as_ref().map_or_else(NodeRegistry::new, Folder::registry);
-        let node = registry.open(&options).unwrap_or_else(|error| {
-            panic!("what was left cannot be opened: {error:?}");
-        });
-        // What was written meanwhile the ring has not seen.
-        let opened = std::fs::read(path_of(&fd)).unwrap();
-        if unflushed.is_some() {
-            sim.storage().look(&fd);
-        } else if opened != image {
-            sim.storage().restore(&fd, opened).unwrap();
-        }
+        let moments = recoveries.is_none().then(|| Random(!seed));
+        let reopened = Reopened::new(kind, start, &left, &mut random, moments);
+        let Reopened { sim, fd, options, node, .. } = reopened;
         let event_loop =
             sim.event_loop(LoopConfig { poll: NO_POLLING, ..LoopConfig::default() }).unwrap();
         let rig = Rig::on(event_loop, node.clone());
@@ -204,17 +177,16 @@ impl<'a> Life<'a> {
         }
         let may_fail = faults.fail > 0;
         sim.set_faults(faults);
-        let size = contents.len() / SECTOR;
-        let disk = match unflushed {
-            Some((_, disk)) => disk.after_kill(&contents),
-            None => Disk::new(&contents),
-        };
+        let size = left.contents.len() / SECTOR;
+        // Who replays a journal flushes what it is about.
+        let disk = if left.replayed { Disk::new(&left.contents) } else { left.disk() };
         let (asked, seen) = (BTreeMap::new(), Seen::default());
         Life {
             kind,
             start,
             random,
-            journals,
+            recoveries,
+            journals: left.journals,
             may_fail,
             sim,
             fd,
@@ -229,13 +201,24 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// That the driver finds what the oracle does.
-    fn read_all(&mut self, contents: &[u8]) -> Result<(), String> {
+    /// All of it: how it ends, with numbers of writes that nobody else has used.
+    fn live(mut self, stamp: &mut Stamp, seen: &mut Seen) -> Result<Left, String> {
+        self.stamp = *stamp;
+        let lived = self.read_all().and_then(|()| self.go_on()).and_then(|()| self.leave());
+        seen.add(self.seen);
+        *stamp = self.stamp;
+        let asked = self.asked.len();
+        let lived = self.end().and(lived);
+        lived.map_err(|error| format!("{asked} requests under way: {error}"))
+    }
+
+    /// That the driver finds what the oracle does, and that as much is stable as has to be.
+    fn read_all(&mut self) -> Result<(), String> {
         let faults = Faults::default();
         self.sim.set_faults(faults);
-        let size = self.node.geometry().size as usize;
-        if size != contents.len() {
-            return Err(format!("the driver finds {size} bytes, not {}", contents.len()));
+        let (size, expected) = (self.node.geometry().size as usize, self.size * SECTOR);
+        if size != expected {
+            return Err(format!("the driver finds {size} bytes, not {expected}"));
         }
         let mut found = Vec::new();
         while found.len() < size {
@@ -243,7 +226,9 @@ impl<'a> Life<'a> {
             let read = self.rig.read(found.len() as u64, len, 0);
             found.extend(read.map_err(|errno| format!("reading all: {errno}"))?);
         }
-        self.disk.check_read(0, &found).map_err(|error| format!("opened again: {error}"))
+        self.disk.check_read(0, &found).map_err(|error| format!("opened again: {error}"))?;
+        let stable = contents(self.kind, self.start, &self.sim.durable(&self.fd).unwrap())?;
+        self.disk.check_cut(&stable).map_err(|error| format!("opened again, and cut: {error}"))
     }
 
     /// Works, with a cut or a kill now and then that it does not learn of.
@@ -251,7 +236,10 @@ impl<'a> Life<'a> {
         let largest = self.kind.cluster.max(4096) / SECTOR;
         let habits = Habits {
             depth: [1, 2, 8, 24][self.random.below(4)],
-            requests: 20 + self.random.below(100),
+            requests: match self.recoveries {
+                Some(_) => 20 + self.random.below(100),
+                None => 4 + self.random.below(12),
+            },
             write_through: self.random.one_in(4),
             writes: 30 + self.random.below(40),
             frees: self.random.below(50),
@@ -269,7 +257,8 @@ impl<'a> Life<'a> {
             }
             self.turn()?;
             if self.random.one_in(every) {
-                self.leave(false)?;
+                let left = self.end_now()?;
+                self.recover(left)?;
             }
         }
         Ok(())
@@ -415,59 +404,71 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// The end, now, of the power or of the process: what it leaves, which has to be right. `goes_on`: another
-    /// life is to begin with it.
-    fn leave(&mut self, goes_on: bool) -> Result<Left, String> {
+    /// The end, now, of the power or of the process: what it leaves, which has to be right.
+    fn end_now(&mut self) -> Result<Left, String> {
         let is_cut = self.random.one_in(2);
         let seed = self.random.next();
         let image = match is_cut {
             true => self.sim.cut(&self.fd, seed).unwrap(),
             false => self.sim.killed(&self.fd, seed).unwrap(),
         };
-        let left = if is_cut { self.after_cut(&image) } else { self.after_kill(&image, goes_on) };
+        let Life { kind, start, disk, journals, .. } = self;
+        let journals = journals.as_deref();
+        let (what, left) = match is_cut {
+            true => ("cut", Left::by_cut(kind, start, &image, disk, journals)),
+            false => {
+                let journals = journals.map(Folder::left);
+                ("kill", Left::by_kill(kind, start, &image, disk, journals))
+            }
+        };
+        self.seen.cuts += usize::from(is_cut);
+        self.seen.kills += usize::from(!is_cut);
         let left = left.map_err(|mut error| {
             let Seen { cuts, kills, .. } = self.seen;
-            let what = if is_cut { "cut" } else { "kill" };
             let _ = write!(error, " ({what}, the {}.)", cuts + kills);
-            if let Some(folder) = std::env::var_os("RINGMILL_POWER_KEEP") {
-                let path = std::path::Path::new(&folder).join("left.img");
-                std::fs::write(path, &image).unwrap();
-            }
+            keep(&image);
             error
         })?;
+        self.seen.replayed += usize::from(left.replayed);
         Ok(Left { image, ..left })
     }
 
-    /// Journals are gone, and what was not flushed may be.
-    fn after_cut(&mut self, image: &[u8]) -> Result<Left, String> {
-        self.seen.cuts += 1;
-        let contents = contents(self.kind, self.start, image)?;
-        self.disk.check_cut(&contents)?;
-        let journals = self.journals.as_ref().map(|_| Folder::new());
-        Ok(Left { image: Vec::new(), contents, journals, unflushed: None })
+    /// What a power cut may still take back once the process is gone. Of a flush that has failed the next process
+    /// knows nothing.
+    fn unflushed(&self) -> Option<(Unflushed, Disk)> {
+        let storage = (!self.may_fail).then(|| self.sim.storage())?;
+        Some((storage.unflushed(&self.fd)?, self.disk.clone()))
     }
 
-    /// Nothing is lost that was answered, with the journal; without it, nothing that was flushed.
-    fn after_kill(&mut self, image: &[u8], goes_on: bool) -> Result<Left, String> {
-        self.seen.kills += 1;
-        let mut found = contents(self.kind, self.start, image)?;
-        let checked = self.disk.check_cut(&found);
-        checked.map_err(|error| format!("without a journal: {error}"))?;
-        let journals = self.journals.as_ref().map(Folder::left);
-        let mut replayed = image.to_vec();
-        let is_replayed =
-            journals.as_ref().map_or(Ok(false), |journals| journals.replay(&mut replayed))?;
-        if is_replayed {
-            self.seen.replayed += 1;
-            found = contents(self.kind, self.start, &replayed)?;
+    /// The end, for another life to begin with.
+    fn leave(&mut self) -> Result<Left, String> {
+        let mut left = self.end_now()?;
+        if left.is_killed && !left.replayed {
+            left.unflushed = self.unflushed();
         }
-        self.disk.check_kill(&found)?;
-        // Who replays a journal flushes what it is about. Of a flush that has failed the next process knows nothing.
-        let is_kept = goes_on && !is_replayed && !self.may_fail;
-        let unflushed = is_kept.then(|| self.sim.storage());
-        let unflushed = unflushed.and_then(|storage| storage.unflushed(&self.fd));
-        let unflushed = unflushed.map(|unflushed| (unflushed, self.disk.clone()));
-        Ok(Left { image: Vec::new(), contents: found, journals, unflushed })
+        Ok(left)
+    }
+
+    /// Now and then, has what is left recovered, which is interrupted, and somebody go on with that.
+    fn recover(&mut self, mut left: Left) -> Result<(), String> {
+        let Some(random) = &mut self.recoveries else { return Ok(()) };
+        let [replayed, other] = INTERRUPTED;
+        let every = if left.replayed { replayed } else { other };
+        if !is_marked(&left.image) || !random.one_in(every) {
+            return Ok(());
+        }
+        let mut random = Random(random.next());
+        if left.is_killed {
+            left.unflushed = self.unflushed();
+        }
+        let (kind, start) = (self.kind, self.start);
+        let left = interrupted(kind, start, left, &mut random, &mut self.seen)?;
+        let (mut stamp, mut seen) = (self.stamp, Seen::default());
+        let lived = Life::begin(kind, start, random.next(), None, left).live(&mut stamp, &mut seen);
+        lived.map_err(|error| format!("after a recovery that was interrupted, {error}"))?;
+        // Requests are counted of one life.
+        self.seen.add(Seen { requests: 0, ..seen });
+        Ok(())
     }
 
     /// Has the rest answered, as if nothing had been: nobody may go without an answer.
@@ -487,48 +488,4 @@ impl<'a> Life<'a> {
         drop(node);
         Ok(())
     }
-}
-
-fn path_of(fd: &impl AsRawFd) -> PathBuf {
-    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
-}
-
-/// `discard` and `detect-zeroes`.
-fn freeing(random: &mut Random) -> (Discard, DetectZeroes) {
-    match random.below(8) {
-        0 => (Discard::Ignore, DetectZeroes::On),
-        1 => (Discard::Unmap, DetectZeroes::On),
-        2 | 3 => (Discard::Unmap, DetectZeroes::Unmap),
-        _ => (Discard::Unmap, DetectZeroes::Off),
-    }
-}
-
-fn options(kind: &Kind, start: &Start, fd: &OwnedFd, random: &mut Random) -> BlockdevOptions {
-    let (discard, detect_zeroes) = freeing(random);
-    let locking = Locking::Off;
-    let file = Driver::File(FileOptions { locking, ..file_options(&path_of(fd), None) });
-    let mut file = BlockdevOptions { discard, detect_zeroes, ..blockdev("file", file) };
-    file.cache.direct = kind.direct;
-    let file = BlockdevRef::Inline(Box::new(file));
-    let driver = match kind.is_qcow2() {
-        false => Driver::Raw(RawOptions { file, offset: 0, size: None }),
-        true => Driver::Qcow2(Qcow2Options {
-            file,
-            data_file: None,
-            backing: match &start.behind_file {
-                None => Backing::None,
-                Some(file) => Backing::Node(BlockdevRef::Inline(Box::new(BlockdevOptions {
-                    read_only: true,
-                    ..blockdev(
-                        "behind",
-                        Driver::File(FileOptions { locking, ..file_options(&path_of(file), None) }),
-                    )
-                }))),
-            },
-            pass_discard_request: [None, Some(true), Some(false)][random.below(3)],
-            discard_no_unref: random.one_in(4),
-        }),
-    };
-    let (discard, detect_zeroes) = freeing(random);
-    BlockdevOptions { discard, detect_zeroes, ..blockdev("disk", driver) }
 }

@@ -3,8 +3,7 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,6 +17,7 @@ use event_loop::{IoBufs, LoopConfig};
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
 use crate::journal::Folder;
 use crate::oracle::Image;
+use crate::path_of;
 
 /// The operation that fails: none.
 const NONE: usize = usize::MAX;
@@ -142,10 +142,6 @@ impl Life<'_> {
         let lost = disk[..written].iter().position(|byte| *byte != 1);
         assert!(lost.is_none(), "byte {lost:?} of {written}");
     }
-}
-
-fn path_of(fd: &impl AsRawFd) -> PathBuf {
-    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
 /// What was written, and is discarded, with a failure each. How many operations they were.

@@ -91,6 +91,11 @@ impl Drop for Folder {
     }
 }
 
+/// Whether an image names a journal.
+pub(crate) fn is_marked(image: &[u8]) -> bool {
+    Mark::of(image).is_some()
+}
+
 /// What an image says of its journal.
 struct Mark {
     /// The journal's.

@@ -1,14 +1,21 @@
 //! The kinds of images that are tried.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::OnceLock;
 
+use block::options::*;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::common::{TempFile, tmpfs};
+use crate::common::{TempFile, blockdev, file_options, tmpfs};
+use crate::course::Random;
 use crate::guest::{SECTOR, sector};
+use crate::path_of;
+
+/// The name of the node that an image lies on.
+pub(crate) const FILE: &str = "file";
 
 /// A kind of image.
 pub(crate) struct Kind {
@@ -115,5 +122,51 @@ impl Kind {
             });
             Start { image: image.contents(), behind, behind_file: file }
         })
+    }
+
+    /// How an image of this kind is opened: the file, and the disk in it.
+    pub(crate) fn options(
+        &self,
+        start: &Start,
+        fd: &OwnedFd,
+        random: &mut Random,
+    ) -> [BlockdevOptions; 2] {
+        let (discard, detect_zeroes) = freeing(random);
+        let locking = Locking::Off;
+        let file = Driver::File(FileOptions { locking, ..file_options(&path_of(fd), None) });
+        let mut file = BlockdevOptions { discard, detect_zeroes, ..blockdev(FILE, file) };
+        file.cache.direct = self.direct;
+        let below = BlockdevRef::Name(FILE.into());
+        let driver = match self.is_qcow2() {
+            false => Driver::Raw(RawOptions { file: below, offset: 0, size: None }),
+            true => Driver::Qcow2(Qcow2Options {
+                file: below,
+                data_file: None,
+                backing: match &start.behind_file {
+                    None => Backing::None,
+                    Some(file) => {
+                        let file = FileOptions { locking, ..file_options(&path_of(file), None) };
+                        Backing::Node(BlockdevRef::Inline(Box::new(BlockdevOptions {
+                            read_only: true,
+                            ..blockdev("behind", Driver::File(file))
+                        })))
+                    }
+                },
+                pass_discard_request: [None, Some(true), Some(false)][random.below(3)],
+                discard_no_unref: random.one_in(4),
+            }),
+        };
+        let (discard, detect_zeroes) = freeing(random);
+        [file, BlockdevOptions { discard, detect_zeroes, ..blockdev("disk", driver) }]
+    }
+}
+
+/// `discard` and `detect-zeroes`.
+fn freeing(random: &mut Random) -> (Discard, DetectZeroes) {
+    match random.below(8) {
+        0 => (Discard::Ignore, DetectZeroes::On),
+        1 => (Discard::Unmap, DetectZeroes::On),
+        2 | 3 => (Discard::Unmap, DetectZeroes::Unmap),
+        _ => (Discard::Unmap, DetectZeroes::Off),
     }
 }
