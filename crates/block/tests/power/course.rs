@@ -162,7 +162,7 @@ impl<'a> Life<'a> {
             },
             _ => Faults { latency_ns: (1_000, 20_000), ..Faults::default() },
         };
-        let moments = recoveries.is_none().then(|| Random(!seed));
+        let moments = recoveries.is_none().then_some(Random(!seed));
         let reopened = Reopened::new(kind, start, &left, &mut random, moments);
         let Reopened { sim, fd, options, node, .. } = reopened;
         let event_loop =

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::NodeRegistry;
@@ -57,7 +58,7 @@ impl Reopened {
         let moments = moments.map(|random| {
             let state = Mutex::new(State { random, changes: false, passed: 0, ended: None });
             let (storage, fd) = (storage.clone(), fd.clone());
-            Arc::new(Moments { storage, fd, journals, state, over: Mutex::new(false) })
+            Arc::new(Moments { storage, fd, journals, state, over: AtomicBool::new(false) })
         });
         if let Some(moments) = &moments {
             let moments = moments.clone();
@@ -133,7 +134,7 @@ struct Moments {
     journals: Option<Arc<Folder>>,
     state: Mutex<State>,
     /// The image is open.
-    over: Mutex<bool>,
+    over: AtomicBool,
 }
 
 struct State {
@@ -147,6 +148,7 @@ struct State {
 }
 
 impl Moments {
+    /// This is one, with what that ring has under way.
     fn pass(&self, sim: &Sim) {
         let state = &mut *lock(&self.state);
         if !state.changes {
@@ -170,8 +172,9 @@ impl Moments {
         });
     }
 
+    /// There are no more.
     fn end(&self) -> Option<Ended> {
-        *lock(&self.over) = true;
+        self.over.store(true, Ordering::Release);
         lock(&self.state).ended.take()
     }
 }
@@ -197,7 +200,7 @@ impl BlockNode for Watched {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let moments = self.moments.clone();
-        if *lock(&moments.over) {
+        if moments.over.load(Ordering::Acquire) {
             return self.file.clone().open_channel(event_loop);
         }
         let faults = Faults { latency_ns: (1_000, 20_000), ..Faults::default() };
