@@ -118,8 +118,8 @@ fn a_live_upgrade_is_a_reload_after_which_another_process_is_the_main_one() {
         server.upgrade();
         let pid = server.pid().to_string();
         manager.expect_reloading(since);
-        // One says whom to believe, the other that it serves, and either may come first.
-        let hand_over = told(&[("MAINPID", &pid)]);
+        // Either may come first, and who is not believed yet is not heard: the other says it as well.
+        let hand_over = told(&[("READY", "1"), ("MAINPID", &pid)]);
         let ready = told(&[("READY", "1"), ("MAINPID", &pid), ("STATUS", "Serving 1 export")]);
         let mut both = [manager.next(), manager.next()];
         both.sort_by_key(BTreeMap::len);

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs::{self, Permissions};
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,7 +16,7 @@ use common::{Load, MIB, add_file, check, daemon};
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
     BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, daemon as program,
-    eventually, pattern, request, tool,
+    eventually, pattern, request, tool, wire,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -298,13 +299,15 @@ fn a_client_of_a_growing_qcow2_image_waits_a_little() {
     assert!(!is_long() || pauses[pauses.len() * 9 / 10] <= PAUSE, "{pauses:?}");
 }
 
-/// Requests that take 1.5 s, over vhost-user and over NBD, when the queues are to stop: nobody else waits until they are
-/// done, and they need not be done again.
+/// Requests that take 1.5 s, over vhost-user and over NBD, when the queues are to stop: nobody waits until they are done,
+/// neither other exports nor those behind them in the same queue, and they need not be done again.
 #[test]
 fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
+    const SLOW: &str = "image.driver=null-co,inject-error.0.event=read_aio,inject-error.0.sector=0,\
+                        inject-error.0.errno=0,inject-error.0.delay-ns=1500000000";
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
-    let slow = |name| format!("null-co,node-name={name},size=1048576,latency-ns=1500000000");
+    let slow = |name| format!("blkdebug,node-name={name},{SLOW}");
     let command = ServerCommand::new(&scratch)
         .monitor("qmp")
         .arg("--blockdev")
@@ -318,33 +321,51 @@ fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
     let load = Load::start(connect(&server, 2), 1);
     let mut client = BlkClient::connect(&server.socket("slow"), 1, 64).expect("it serves");
     let mut nbd = RawNbd::go(&scratch.path("nbd.sock"), "nbd");
-    let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
-    let request = Request { kind: request::IN, sector: 0, segments };
-    for round in 0..10 {
-        client.submit(0, &request);
+    let read = |sector| {
+        let segments = vec![Segment { at: sector * 512, len: 512, device_writes: true }];
+        Request { kind: request::IN, sector, segments }
+    };
+    for round in 1..=10 {
+        let said = server.log().len();
+        let mut order = vec![];
+        let slow = client.submit(0, &read(0));
+        let mut behind = None;
         nbd.request(0, round, 0, 512);
-        let mut said = String::new();
+        let mut waited = 0;
         server.upgrade_by(|server| {
-            let done = upgrade(&server.socket("qmp"));
+            let socket = server.socket("qmp");
+            let upgrading = thread::spawn(move || upgrade(&socket));
+            let tries = || server.log()[said..].contains("to be tried again");
+            eventually("another try, or the end", || {
+                (tries() || upgrading.is_finished()).then_some(())
+            });
+            if tries() {
+                behind = Some(client.submit(0, &read(8)));
+                order = client.wait(0).expect("it serves");
+            }
+            let done = upgrading.join().expect("it was run");
             assert!(done.status.success(), "{done:?}");
-            said = String::from_utf8_lossy(&done.stdout).into_owned();
+            let text = String::from_utf8_lossy(&done.stdout);
+            let text = text.split("waited for ").nth(1).and_then(|text| text.split(' ').next());
+            waited = text.and_then(|ms| ms.parse().ok()).expect("how long guests waited");
         });
-        let waited = said.split("waited for ").nth(1).and_then(|said| said.split(' ').next());
-        let waited: u32 = waited.and_then(|ms| ms.parse().ok()).expect("how long guests waited");
-        assert!(waited < 1000, "{said}");
-        load.go_on();
-        let done = client.wait(0).expect("it serves");
-        assert!(done.len() == 1 && done[0].status == 0, "{done:?}");
+        while order.len() < 1 + usize::from(behind.is_some()) {
+            order.extend(client.wait(0).expect("it serves"));
+        }
+        assert!(order.iter().all(|done| done.status == 0), "{order:?}");
         assert_eq!(nbd.reply(), (0, round));
         let _data: [u8; 512] = nbd.take();
-        // A new process may take so long to get ready that they are done by then.
-        if server.log().contains("to be tried again") {
+        load.go_on();
+        assert!(waited < 1000, "{waited} ms");
+        // A new process may take so long to get ready that the slow ones are done, or nearly so.
+        let ids: Vec<u16> = order.iter().map(|done| done.id).collect();
+        if behind.is_some_and(|behind| ids == [behind, slow]) {
             let log = load.finish();
             server.stop();
             return check(&image, &log, log.len());
         }
     }
-    panic!("no request has kept an upgrade waiting:\n{}", server.log());
+    panic!("each time those behind a slow request waited for it:\n{}", server.log());
 }
 
 /// Requests that never end, over vhost-user and over NBD, and a front end that never says anything.
@@ -393,6 +414,23 @@ fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
     let log = load.finish();
     server.kill();
     check(&image, &log, log.len());
+}
+
+/// A front end that begins a message and leaves it at that is named, and sent away: the next upgrade works.
+#[test]
+fn a_front_end_within_a_message_keeps_a_daemon_from_its_next_version_for_seconds_only() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let mut server = daemon(&scratch, &image, "");
+    let mut front_end = wire::connect(&server.socket("disk"));
+    wire::get_features(&mut front_end);
+    front_end.write_all(&[1, 0, 0, 0, 1, 0]).expect("it is connected");
+    let refused = upgrade(&server.socket("qmp"));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(text.contains("the front end of export 'disk' is within a message"), "{refused:?}");
+    assert_eq!(front_end.read(&mut [0]).expect("the end"), 0);
+    server.upgrade();
+    server.stop();
 }
 
 /// The disk of a qcow2 image without a guest answers nobody: the others' guests stand still for no longer than the limit,

@@ -78,9 +78,9 @@ impl ServiceManager {
     }
 
     /// The process `pid` serves from here on, in the place of this one: to be told by this one, which the
-    /// manager believes.
+    /// manager believes. That it is ready as well: when the other says so first, it is not believed yet.
     pub(crate) fn hand_over(&self, pid: u32) {
-        self.tell(&format!("MAINPID={pid}"));
+        self.tell(&format!("READY=1\nMAINPID={pid}"));
     }
 
     /// The daemon ends, in order.

@@ -19,9 +19,9 @@ use crate::ctl::client::Client;
 use crate::daemon::DaemonError;
 
 /// Longer than a daemon tries.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than who serves then takes to write its pid file.
-const WRITES: Duration = Duration::from_secs(5);
+const WRITES: Duration = Duration::from_secs(30);
 /// How often is looked whether it is gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 

@@ -41,6 +41,11 @@ pub trait Virtqueue: std::fmt::Debug {
     /// Takes no more requests, finishes those in flight, then calls `done` with the next available
     /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
     fn stop(&self, done: Box<dyn FnOnce(u16)>);
+
+    /// Calls a stop back that has not come to its end: `done` is dropped, and requests are taken again once the
+    /// queue is [enabled](Self::set_enabled). `false`: it has stopped, or will, since requests were left to
+    /// whoever serves it next.
+    fn call_back(&self) -> bool;
 }
 
 /// A request in flight.

@@ -89,6 +89,8 @@ pub(crate) struct Runner<S> {
     /// The answer to `stop`, once nothing is in flight.
     stopping: Cell<Option<StopCall>>,
     stopped: Cell<bool>,
+    /// Chains were left to whoever serves the queue next.
+    has_left: Cell<bool>,
     queued: Cell<bool>,
 }
 
@@ -125,6 +127,7 @@ impl<S: Service> Runner<S> {
             unpublished: Cell::new(false),
             stopping: Cell::new(None),
             stopped: Cell::new(false),
+            has_left: Cell::new(false),
             queued: Cell::new(false),
         });
         if let Some(kick) = kick {
@@ -221,6 +224,7 @@ impl<S: Service> Runner<S> {
     pub(crate) fn leave(&self, head: u16) -> bool {
         let is_left = self.queue.leave(head);
         if is_left {
+            self.has_left.set(true);
             // A stop may wait for it.
             self.finish_later();
         }
@@ -262,6 +266,9 @@ impl<S: Service> Runner<S> {
             && let Some(done) = self.stopping.take()
         {
             self.stopped.set(true);
+            if let Some(kick) = self.kick.take() {
+                self.event_loop.remove_handler(kick);
+            }
             self.service.drain_end();
             done(self.queue.next_avail());
         }
@@ -320,9 +327,6 @@ impl<S: Service> Virtqueue for Runner<S> {
             }
             done(base);
         })));
-        if let Some(kick) = self.kick.take() {
-            self.event_loop.remove_handler(kick);
-        }
         self.enabled.set(false);
         if is_first {
             self.event_loop.section(|| self.service.drain_begin());
@@ -330,6 +334,16 @@ impl<S: Service> Virtqueue for Runner<S> {
         if !self.queued.get() {
             self.finish_stop();
         }
+    }
+
+    fn call_back(&self) -> bool {
+        if self.stopped.get() || self.has_left.get() {
+            return false;
+        }
+        if self.stopping.take().is_some() {
+            self.service.drain_end();
+        }
+        true
     }
 }
 

@@ -21,7 +21,7 @@ use super::migration_log::MigrationLog;
 use super::pinning::Pinning;
 use super::session::{MAX_MEM_SLOTS, RingSetup};
 use super::wire::{InflightDescription, RegionId, Request};
-use super::worker::{RingSignals, WorkerHandle};
+use super::worker::{RingSignals, Worker, WorkerHandle};
 
 /// The workers of an export, one per I/O thread, and what one front end has set up on them.
 pub(crate) struct Backend {
@@ -215,9 +215,35 @@ impl Backend {
         })
     }
 
-    /// Nobody has taken over: the rings go on, each as soon as it has stopped.
+    /// Nobody has taken over: the rings go on. One that has not stopped yet does so at once, but where requests
+    /// are left to whoever serves it next: then when it has.
     pub(crate) async fn resume(&mut self) -> Result<(), RequestError> {
         let mut result = Ok(());
+        let pausing = std::mem::take(&mut self.pausing);
+        let called: Vec<_> = pausing
+            .into_iter()
+            .map(|(index, stopped)| {
+                let enabled = self.paused.get(&index).is_some_and(|setup| setup.enabled);
+                let call = move |worker: &Worker, answer: oneshot::Sender<bool>| {
+                    answer.send(worker.call_back(index, enabled));
+                };
+                (index, stopped, self.worker(index).ask(call))
+            })
+            .collect();
+        for (index, stopped, is_back) in called {
+            let is_back = is_back.await;
+            let Some(setup) = self.paused.remove(&index) else { continue };
+            match is_back {
+                Ok(true) => {
+                    self.running.insert(index, setup);
+                }
+                Ok(false) => {
+                    self.pausing.push((index, stopped));
+                    self.paused.insert(index, setup);
+                }
+                Err(gone) => result = Err(gone.into()),
+            }
+        }
         loop {
             let waits = |index| self.pausing.iter().any(|(pausing, _)| *pausing == index);
             let stopped: Vec<u16> =

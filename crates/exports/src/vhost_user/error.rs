@@ -209,6 +209,8 @@ pub(crate) enum ConnectionError {
     },
     /// The front end left in the middle of a message.
     CutShort,
+    /// It has begun a message and not ended it in time.
+    Late,
     /// It goes on sending requests that fail.
     TooManyRefused,
     /// A system call failed.
@@ -226,6 +228,7 @@ impl fmt::Display for ConnectionError {
             ConnectionError::Framing(error) => error.fmt(f),
             ConnectionError::Request { request, error } => write!(f, "{request}: {error}"),
             ConnectionError::CutShort => f.write_str("front end left in the middle of a message"),
+            ConnectionError::Late => f.write_str("front end stays in the middle of a message"),
             ConnectionError::TooManyRefused => f.write_str("too many requests were refused"),
             ConnectionError::Os { call, error } => write!(f, "{call} failed: {error}"),
         }

@@ -116,9 +116,9 @@ impl VhostUserExport {
     }
 
     /// Serves what was [taken over](VhostUserConfig::taken_over), from where the process before this one
-    /// has left off.
-    pub fn begin(&self, rings: SavedRings) {
-        self.server.begin(rings);
+    /// has left off; completes when its rings run.
+    pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
+        self.server.begin(rings)
     }
 
     /// The way to have it handed over to another process.

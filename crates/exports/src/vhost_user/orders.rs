@@ -56,8 +56,7 @@ impl HandOver {
     }
 
     /// All rings run again, whether they have stopped yet or are about to; nothing else of the front end's is
-    /// heard, for them to be stopped once more. The answer comes when they do: after the last request that was
-    /// in flight.
+    /// heard, for them to be stopped once more. The answer comes when they do.
     ///
     /// # Errors
     ///
@@ -91,10 +90,13 @@ pub struct TakenOver {
     pub session: Option<SavedSession>,
 }
 
+/// What starts the rings, and who is told that they run.
+pub(crate) type Begin = (SavedRings, oneshot::Sender<()>);
+
 /// The side of what was taken over that waits to begin.
 pub(crate) struct Beginning {
     pub(crate) session: Option<SavedSession>,
     /// Told once all is there that can be there before the old process has stopped.
     pub(crate) ready: oneshot::Sender<Result<(), String>>,
-    pub(crate) begin: oneshot::Receiver<SavedRings>,
+    pub(crate) begin: oneshot::Receiver<Begin>,
 }

@@ -28,7 +28,7 @@ use super::error::{ConnectionError, ExportError, RequestError};
 use super::handover::{Saved, SavedRings};
 use super::inflight;
 use super::listener::{Listen, Listener};
-use super::orders::{Beginning, HandOver, Order, TakenOver};
+use super::orders::{Begin, Beginning, HandOver, Order, TakenOver};
 use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
@@ -36,6 +36,8 @@ use super::worker::{Worker, WorkerHandle};
 
 /// Requests that a front end may have refused before it is sent away: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
+/// How long the rest of a message may take, nanoseconds: front ends write them whole.
+const MESSAGE_NS: u64 = 5_000_000_000;
 
 /// The most queues: SET_VRING_KICK and its kin have 8 bits for the queue's index.
 pub const MAX_QUEUES: u16 = 256;
@@ -49,7 +51,7 @@ pub struct Server {
     workers: Weak<Vec<WorkerHandle>>,
     hand_over: HandOver,
     /// What was taken over waits for it.
-    begin: Cell<Option<oneshot::Sender<SavedRings>>>,
+    begin: Cell<Option<oneshot::Sender<Begin>>>,
 }
 
 impl Server {
@@ -142,11 +144,14 @@ impl Server {
         Ok(Server { stop, ended, connected, workers: of_service, hand_over, begin })
     }
 
-    /// Goes on with what was taken over.
-    pub fn begin(&self, rings: SavedRings) {
+    /// Goes on with what was taken over; completes when the rings run.
+    pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
+        let (running, run) = oneshot::channel();
         if let Some(begin) = self.begin.take() {
-            begin.send(rings);
+            begin.send((rings, running));
         }
+        // One that has ended runs nothing.
+        async move { run.await.unwrap_or_default() }
     }
 
     /// The way to have it handed over.
@@ -384,7 +389,7 @@ impl Service {
                 }
                 Some(Ok(())) => {}
             }
-            let incoming = match self.stop.or(connection.receive()).await {
+            let incoming = match self.stop.or(self.receive(connection)).await {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
             };
@@ -424,6 +429,20 @@ impl Service {
                 return Ok(End::Left);
             }
         }
+    }
+
+    /// The next message, which has begun. Who never ends it would keep an export from being handed over.
+    async fn receive(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Option<Incoming>, ConnectionError> {
+        let mut receive = pin!(connection.receive());
+        let mut late = pin!(self.event_loop.sleep_until(self.event_loop.now_ns() + MESSAGE_NS));
+        std::future::poll_fn(|cx| match receive.as_mut().poll(cx) {
+            Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ConnectionError::Late)),
+            received => received,
+        })
+        .await
     }
 
     /// Makes what was answered durable. One thread's flush is the node's.

@@ -168,19 +168,32 @@ impl Worker {
         Ok(())
     }
 
-    /// Stops a ring. The answer is its base, once what was in flight is done.
+    /// Stops a ring. The answer is its base, once what was in flight is done; there is none when the stop is
+    /// [called back](Self::call_back).
     pub(crate) fn stop(&self, index: u16, answer: oneshot::Sender<u16>) {
-        let Some(ring) = self.rings.borrow_mut().remove(&index) else { return };
+        let Some(ring) = self.ring(index) else { return };
         ring.enabled.set(false);
         let (sender, stopped) = oneshot::channel();
         ring.queue.stop(Box::new(move |base| sender.send(base)));
+        let rings = self.rings.clone();
         self.event_loop.spawn(async move {
             if let Ok(base) = stopped.await {
+                rings.borrow_mut().remove(&index);
                 // Before the answer: whoever gets it may unmap, and look for what is left open.
                 drop(ring);
                 answer.send(base);
             }
         });
+    }
+
+    /// Has a ring that is to stop go on. `false`: it has stopped, or will.
+    pub(crate) fn call_back(&self, index: u16, enabled: bool) -> bool {
+        let Some(ring) = self.ring(index) else { return false };
+        let is_back = ring.queue.call_back();
+        if is_back {
+            ring.set_enabled(enabled);
+        }
+        is_back
     }
 
     /// Goes on in new memory with all rings. The error names the ring that cannot.

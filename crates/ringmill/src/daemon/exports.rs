@@ -286,11 +286,19 @@ impl Exports {
         self.exports.iter().filter_map(|export| export.serving.as_ref()).for_each(Running::go_on);
     }
 
-    /// Has all that were taken over begin.
-    pub(super) fn begin(&self, mut stopped: BTreeMap<String, Stopped>) {
-        for export in &self.exports {
-            if let Some(serving) = &export.serving {
-                serving.begin(stopped.remove(&export.id));
+    /// Has all that were taken over begin; completes when they have.
+    pub(super) fn begin(
+        &self,
+        mut stopped: BTreeMap<String, Stopped>,
+    ) -> impl Future<Output = ()> + use<> {
+        let begin = |export: &Export| {
+            let serving = export.serving.as_ref()?;
+            Some(serving.begin(stopped.remove(&export.id)))
+        };
+        let begun: Vec<_> = self.exports.iter().filter_map(begin).collect();
+        async move {
+            for begun in begun {
+                begun.await;
             }
         }
     }

@@ -113,13 +113,19 @@ impl Running {
         }
     }
 
-    /// Goes on where it was in another process.
-    pub(super) fn begin(&self, stopped: Option<Stopped>) {
+    /// Goes on where it was in another process; completes when it does.
+    pub(super) fn begin(&self, stopped: Option<Stopped>) -> Pin<Box<dyn Future<Output = ()>>> {
         match (self, stopped) {
-            (Running::VhostUser(export), Some(Stopped::Rings(rings))) => export.begin(rings),
-            (Running::VhostUser(export), _) => export.begin(SavedRings::default()),
-            (Running::Nbd(export), Some(Stopped::Clients(clients))) => export.begin(clients),
-            (Running::Nbd(_), _) => {}
+            (Running::VhostUser(export), Some(Stopped::Rings(rings))) => {
+                Box::pin(export.begin(rings))
+            }
+            (Running::VhostUser(export), _) => Box::pin(export.begin(SavedRings::default())),
+            (Running::Nbd(export), stopped) => {
+                if let Some(Stopped::Clients(clients)) = stopped {
+                    export.begin(clients);
+                }
+                Box::pin(ready(()))
+            }
         }
     }
 

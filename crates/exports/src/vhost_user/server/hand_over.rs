@@ -13,7 +13,7 @@ use crate::vhost_user::backend_channel::BackendChannel;
 use crate::vhost_user::connection::Connection;
 use crate::vhost_user::handover::{Saved, SavedRings, SavedServer, SavedSession};
 use crate::vhost_user::listener::Listener;
-use crate::vhost_user::orders::{Beginning, Order};
+use crate::vhost_user::orders::{Begin, Beginning, Order};
 use crate::vhost_user::session::Session;
 use crate::vhost_user::wire::{Message, request_name};
 
@@ -21,7 +21,7 @@ use crate::vhost_user::wire::{Message, request_name};
 pub(super) type Held<'a> = (&'a mut Connection, &'a mut Session, &'a mut Backend);
 
 /// Who is told that all is there, and what is then waited for.
-pub(super) type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<SavedRings>);
+pub(super) type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<Begin>);
 
 impl Service {
     /// What the future gives, or the order that comes first.
@@ -141,7 +141,7 @@ impl Service {
             }
             None => {
                 ready.send(Ok(()));
-                if let Some(Ok(rings)) = self.stop.or(begin).await {
+                if let Some(Ok((rings, _running))) = self.stop.or(begin).await {
                     self.device.restore(&rings.device);
                 }
             }
@@ -161,11 +161,12 @@ impl Service {
             return None;
         }
         ready.send(Ok(()));
-        let rings = self.stop.or(begin).await?.ok()?;
+        let (rings, running) = self.stop.or(begin).await?.ok()?;
         self.device.restore(&rings.device);
         if let Err(error) = self.hear(rings.messages, session, backend).await {
             log::error!("export {}: {error}", self.id);
         }
+        running.send(());
         Some(())
     }
 

@@ -1,6 +1,6 @@
 //! The old process' side.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::env;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,11 +28,11 @@ const OLDEST_NS: u64 = 2_000_000_000;
 /// and, while nobody serves, all else together.
 const STILL_NS: u64 = 5_000_000_000;
 
-/// A disk may take long for once. So for the first few times nobody waits for requests in flight longer than this;
+/// A disk may take long for once. So for the first few times nobody waits for requests in flight longer than this,
 const TRY_NS: u64 = 50_000_000;
-/// so many times,
+/// so many times;
 const TRIES: usize = 4;
-/// with this time to serve in between.
+/// in between all serve, for this long at least, and until those requests are done.
 const BETWEEN_NS: u64 = 100_000_000;
 
 /// Another process serves now.
@@ -70,7 +70,7 @@ impl Daemon {
                     .into(),
             ));
         };
-        self.check_ages_soon().await.map_err(refused)?;
+        self.oldest().await.map_err(refused)?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
@@ -140,33 +140,36 @@ impl Daemon {
         })
     }
 
-    /// Waits for no I/O thread that hangs.
-    async fn check_ages_soon(&self) -> Result<(), String> {
-        let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
-        let young = until(self.check_ages(), limit).await;
-        young.unwrap_or_else(|()| Err("an I/O thread does not answer".into()))
-    }
-
-    /// Queues stop when their requests are done. Where a disk takes long already, all would stand still
-    /// for nothing.
-    async fn check_ages(&self) -> Result<(), String> {
+    /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a
+    /// disk takes long already, all would stand still for nothing.
+    ///
+    /// # Errors
+    ///
+    /// It has taken too long.
+    async fn oldest(&self) -> Result<Option<u64>, String> {
         let oldest = self.exports.oldest(|node| self.holds_back(node));
-        let Some((started_ns, id)) = oldest.await else { return Ok(()) };
+        let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
+        let oldest = until(oldest, limit).await;
+        let oldest = oldest.map_err(|()| "an I/O thread does not answer".to_owned())?;
+        let Some((started_ns, id)) = oldest else { return Ok(None) };
         let age = self.control.now_ns().saturating_sub(started_ns);
         match age > OLDEST_NS {
             true => Err(format!(
                 "export '{id}' has a request that has taken {} ms so far: try again when it is done",
                 age / 1_000_000
             )),
-            false => Ok(()),
+            false => Ok(Some(started_ns)),
         }
     }
 
     /// Gives for how long nobody has served, nanoseconds.
     async fn hand_over(&self, packets: &Packets, arguments: Vec<String>) -> Result<u64, String> {
         let limit = |ns| self.control.sleep_until(self.control.now_ns() + ns);
-        let graph = until(self.describe(arguments), limit(DESCRIBE_NS)).await;
-        let (graph, fds) = graph.map_err(|()| "a front end is within a message".to_owned())??;
+        let awaited = RefCell::default();
+        let graph = until(self.describe(arguments, &awaited), limit(DESCRIBE_NS)).await;
+        let within =
+            |()| format!("the front end of export '{}' is within a message", awaited.take());
+        let (graph, fds) = graph.map_err(within)??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
         let Still { stopped, since_ns, before_ns } = self.stop_queues().await?;
@@ -177,8 +180,13 @@ impl Daemon {
         Ok((self.control.now_ns() - since_ns).max(before_ns))
     }
 
-    /// What there is, with everything that does not change while queues run.
-    async fn describe(&self, arguments: Vec<String>) -> Result<(Json, Vec<OwnedFd>), String> {
+    /// What there is, with everything that does not change while queues run. `awaited`: the export that has not
+    /// answered.
+    async fn describe(
+        &self,
+        arguments: Vec<String>,
+        awaited: &RefCell<String>,
+    ) -> Result<(Json, Vec<OwnedFd>), String> {
         let mut fds = Collected::default();
         let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|error| dup_failed(&error));
         let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|error| dup_failed(&error))?;
@@ -199,6 +207,7 @@ impl Daemon {
         let mut exports = Map::new();
         // All at once: each may have to wait for its front end.
         for (id, described) in self.exports.describe() {
+            awaited.replace(id.clone());
             let described = described.await.map_err(|why| format!("export '{id}': {why}"))?;
             exports.insert(id, export(described, &mut fds));
         }
@@ -253,15 +262,17 @@ impl Daemon {
                 Err(()) if tried == TRIES => break,
                 Err(()) => {}
             }
-            let run = self.exports.serve_on();
+            let _ =
+                until(self.exports.serve_on(), self.control.sleep_until(since_ns + STILL_NS)).await;
             before_ns = before_ns.max(self.control.now_ns() - since_ns);
-            log::info!(
-                "upgrade: requests take longer than {} ms, to be tried again",
-                TRY_NS / 1_000_000
-            );
-            let _ = until(run, self.control.sleep_until(since_ns + OLDEST_NS)).await;
-            self.control.sleep_until(self.control.now_ns() + BETWEEN_NS).await;
-            self.check_ages_soon().await?;
+            log::info!("upgrade: requests in flight take long, so all go on: to be tried again");
+            // Until those are done.
+            loop {
+                self.control.sleep_until(self.control.now_ns() + BETWEEN_NS).await;
+                if self.oldest().await?.is_none_or(|started_ns| started_ns > since_ns) {
+                    break;
+                }
+            }
         }
         Err(late("requests in flight have not ended", STILL_NS))
     }

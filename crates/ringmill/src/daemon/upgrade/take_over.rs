@@ -16,12 +16,16 @@ use nix::unistd::dup2_stdin;
 use serde_json::Value as Json;
 
 use super::super::running::Stopped;
+use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::document::{
     Document, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION, list, number, text,
 };
 use super::packets::{receive_blocking, receive_document, send};
 use crate::pidfile::Pidfile;
+
+/// How long the first thing that all exports do may take, nanoseconds.
+const BEGIN_NS: u64 = 5_000_000_000;
 
 /// A listening socket, and its file if that is to be removed in the end.
 pub(in crate::daemon) type TakenListener = (OwnedFd, Option<PathBuf>);
@@ -238,13 +242,15 @@ impl Daemon {
             self.taken = Some(taken);
             return Err(error);
         }
-        self.exports.begin(stopped);
-        let _ = prctl::set_name(&taken.name);
+        let begun = self.exports.begin(stopped);
         if let Some(server) = &self.nbd_server {
             server.resume();
         }
         self.nodes.own_images();
         self.turn.begin();
+        // What follows writes to files, here and in whoever called this: no guest is to wait for their disk.
+        let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
+        let _ = prctl::set_name(&taken.name);
         if let Some((path, file)) = taken.pidfile.take() {
             let _ = self.pidfile.set(Pidfile::take_over(path, file));
         }
