@@ -117,6 +117,12 @@ pub trait Channel {
 
     /// See [`drain_begin`](Self::drain_begin).
     fn drain_end(&self) {}
+
+    /// Of the requests submitted here, those under tags that `is_abandoned` only have to end. What is
+    /// held until an operator lets it go on is answered with [`GIVEN_UP`](crate::policy::GIVEN_UP), and
+    /// what is under way is not held any more if it fails. All others are left as they are. For the
+    /// channel [of a queue](Self::for_queue).
+    fn abandon(&self, _is_abandoned: &dyn Fn(u32) -> bool) {}
 }
 
 /// Who is told when a node's geometry has changed. Dropped by the node once the other end is gone.

@@ -76,6 +76,11 @@ impl Request {
         Request { op, offset, len, bufs, reply }
     }
 
+    /// The requester's number for it.
+    pub(crate) fn tag(&self) -> u32 {
+        self.reply.tag()
+    }
+
     /// Answers the request. The memory goes back with the answer.
     #[inline]
     pub fn complete(self, result: Result<(), Errno>) {
@@ -134,6 +139,11 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// The requester's number for the request.
+    pub(crate) fn tag(&self) -> u32 {
+        self.tag
+    }
+
     /// Sends the answer.
     #[inline]
     pub fn send(&mut self, result: Result<(), Errno>, bufs: IoBufs) {

@@ -208,6 +208,29 @@ fn what_fails_while_the_queue_stops_is_given_up() {
     assert_eq!(export.rig.channel.in_flight(), 0);
 }
 
+/// Those that are held, and those that fail only then.
+#[test]
+fn what_is_abandoned_is_held_no_longer_and_all_else_is() {
+    let rules = [at_once(fail(IoType::Write, Errno::EIO, 1)), fail(IoType::Read, Errno::EIO, 2)];
+    let mut export = export("abandoned", [OnError::Stop; 2], &rules);
+    let reads = [0, 0].map(|at| export.rig.submit(Op::Read, at, 512, memory(512, 0)));
+    let writes = [1, 2].map(|byte| export.write(0, byte));
+    assert!(export.policy.is_stopped());
+    let abandoned = [reads[0], writes[1]];
+    export.rig.channel.abandon(&|tag| abandoned.contains(&tag));
+    assert_eq!(export.rig.answer(writes[1]).unwrap().0, Err(GIVEN_UP));
+    assert_eq!(export.rig.wait(reads[0]).0, Err(GIVEN_UP));
+    while export.root.in_flight() > 0 {
+        export.rig.event_loop.run_once(true).unwrap();
+    }
+    assert_eq!(export.rig.channel.in_flight(), 2);
+    assert!([reads[1], writes[0]].iter().all(|tag| export.rig.answer(*tag).is_none()));
+    export.resume();
+    assert_eq!(export.rig.wait(reads[1]).0, Ok(()));
+    assert_eq!(export.rig.wait(writes[0]).0, Ok(()));
+    assert_eq!(export.image.contents()[..512], [1; 512], "not what was given up");
+}
+
 #[test]
 fn errors_that_stop_nothing_are_told_now_and_then() {
     let rules = [at_once(fail(IoType::Read, Errno::EIO, 0))];

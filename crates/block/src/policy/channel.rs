@@ -45,6 +45,8 @@ struct Slot {
     offset: u64,
     len: u64,
     reply: Reply,
+    /// Not to be held any more.
+    is_abandoned: bool,
 }
 
 /// A request that waits until the export goes on.
@@ -118,7 +120,7 @@ impl PolicyChannel {
         let mut under_way = self.under_way.borrow_mut();
         let reply = request.redirect(&to, under_way.next_token());
         let Request { op, offset, len, .. } = request;
-        under_way.insert(Slot { number, op, offset, len, reply });
+        under_way.insert(Slot { number, op, offset, len, reply, is_abandoned: false });
         drop(under_way);
         self.child.submit(request);
     }
@@ -148,7 +150,7 @@ impl PolicyChannel {
 
     #[cold]
     fn failed(&self, slot: Slot, errno: Errno, mut bufs: IoBufs) {
-        let Slot { number, op, offset, len, mut reply } = slot;
+        let Slot { number, op, offset, len, mut reply, is_abandoned } = slot;
         // A node that cannot do such a thing has not failed; nor has one whose loop ends.
         if matches!(errno, Errno::EOPNOTSUPP | Errno::ECANCELED) {
             return reply.send(Err(errno), bufs);
@@ -164,7 +166,11 @@ impl PolicyChannel {
         match action {
             OnError::Stop => {
                 policy.stop(error);
-                self.hold(number, Request::answered_to(reply, op, offset, len, bufs));
+                let request = Request::answered_to(reply, op, offset, len, bufs);
+                match is_abandoned {
+                    true => request.complete(Err(GIVEN_UP)),
+                    false => self.hold(number, request),
+                }
             }
             OnError::Ignore => {
                 policy.tell(error, self.event_loop.now_ns());
@@ -204,6 +210,18 @@ impl Channel for PolicyChannel {
     fn drain_end(&self) {
         self.draining.set(self.draining.get().saturating_sub(1));
         self.child.drain_end();
+    }
+
+    fn abandon(&self, is_abandoned: &dyn Fn(u32) -> bool) {
+        for slot in self.under_way.borrow_mut().slots.iter_mut().flatten() {
+            slot.is_abandoned |= is_abandoned(slot.reply.tag());
+        }
+        let mut held = self.held.borrow_mut();
+        let abandoned: Vec<Held> =
+            held.extract_if(.., |held| is_abandoned(held.request.tag())).collect();
+        // They are answered outside of the borrow.
+        drop(held);
+        abandoned.into_iter().for_each(|held| held.request.complete(Err(GIVEN_UP)));
     }
 }
 

@@ -262,6 +262,12 @@ impl Runner<Requests> {
         let this = &self.service;
         this.slots.borrow_mut().end(tasks, response);
         this.waits.borrow_mut().push(Wait { tasks, before: this.numbers.peek(), _tally: tally });
+        // None waits for an operator any more: the function, and with it the control queue when it
+        // stops, would wait along.
+        let has_ended = |tag| this.slots.borrow().has_ended(tag);
+        self.event_loop.section(|| {
+            this.channels.iter().for_each(|channel| channel.abandon(&has_ended));
+        });
         self.finish_later();
     }
 
@@ -297,6 +303,11 @@ impl Runner<Requests> {
         for (tag, mut bufs) in this.repeats.take() {
             let mut slots = this.slots.borrow_mut();
             let Some(slot) = slots.get_mut(tag) else { continue };
+            if slot.ended.is_some() {
+                drop(slots);
+                self.complete(tag, Ok(()), bufs);
+                continue;
+            }
             let Some(Repeat { offset, left }) = slot.repeat else { continue };
             let now = left.min(bufs.len() as u64);
             slot.repeat = Repeat::from(offset + now, left - now);

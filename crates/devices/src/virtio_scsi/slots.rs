@@ -130,6 +130,12 @@ impl SlotTable {
         }
     }
 
+    /// Whether a task management function has ended the task under `tag`.
+    pub(crate) fn has_ended(&self, tag: u32) -> bool {
+        let slot = self.slots.get(tag as usize).and_then(Option::as_ref);
+        slot.is_some_and(|slot| slot.ended.is_some())
+    }
+
     /// How many of these tasks there are, of those that came before number `before`.
     pub(crate) fn count(&self, tasks: Tasks, before: u64) -> usize {
         let counts = |slot: &&Slot| slot.number < before && tasks.have(slot.lun, slot.id);

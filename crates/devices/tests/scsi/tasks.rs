@@ -1,8 +1,18 @@
 //! The control queue and the event queue.
 
-use crate::rig::{Rig, SIZE};
+use std::sync::Arc;
+
+use block::NodeRegistry;
+use block::job::OnError;
+use block::options::*;
+use block::policy::{ErrorPolicy, with_policy};
+use event_loop::{EventLoop, LoopConfig};
+use nix::errno::Errno;
+
+use crate::rig::{Disk, Rig, SIZE};
 
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 fn lun(number: u8) -> [u8; 8] {
     [1, 0, 0x40, number, 0, 0, 0, 0]
@@ -157,4 +167,84 @@ fn queues_stop_when_their_tasks_are_done() {
     rig.disks.clone().iter().for_each(|disk| disk.release());
     rig.reap(0);
     assert_eq!(states(&stopped), [true; 4]);
+}
+
+/// A rig whose first logical unit's first write fails, and a policy that then holds it and what comes
+/// after it.
+fn stopping() -> (Rig, Arc<ErrorPolicy>) {
+    let null = NullOptions { size: SIZE as u64, latency_ns: 0, read_zeroes: false };
+    let null = BlockdevOptions::new(None, Driver::NullCo(null));
+    let mut options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(null)));
+    options.inject_error = vec![InjectError {
+        iotype: Some(IoType::Write),
+        errno: Some(Errno::ENOSPC),
+        count: 1,
+        immediately: true,
+        ..InjectError::new(Event::None)
+    }];
+    let node = BlockdevOptions::new(Some("node"), Driver::Blkdebug(Box::new(options)));
+    let node = NodeRegistry::new().open(&node).unwrap();
+    let (policy, _) = ErrorPolicy::new(OnError::Report, OnError::Stop);
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let channel = with_policy(node, policy.clone()).open_channel(&event_loop).unwrap();
+    let other = Disk::new();
+    let channels = vec![channel, other.clone() as _];
+    let mut rig = Rig::on(event_loop, channels, [other.clone(), other], |_| {});
+    assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 0), "POWER ON");
+    (rig, policy)
+}
+
+/// A front end stops one queue after the other, the control queue first. What would let the task go on,
+/// or give it up, comes after that.
+#[test]
+fn the_control_queue_stops_while_a_task_that_it_ends_is_held_on_another() {
+    for (kind, response) in [(0, 2), (5, 4)] {
+        let (mut rig, policy) = stopping();
+        let held = rig.add(2, lun(0), 1, &WRITE, &[1; 512], 0, u32::MAX);
+        rig.publish(2);
+        assert!(policy.is_stopped() && rig.nothing_comes(2));
+        let answer = rig.add_control(&function(kind, lun(0), 1), 1);
+        let stopped = rig.stop(0);
+        assert!(!rig.nothing_comes(2), "function {kind} ends what is held");
+        assert_eq!(rig.reply(held, 0, 0).response, response);
+        while !stopped.get() {
+            rig.event_loop.run_once(true).unwrap();
+        }
+        assert_eq!(rig.control_answer(answer, 1), [0], "FUNCTION COMPLETE");
+    }
+}
+
+#[test]
+fn what_no_function_ends_is_still_held() {
+    let (mut rig, policy) = stopping();
+    let slots = [(2, 1), (2, 2), (3, 3)].map(|(queue, id)| {
+        let slot = rig.add(queue, lun(0), id, &WRITE, &[1; 512], 0, u32::MAX);
+        rig.publish(queue);
+        slot
+    });
+    let answer = rig.add_control(&function(0, lun(0), 2), 1);
+    assert!(!rig.nothing_comes(2), "ABORT TASK");
+    rig.reap(0);
+    assert_eq!(rig.control_answer(answer, 1), [0]);
+    assert_eq!(rig.reply(slots[1], 0, 0).response, 2);
+    assert!(rig.nothing_comes(2) && rig.nothing_comes(3));
+    policy.resume(rig.event_loop.now_ns());
+    assert_eq!((rig.reap(2).1, rig.reap(3).1), (108, 108));
+    for slot in [slots[0], slots[2]] {
+        let reply = rig.reply(slot, 0, 0);
+        assert_eq!((reply.response, reply.status), (0, 0));
+    }
+}
+
+#[test]
+fn no_more_is_written_for_a_task_that_has_ended() {
+    // WRITE SAME (10) of all blocks, which takes many writes.
+    const SAME: [u8; 10] = [0x41, 0, 0, 0, 0, 0, 0, 0x08, 0, 0];
+    let mut rig = Rig::new();
+    let slot = rig.add(2, lun(0), 5, &SAME, &[1; 512], 0, u32::MAX);
+    let _ = rig.drivers[2].publish();
+    assert_eq!(rig.control(&function(0, lun(0), 5), 1), [0]);
+    assert!(rig.drivers[2].reap().is_some());
+    assert_eq!(rig.reply(slot, 0, 0).response, 2);
+    assert_eq!(rig.disks[0].log.borrow().len(), 1, "the part that was under way");
 }
