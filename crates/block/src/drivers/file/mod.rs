@@ -67,6 +67,8 @@ pub(crate) struct FileNode {
     detect_zeroes: DetectZeroes,
     /// Whether written data waits in the host's page cache.
     page_cache: bool,
+    /// There was a tail before a resize: see [`may_wait`](Self::may_wait).
+    had_tail: AtomicBool,
     capabilities: Capabilities,
     /// A flush of the page cache has failed. The kernel reports that once and then believes the
     /// lost pages clean, so no later flush can be answered with success.
@@ -124,6 +126,11 @@ impl FileNode {
     /// now: nobody could tell which.
     fn flushes_writes(&self) -> bool {
         self.page_cache && !self.no_flush
+    }
+
+    /// Whether something that was written may wait in the host's page cache: all, or what lies in the tail.
+    fn may_wait(&self) -> bool {
+        self.page_cache || self.had_tail.load(Ordering::Relaxed) || self.limits_now().tail.is_some()
     }
 
     /// Its lock, if the image is locked.

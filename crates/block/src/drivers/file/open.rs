@@ -129,6 +129,7 @@ pub(super) fn open(
         discard: common.discard,
         detect_zeroes: common.detect_zeroes,
         page_cache: !common.cache.direct,
+        had_tail: AtomicBool::new(false),
         capabilities: Capabilities::default(),
         flush_failed: Arc::default(),
         syncs: Arc::default(),

@@ -28,6 +28,9 @@ pub(super) fn resize(node: &FileNode, size: u64) -> Result<(), ResizeError> {
             real - real % SECTOR
         }
     };
+    if node.limits_now().tail.is_some() {
+        node.had_tail.store(true, Ordering::Relaxed);
+    }
     if node.size.swap(after, Ordering::Relaxed) != after {
         node.watchers.tell();
     }

@@ -190,7 +190,7 @@ impl Inner {
             return Next::Done(Err(Errno::EIO));
         }
         slot.stage = Stage::Sync;
-        slot.sync = self.node.page_cache.then(|| self.node.syncs.begin());
+        slot.sync = self.node.may_wait().then(|| self.node.syncs.begin());
         Next::Submit { tail: false, op: IoOp::Fsync { data_only: true }, bufs: IoBufs::new() }
     }
 
@@ -326,7 +326,7 @@ impl Inner {
             }
             Stage::Discard if discard_failed(&self.node, errno) => Next::Done(Ok(())),
             // Cancelled, as its loop ends, it has not begun.
-            Stage::Sync if self.node.page_cache && errno != Errno::ECANCELED => {
+            Stage::Sync if self.node.may_wait() && errno != Errno::ECANCELED => {
                 // Before it counts as ended.
                 self.node.flush_failed.store(true, Ordering::Relaxed);
                 Next::Done(Err(errno))
