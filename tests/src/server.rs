@@ -193,7 +193,7 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
-    /// Starts the daemon and waits until it serves.
+    /// Starts the daemon and waits until it serves and has what serving needs and no more.
     ///
     /// # Panics
     ///
@@ -209,6 +209,15 @@ impl<'a> ServerCommand<'a> {
             fs::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok()
         });
         assert_eq!(pid, server.pid(), "the number in the pid file");
+        // Being confined comes after that, and takes files for a moment; QEMU's daemon has no word about it.
+        if daemon().file_name() != Some(OsStr::new("qemu-storage-daemon")) {
+            eventually("what the sandbox is", || {
+                if let Some(status) = server.process.try_wait() {
+                    panic!("the daemon ended with {status}");
+                }
+                server.log().contains("sandbox: ").then_some(())
+            });
+        }
         server
     }
 
@@ -401,12 +410,24 @@ impl Server {
         files.chain(threads).map(|line| format!("  {}\n", line.trim_end())).collect()
     }
 
-    /// How many threads it has, without those that the kernel has for its io_uring, which come and go.
-    pub fn threads(&self) -> usize {
+    /// What /proc has of its threads, without those that the kernel has for its io_uring, which come and go, and of
+    /// which the last one stays and wakes every 5 s. Until such a one runs, it has the name of who has started it.
+    pub fn tasks(&self) -> impl Iterator<Item = PathBuf> {
+        // linux/sched.h
+        const PF_IO_WORKER: u64 = 0x10;
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it is there");
-        let comm = |task: PathBuf| fs::read_to_string(task.join("comm")).ok();
-        let names = tasks.filter_map(|task| comm(task.ok()?.path()));
-        names.filter(|name| !name.starts_with("iou-wrk-")).count()
+        tasks.filter_map(Result::ok).map(|task| task.path()).filter(|task| {
+            // proc_pid_stat(5): field 9; the second is a name in brackets. Who has ended has none.
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6));
+            let flags = flags.and_then(|flags| flags.parse::<u64>().ok());
+            flags.is_some_and(|flags| flags & PF_IO_WORKER == 0)
+        })
+    }
+
+    /// How many threads it has, of [`Server::tasks`].
+    pub fn threads(&self) -> usize {
+        self.tasks().count()
     }
 
     /// Its thread of that name.
@@ -432,17 +453,15 @@ impl Server {
         field.and_then(|field| field.trim().parse().ok()).expect("a number in /proc")
     }
 
-    /// How many times its threads have run, those included that the kernel has for it.
+    /// How many times its threads have run, those of [`Server::tasks`].
     pub fn context_switches(&self) -> u64 {
-        let tasks =
-            fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon is there");
         let status = |task: PathBuf| fs::read_to_string(task.join("status")).unwrap_or_default();
         let switches = |status: String| {
             let fields = status.lines().filter(|line| line.contains("ctxt_switches:"));
             let number = |field: &str| field.split_whitespace().nth(1)?.parse::<u64>().ok();
             fields.filter_map(number).sum::<u64>()
         };
-        tasks.map(|task| switches(status(task.expect("a thread").path()))).sum()
+        self.tasks().map(|task| switches(status(task))).sum()
     }
 
     /// How many mappings it has of memory that front ends share with it.

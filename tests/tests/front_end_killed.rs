@@ -90,7 +90,7 @@ fn front_ends_are_killed(
             eventually("the killed front ends' files to be closed", || {
                 (server.open_files() == open_files).then_some(())
             });
-            assert!(server.threads() <= threads + pool, "from {threads} threads");
+            eventually("no more threads", || (server.threads() <= threads + pool).then_some(()));
             assert_eq!(server.guest_mappings(), mappings, "mappings of front ends' memory");
             let now = server.private_kib();
             assert!(now < memory + 1024, "{memory} KiB have become {now}");

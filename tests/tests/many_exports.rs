@@ -66,7 +66,7 @@ fn idle_exports_wake_nobody() {
     let image = Image::filled(&scratch, "disk.img", 1);
     let server = command(&scratch, &image, EXPORTS).start();
     let clients = connect(&server, EXPORTS, 1, 128);
-    // What the reads have started comes to its end: polling, threads of the kernel's.
+    // What the reads have started comes to its end, such as polling.
     let quiet = |time| {
         let before = server.context_switches();
         thread::sleep(time);

@@ -42,10 +42,9 @@ impl Thread {
 }
 
 fn threads(server: &Server) -> Vec<Thread> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the daemon is there");
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    tasks
-        .map(|task| task.expect("a thread").path())
+    server
+        .tasks()
         .map(|task| Thread {
             name: read(task.join("comm")).trim().to_owned(),
             status: read(task.join("status")),

@@ -18,9 +18,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Once the daemon has what serving needs and no more: that comes after the pid file, and takes files.
     pub fn of(server: &Server) -> Self {
-        eventually("what the sandbox is", || server.log().contains("sandbox: ").then_some(()));
         Footprint {
             files: server.open_files(),
             threads: server.threads(),
