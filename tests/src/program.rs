@@ -51,6 +51,15 @@ pub(crate) fn guest_file(name: &str) -> PathBuf {
     file
 }
 
+/// Makes `text` the program at `path`. By a process that has nothing else to do: what is open for writing cannot be
+/// executed ("Text file busy"), and what is open here is so in other tests' children, too, until they execute theirs.
+pub fn install(path: &Path, text: &str) {
+    let script = r#"printf %s "$2" >"$1" && chmod 755 "$1""#;
+    let mut shell = Command::new(tool("sh"));
+    shell.args(["-c", script, "sh"]).arg(path).arg(text);
+    assert!(shell.status().expect("sh runs").success(), "{} is not written", path.display());
+}
+
 /// A command line that starts with `program` and whose process is killed when the thread that started it
 /// ends, however it ends: a test that is killed leaves nothing behind.
 pub fn tied_command(program: &Path) -> Command {

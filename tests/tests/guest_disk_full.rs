@@ -2,10 +2,9 @@
 //! space: it sees no error, and finds each block as it wrote it.
 
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand};
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, install};
 use serde_json::json;
 
 /// Writes with checksums and reads all of it back, then shows the disk, and what the kernel thinks of it.
@@ -43,8 +42,7 @@ fn on_small_file_system(scratch: &Scratch, folder: &str) -> PathBuf {
             exec \"$@\"' sh \"$@\"\n"
     );
     let path = scratch.path("small-file-system");
-    fs::write(&path, script).expect("a script");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+    install(&path, &script);
     path
 }
 

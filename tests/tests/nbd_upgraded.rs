@@ -1,15 +1,14 @@
 //! The daemon gives place to another process while NBD clients are connected: they go on over the same
 //! connections.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri, nbds_uri, request};
 use integration::tls::{Authority, NOW};
 use integration::{
-    Image, Qmp, Scratch, Server, ServerCommand, daemon as program, eventually, pattern,
+    Image, Qmp, Scratch, Server, ServerCommand, daemon as program, eventually, install, pattern,
     tied_command, tool,
 };
 use serde_json::{Value, json};
@@ -134,8 +133,7 @@ while (kind := to.recv(100)[:1]) != b'Q':
         load.go_on();
         let installed = scratch.path("qemu-storage-daemon");
         fs::remove_file(&installed).expect("it is a link");
-        fs::write(&installed, script).expect("another program");
-        fs::set_permissions(&installed, Permissions::from_mode(0o755)).expect("it is ours");
+        install(&installed, script);
         let socket = server.socket("qmp");
         let done = Command::new(program()).arg("upgrade").arg(socket).output().expect("it runs");
         assert!(!done.status.success(), "{done:?}");
