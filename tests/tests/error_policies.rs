@@ -1,5 +1,8 @@
 //! `rerror` and `werror` of an export, as a front end and a monitor's client see them.
 
+use std::thread;
+use std::time::Duration;
+
 use integration::{
     BlkClient, Completion, Guest, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
     eventually, request,
@@ -45,8 +48,8 @@ fn requests_are_held_until_somebody_has_made_space() {
     // Both wait long enough for somebody to look, if they were in flight.
     let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28,\
                  inject-error.0.count=1,inject-error.1.event=none,inject-error.1.iotype=read,\
-                 inject-error.1.errno=0,inject-error.1.delay-ns=300000000";
-    let server = daemon(&scratch, &image, rules, "werror=enospc,stall-timeout-ms=100");
+                 inject-error.1.errno=0,inject-error.1.delay-ns=3000000000";
+    let server = daemon(&scratch, &image, rules, "werror=enospc,stall-timeout-ms=1000");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let mut blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("it serves");
     assert_eq!(io_status(&mut qmp), "ok");
@@ -71,6 +74,8 @@ fn requests_are_held_until_somebody_has_made_space() {
     assert_eq!(image.read(0, 1 << 20), before.read(0, 1 << 20));
     let refused = qmp.refused("x-block-export-resume", json!({"id": "other"}));
     assert_eq!(refused, "Export 'other' is not found");
+    // Longer than what is told of.
+    thread::sleep(Duration::from_millis(1500));
     resume(&mut qmp);
     let mut done: Vec<Completion> = Vec::new();
     while done.len() < 2 {
