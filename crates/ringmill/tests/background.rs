@@ -65,7 +65,7 @@ impl Daemon {
     fn end_by(&self, signal: Signal) {
         kill(self.pid, signal).expect("it lives");
         let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
-        let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
         assert_eq!(poll(&mut ended, Some(&patience)), Ok(1), "it ends");
     }
 }

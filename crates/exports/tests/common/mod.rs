@@ -28,7 +28,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// How long anything may take that happens at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long something is waited for that must not come yet.
 pub(crate) const NOT_YET: Duration = Duration::from_millis(50);
