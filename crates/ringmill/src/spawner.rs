@@ -97,22 +97,12 @@ impl Spawner {
     /// # Errors
     ///
     /// It cannot be started, or the spawner is gone.
-    pub(crate) fn spawn(&self, hand_over: OwnedFd) -> io::Result<u32> {
+    pub(crate) async fn spawn(&self, event_loop: &EventLoop, to: OwnedFd) -> io::Result<u32> {
         let (stdout, stderr) = (io::stdout(), io::stderr());
-        let fds = [hand_over.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
+        let fds = [to.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
         self.ask(START, &fds)?;
-        let mut poll_fd = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::NONE);
-        let ready = loop {
-            match poll(&mut poll_fd, timeout) {
-                Err(Errno::EINTR) => {}
-                ready => break ready?,
-            }
-        };
-        if ready == 0 {
-            return Err(late());
-        }
-        match self.answer()? {
+        drop(to);
+        match self.answered(event_loop).await? {
             [0, pid] => Ok(pid.cast_unsigned()),
             [errno, _] => Err(io::Error::from_raw_os_error(errno)),
         }
@@ -133,6 +123,11 @@ impl Spawner {
     ///
     /// The spawner is gone, or takes too long.
     pub(crate) async fn ended(&self, event_loop: &EventLoop) -> io::Result<ExitStatus> {
+        let [status, _] = self.answered(event_loop).await?;
+        Ok(ExitStatus::from_raw(status))
+    }
+
+    async fn answered(&self, event_loop: &EventLoop) -> io::Result<[i32; 2]> {
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let ready = Readiness::new(event_loop, self.socket.clone(), events);
         let answered = async {
@@ -146,8 +141,7 @@ impl Spawner {
         };
         let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
         let limit = event_loop.sleep_until(event_loop.now_ns() + patience);
-        let [status, _] = until(answered, limit).await.map_err(|()| late())??;
-        Ok(ExitStatus::from_raw(status))
+        until(answered, limit).await.map_err(|()| late())?
     }
 
     fn ask(&self, what: u8, fds: &[i32]) -> io::Result<()> {

@@ -75,7 +75,8 @@ impl Daemon {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
         let pid = spawner
-            .spawn(theirs)
+            .spawn(&self.control, theirs)
+            .await
             .map_err(|error| refused(format!("the new program cannot be started: {error}")))?;
         log::info!("upgrade: started the new program, pid {pid}");
         let packets = Packets::new(&self.control, ours);
