@@ -475,6 +475,42 @@ fn what_a_daemon_leaves_in_flight_is_done_by_the_next() {
     first.disk.open_gate();
 }
 
+/// As it connects again, Cloud Hypervisor has a queue begin where its guest is.
+#[test]
+fn what_is_offered_while_there_is_no_daemon_is_done_by_the_next() {
+    let mut first = Daemon::new();
+    let mut vmm = Vmm::new(&first, 1);
+    let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
+    let start = |vmm: &mut Vmm| {
+        vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
+        vmm.front_end.set_mem_table(&[vmm.guest.region()]).unwrap();
+        let available = vmm.guest.queues[0].driver.available();
+        vmm.start_queue(0, available);
+    };
+    start(&mut vmm);
+    assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0);
+    first.stop().unwrap();
+    // Nothing is in flight.
+    vmm.guest.offer_flushes(0, 3);
+    let second = Daemon::new();
+    second.disk.close_gate();
+    let mut vmm = Vmm::with_guest(&second, vmm.guest);
+    start(&mut vmm);
+    eventually("all are in flight", || second.disk.waiting() == 3);
+    // As if it had died: whoever is connected to it is not answered any more.
+    let Vmm { mut guest, front_end: _second } = vmm;
+    guest.offer_flushes(0, 2);
+    let third = Daemon::new();
+    let mut vmm = Vmm::with_guest(&third, guest);
+    start(&mut vmm);
+    for _ in 0..5 {
+        assert_eq!(vmm.guest.wait(0), 0);
+    }
+    assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0, "and it goes on");
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 7);
+    second.disk.open_gate();
+}
+
 #[test]
 fn memory_for_requests_in_flight_is_looked_at() {
     let daemon = Daemon::new();

@@ -115,21 +115,28 @@ impl Inflight {
     }
 
     /// Goes on where the back end before has left off: `used_idx` is what the driver sees. Finds out
-    /// what is to be done again.
-    pub(crate) fn recover(&mut self, used_idx: u16) {
+    /// what is to be done again. Returns the entry of the available ring that comes behind it; `None`:
+    /// the record is new, and knows of no entry.
+    pub(crate) fn recover(&mut self, used_idx: u16) -> Option<u16> {
         if self.u16_at(VERSION_AT).load(Ordering::Acquire) != VERSION {
             // New memory.
             self.u16_at(DESC_NUM_AT).store(self.size, Ordering::Relaxed);
             self.u16_at(USED_IDX_AT).store(used_idx, Ordering::Relaxed);
             self.u16_at(VERSION_AT).store(VERSION, Ordering::Release);
-            return;
+            return None;
         }
-        // It was killed after the driver was shown a batch, and before that was written down.
         let shown = used_idx.wrapping_sub(self.u16_at(USED_IDX_AT).load(Ordering::Acquire));
-        let mut head = self.u16_at(LAST_BATCH_HEAD_AT).load(Ordering::Acquire);
-        for _ in 0..shown.min(self.size) {
-            self.inflight(head).store(0, Ordering::Release);
-            head = self.u16_at(self.entry_at(head, NEXT)).load(Ordering::Acquire);
+        if shown > self.size {
+            // More than can have been in flight: the driver has begun anew, with other rings, and the
+            // front end has kept the record. What that has in flight, nobody waits for.
+            (0..self.size).for_each(|head| self.inflight(head).store(0, Ordering::Release));
+        } else {
+            // It was killed after the driver was shown a batch, and before that was written down.
+            let mut head = self.u16_at(LAST_BATCH_HEAD_AT).load(Ordering::Acquire);
+            for _ in 0..shown {
+                self.inflight(head).store(0, Ordering::Release);
+                head = self.u16_at(self.entry_at(head, NEXT)).load(Ordering::Acquire);
+            }
         }
         self.u16_at(USED_IDX_AT).store(used_idx, Ordering::Release);
         let mut redo: Vec<(u64, u16)> = (0..self.size)
@@ -139,11 +146,8 @@ impl Inflight {
         redo.sort_unstable();
         self.counter.set(redo.last().map_or(0, |(counter, _)| counter.wrapping_add(1)));
         self.redo = redo.into_iter().map(|(_, head)| head).collect();
-    }
-
-    /// How many chains are to be done again.
-    pub(crate) fn redo_len(&self) -> u16 {
-        self.redo.len() as u16
+        // At most the size: as many entries as can be in flight.
+        Some(used_idx.wrapping_add(self.redo.len() as u16))
     }
 
     /// Whether some of them have not been taken yet.

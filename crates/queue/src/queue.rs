@@ -29,7 +29,8 @@ pub struct QueueConfig {
     pub event_idx: bool,
     /// VIRTIO_F_INDIRECT_DESC was negotiated.
     pub indirect: bool,
-    /// The entry of the available ring to begin with (SET_VRING_BASE).
+    /// The entry of the available ring to begin with (SET_VRING_BASE), where no record of what is in
+    /// flight [knows better](Queue::with_inflight).
     pub next_avail: u16,
     /// Its number in the device, for trace points.
     pub index: u16,
@@ -95,8 +96,10 @@ impl Queue {
     }
 
     /// The same with a record of what is in flight, `inflight`. Chains that are in it are popped again,
-    /// in their order, before others; then `config.next_avail` counts for nothing: the next entry of
-    /// the available ring is the one behind those and all that are used.
+    /// in their order, before others. If a queue had the record before, `config.next_avail` counts for
+    /// nothing: the next entry of the available ring is the one behind those and all that are used. A
+    /// front end that reconnects may take the driver's available index for it (Cloud Hypervisor does),
+    /// which is behind what was offered while nobody served the queue.
     ///
     /// # Errors
     ///
@@ -109,21 +112,20 @@ impl Queue {
     ) -> Result<Self, QueueError> {
         let mapped = Mapped::new(memory, &config)?;
         let rings = &mapped.rings;
+        let used_idx = rings.used_idx();
         if let Some(inflight) = &mut inflight {
             if inflight.size() < config.size {
                 return Err(QueueError::Size(config.size));
             }
-            let used_idx = rings.used_idx();
-            inflight.recover(used_idx);
-            if inflight.redo_len() > 0 {
-                config.next_avail = used_idx.wrapping_add(inflight.redo_len());
+            if let Some(next_avail) = inflight.recover(used_idx) {
+                config.next_avail = next_avail;
             }
         }
         // A device that served before may have left its kicks suppressed.
         rings.set_used_flags(0);
         let avail = AvailHalf::new(config.next_avail, config.event_idx);
         avail.enable_kicks(rings);
-        let used = UsedHalf::new(rings.used_idx(), config.event_idx);
+        let used = UsedHalf::new(used_idx, config.event_idx);
         Ok(Queue {
             config,
             state: RefCell::new(mapped),

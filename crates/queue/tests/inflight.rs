@@ -16,6 +16,7 @@ use std::rc::Rc;
 const SIZE: u16 = 16;
 
 /// Offsets in the record, by the vhost-user specification.
+const VERSION: u64 = 8;
 const USED_IDX: u64 = 14;
 const ENTRIES: u64 = 16;
 const ENTRY: u64 = 16;
@@ -108,10 +109,12 @@ impl Guest {
         assert_eq!(shown, std::mem::take(&mut self.unseen));
     }
 
-    fn die(&mut self, order: &[u16]) {
-        // Whoever reconnects is told of the used index alone, as QEMU does it.
-        let config = QueueConfig { next_avail: self.queue.used_idx(), ..self.config };
+    /// Whoever reconnects tells of `base`.
+    fn die(&mut self, order: &[u16], base: u16) {
+        let config = QueueConfig { next_avail: base, ..self.config };
+        let next_avail = self.queue.next_avail();
         self.queue = start(&self.memory, config, &self.record);
+        assert_eq!(self.queue.next_avail(), next_avail, "told of {base}");
         self.unseen.clear();
         self.in_flight.clear();
         assert_eq!(self.queue.has_work(), !order.is_empty() || !self.offered.is_empty());
@@ -120,6 +123,28 @@ impl Guest {
             self.in_flight.push(head);
         }
     }
+
+    fn base(&self, base: Base) -> u16 {
+        match base {
+            Base::Used => self.queue.used_idx(),
+            Base::Available => self.driver.available(),
+            Base::Any(base) => base,
+        }
+    }
+}
+
+/// What a front end that reconnects takes for the entry to go on with.
+#[derive(Debug, Clone, Copy)]
+enum Base {
+    /// The used index, as QEMU does.
+    Used,
+    /// The available index, as Cloud Hypervisor does.
+    Available,
+    Any(u16),
+}
+
+fn base() -> impl Strategy<Value = Base> {
+    prop_oneof![Just(Base::Used), Just(Base::Available), any::<u16>().prop_map(Base::Any)]
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -128,9 +153,14 @@ enum Step {
     Take,
     Answer(usize),
     Publish,
-    Die,
+    Die(Base),
     /// After the driver was shown a batch, before that was written down.
-    DieWithinShowing,
+    DieWithinShowing(Base),
+    /// GET_VRING_BASE, and another start: what is in flight is left, or answered.
+    Stop {
+        leaves: bool,
+        base: Base,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -139,8 +169,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Take),
         4 => any::<usize>().prop_map(Step::Answer),
         1 => Just(Step::Publish),
-        1 => Just(Step::Die),
-        1 => Just(Step::DieWithinShowing),
+        1 => base().prop_map(Step::Die),
+        1 => base().prop_map(Step::DieWithinShowing),
+        1 => (any::<bool>(), base()).prop_map(|(leaves, base)| Step::Stop { leaves, base }),
     ]
 }
 
@@ -163,11 +194,21 @@ proptest! {
                 }
                 Step::Answer(which) => guest.answer(which),
                 Step::Publish => guest.publish(),
-                Step::Die => {
-                    let order = still_owed(&taken, &guest);
-                    guest.die(&order);
+                Step::Die(base) => {
+                    let (order, base) = (still_owed(&taken, &guest), guest.base(base));
+                    guest.die(&order, base);
                 }
-                Step::DieWithinShowing => {
+                Step::Stop { leaves, base } => {
+                    while !leaves && !guest.in_flight.is_empty() {
+                        guest.answer(0);
+                    }
+                    guest.publish();
+                    let left = guest.in_flight.iter().all(|&head| guest.queue.leave(head));
+                    prop_assert!(left && guest.queue.in_flight() == 0);
+                    let (order, base) = (still_owed(&taken, &guest), guest.base(base));
+                    guest.die(&order, base);
+                }
+                Step::DieWithinShowing(base) => {
                     let batch = guest.unseen.clone();
                     let used_before = guest.queue.used_idx();
                     guest.publish();
@@ -176,8 +217,8 @@ proptest! {
                         set(ENTRIES + ENTRY * u64::from(head), &[1]).unwrap();
                     }
                     set(USED_IDX, &used_before.to_le_bytes()).unwrap();
-                    let order = still_owed(&taken, &guest);
-                    guest.die(&order);
+                    let (order, base) = (still_owed(&taken, &guest), guest.base(base));
+                    guest.die(&order, base);
                 }
             }
             taken = still_owed(&taken, &guest);
@@ -209,11 +250,44 @@ fn the_order_survives_a_second_death_in_the_middle_of_doing_again() {
         guest.take();
     }
     let order = guest.in_flight.clone();
-    guest.die(&order[..3]);
+    guest.die(&order[..3], 7);
     guest.offer();
-    guest.die(&order);
+    guest.die(&order, 7);
     assert_eq!(guest.pop(), guest.offered.pop_front());
     assert_eq!(guest.pop(), None);
+}
+
+#[test]
+fn a_new_record_knows_of_no_entry() {
+    let mut guest = Guest::new(7);
+    for _ in 0..3 {
+        guest.offer();
+    }
+    let config = QueueConfig { next_avail: 9, ..guest.config };
+    guest.record_view.write_bytes(0, &vec![0; Inflight::region_len(SIZE)]).unwrap();
+    guest.queue = start(&guest.memory, config, &guest.record);
+    assert_eq!((guest.pop(), guest.pop()), (guest.offered.pop_back(), None));
+}
+
+/// A device was reset, and its front end has kept the record.
+#[test]
+fn a_record_of_other_rings_has_nothing_in_flight() {
+    let mut guest = Guest::new(7);
+    for _ in 0..6 {
+        guest.offer();
+        guest.take();
+    }
+    guest.answer(0);
+    guest.publish();
+    guest.driver = Driver::new(&guest.memory, RINGS, SIZE, true).unwrap();
+    guest.offer();
+    guest.offer();
+    let config = QueueConfig { next_avail: 2, ..guest.config };
+    guest.queue = start(&guest.memory, config, &guest.record);
+    for _ in 0..3 {
+        let head = guest.pop();
+        assert_eq!(head, guest.offered.pop_front());
+    }
 }
 
 #[test]
@@ -223,9 +297,10 @@ fn a_record_that_makes_no_sense_harms_only_its_queue() {
         guest.offer();
         let len = Inflight::region_len(SIZE);
         guest.record_view.write_bytes(0, &vec![byte; len]).unwrap();
-        guest.record_view.write_bytes(8, &1u16.to_le_bytes()).unwrap();
+        guest.record_view.write_bytes(VERSION, &1u16.to_le_bytes()).unwrap();
+        guest.record_view.write_bytes(USED_IDX, &u16::MAX.to_le_bytes()).unwrap();
         guest.queue = start(&guest.memory, guest.config, &guest.record);
-        // All entries are in flight by that, most of them chains that there are not.
+        // All entries but one are in flight by that, most of them chains that there are not.
         let mut chain = Chain::new();
         for _ in 0..=SIZE {
             if guest.queue.pop(&mut chain).is_err() {

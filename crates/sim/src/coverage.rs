@@ -60,6 +60,7 @@ counters! {
     torn "sectors that a power cut could take back",
     recovered "qcow2 images whose journal a killed daemon has left",
     redone "requests under way as a daemon was killed",
+    behind "queues told to begin behind requests that were not answered",
     lost "guests that began anew, as nobody knew what was in flight",
     forgotten "requests forgotten in a reset",
     ahci_commands "AHCI commands",

@@ -154,7 +154,12 @@ impl Guest {
             self.set_inflight(connection)?;
         }
         for queue in self.queues.iter().chain(&self.control) {
-            let base = queue.driver.borrow().device_used();
+            let (available, used) = {
+                let driver = queue.driver.borrow();
+                (driver.available(), driver.device_used())
+            };
+            let base = if plan.begins_at_available { available } else { used };
+            self.world().coverage.behind.add((base != used).into());
             self.start_queue(connection, queue, base)?;
         }
         self.shared.undisturbed_ns.set(self.world().machine.now_ns());

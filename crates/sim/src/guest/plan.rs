@@ -57,6 +57,9 @@ pub(crate) struct Plan {
     pub(crate) ranges: bool,
     /// It asks for a record of what is in flight.
     pub(crate) inflight: bool,
+    /// Its VMM has queues begin at the available index when it connects again, as Cloud Hypervisor does,
+    /// and believes the record to know better; else at the used index, as QEMU does.
+    pub(crate) begins_at_available: bool,
     /// What its VMM does now and then, and how long it leaves it alone in between, at most.
     pub(crate) disturbances: Vec<Disturbance>,
     pub(crate) calm_ns: u64,
@@ -86,6 +89,7 @@ impl Plan {
         let queue_size = random.pick(&[4, 16, 64, 128, 256]);
         let depth = random.pick(&[1, 2, 8, 32, 64]).min(queue_size);
         let calm = random.one_in(3);
+        let inflight = !random.one_in(4);
         let disturbances = Disturbance::ALL.iter().filter(|_| !calm && random.one_in(2));
         Plan {
             device: Device::Blk,
@@ -101,7 +105,8 @@ impl Plan {
             format: Format::Raw,
             sectors: random.pick(&[64, 1024, 4096]),
             ranges: !random.one_in(4),
-            inflight: !random.one_in(4),
+            inflight,
+            begins_at_available: inflight && random.one_in(2),
             disturbances: disturbances.copied().collect(),
             calm_ns: random.pick(&[200_000, 1_000_000, 10_000_000]),
             patience_ns: 100_000_000,
