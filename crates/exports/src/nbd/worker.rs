@@ -154,6 +154,11 @@ impl WorkerHandle {
         })
     }
 
+    /// Makes durable what was written.
+    pub(super) fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
+        self.ask(|worker, answer| worker.flush(answer))
+    }
+
     /// All connections go on.
     pub(super) fn resume(&self) {
         let resume = |worker: &Rc<Worker>| {

@@ -16,6 +16,8 @@ use super::handover::{SavedRings, SavedServer, SavedSession};
 pub(crate) enum Order {
     /// Say what there is, and take no more messages and no more front ends.
     Describe(oneshot::Sender<Result<SavedServer, String>>),
+    /// Flush the nodes, rings running.
+    Flush(oneshot::Sender<Result<(), String>>),
     /// Stop all rings.
     Stop(oneshot::Sender<Result<SavedRings, String>>),
     /// Stop all rings, then flush the nodes.
@@ -43,6 +45,16 @@ impl HandOver {
     /// Why it cannot be handed over; it goes on once it is told to [resume](Self::resume).
     pub fn describe(&self) -> impl Future<Output = Result<SavedServer, String>> + use<> {
         self.ask(Order::Describe)
+    }
+
+    /// Writes what the nodes have kept back, while rings run: so that little is left when they
+    /// [stop](Self::stop).
+    ///
+    /// # Errors
+    ///
+    /// As of [`describe`](Self::describe); or of fdatasync(2).
+    pub fn flush(&self) -> impl Future<Output = Result<(), String>> + use<> {
+        self.ask(Order::Flush)
     }
 
     /// Stops all rings; the answer comes when nothing is in flight any more, and with `flush` when what

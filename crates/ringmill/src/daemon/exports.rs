@@ -234,6 +234,21 @@ impl Exports {
         self.ways().map(describe).collect()
     }
 
+    /// Has those flush that offer a node of which `keeps_back` is true; completes when they have, or could not.
+    pub(super) fn flush(&self, keeps_back: impl Fn(&str) -> bool) -> impl Future<Output = ()> {
+        let flush = |export: &Export| {
+            let keeps_back = export.nodes.iter().any(|node| keeps_back(node));
+            Some(export.serving.as_ref().filter(|_| keeps_back)?.flush())
+        };
+        let asked: Vec<_> = self.exports.iter().filter_map(flush).collect();
+        async move {
+            for flushed in asked {
+                // What has failed fails the next time too, and is told then.
+                let _ = flushed.await;
+            }
+        }
+    }
+
     /// Has all of them stop their queues, and those flush that offer a node of which `keeps_back` is true.
     pub(super) fn stop_queues(
         &self,

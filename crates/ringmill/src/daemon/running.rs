@@ -79,6 +79,14 @@ impl Running {
         }
     }
 
+    /// Makes durable what was written, and goes on.
+    pub(super) fn flush(&self) -> Asked<()> {
+        match self {
+            Running::VhostUser(export) => Box::pin(export.hand_over().flush()),
+            Running::Nbd(export) => Box::pin(export.flush()),
+        }
+    }
+
     /// Takes no more requests and finishes those in flight, and with `flush` flushes, until it is to
     /// [go on](Self::go_on).
     pub(super) fn stand_still(&self, flush: bool) -> Asked<Stopped> {

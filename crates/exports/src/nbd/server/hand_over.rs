@@ -55,6 +55,22 @@ impl NbdExport {
         }
     }
 
+    /// Makes durable what was written, while its clients are served.
+    ///
+    /// # Errors
+    ///
+    /// As of fdatasync(2).
+    pub fn flush(&self) -> impl Future<Output = Result<(), String>> + use<> {
+        let flushed: Vec<_> = self.export.workers.iter().map(WorkerHandle::flush).collect();
+        async move {
+            for answer in flushed {
+                let flushed = answer.await.map_err(|gone| gone.to_string())?;
+                flushed.map_err(|errno| errno.desc().to_owned())?;
+            }
+            Ok(())
+        }
+    }
+
     /// All of its clients go on.
     pub fn resume(&self) {
         self.export.workers.iter().for_each(WorkerHandle::resume);

@@ -54,7 +54,14 @@ impl Service {
                     let held = held.as_ref().map(|held| (&*held.0, &*held.1, &*held.2));
                     answer.send(self.describe(listener, held).map_err(|error| error.to_string()));
                 }
-                // It takes as long as the requests in flight, and may not be wanted any more.
+                // These take as long as the disk, and may not be wanted any more.
+                Order::Flush(answer) => match self.unless_ordered(self.flush()).await {
+                    Ok(flushed) => answer.send(flushed.map_err(|error| error.to_string())),
+                    Err(next) => {
+                        order = next;
+                        continue;
+                    }
+                },
                 Order::Stop(answer) => {
                     match self.unless_ordered(self.stop_rings(&mut held, false)).await {
                         Ok(stopped) => answer.send(stopped),

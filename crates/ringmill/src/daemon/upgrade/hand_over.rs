@@ -173,6 +173,8 @@ impl Daemon {
         let (graph, fds) = graph.map_err(within)??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
+        // So that little is left to write while all stand still.
+        let _ = until(self.exports.flush(|node| self.keeps_back(node)), limit(OLDEST_NS)).await;
         let Still { stopped, since_ns, before_ns } = self.stop_queues().await?;
         let awaited = Cell::new("");
         let end = self.control.sleep_until(since_ns + STILL_NS);
