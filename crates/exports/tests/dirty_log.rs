@@ -10,8 +10,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use block::job::OnError;
+use block::policy::{ErrorPolicy, with_policy};
 use common::{
     Daemon, Dir, Options, PATIENCE, SECTOR, connect, eventually, is_signalled, run_on, vring_config,
 };
@@ -24,7 +27,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use proptest::prelude::*;
 use queue::driver::Driver;
 use queue::{Segment, used_ring_len};
-use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -483,6 +486,56 @@ fn whoever_waits_for_marks_is_told() {
     vmm.kick();
     vmm.wait(0, 1);
     assert!(is_signalled(&told, PATIENCE));
+}
+
+/// Where the guest goes, its record does not come along.
+#[test]
+fn a_held_request_fails_if_its_queue_stops_while_writes_are_logged_and_is_left_else() {
+    let daemon = daemon();
+    let (policy, _told) = ErrorPolicy::new(OnError::Report, OnError::Stop);
+    let node = with_policy(daemon.disk.clone(), policy.clone());
+    let dir = Dir::new();
+    let _export = daemon.start_with(daemon.config(Listen::Path(dir.socket()), 1), node).unwrap();
+    let mut vmm = Vmm::on(&dir.socket(), 0, 1, 64);
+    vmm.stop();
+    let wanted = VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues: 1, queue_size: 64 };
+    let (inflight, record) = vmm.front_end.get_inflight_fd(&wanted).unwrap();
+    vmm.front_end.set_inflight_fd(&inflight, record.as_raw_fd()).unwrap();
+    vmm.start(0, false);
+    vmm.enable(true);
+    let cuts = &mut [0x77].into_iter().cycle();
+
+    daemon.disk.is_full.store(true, Ordering::SeqCst);
+    let status = vmm.add(0, &blk(1, 5, 512), cuts);
+    vmm.kick();
+    eventually("the write is held", || policy.is_stopped());
+    vmm.stop();
+    assert!(vmm.queues[0].driver.reap().is_none(), "left");
+
+    vmm.start(0, false);
+    let log = log_file(LOG_SIZE);
+    vmm.set_log(&log, LOG_SIZE).unwrap();
+    vmm.set_logging(true);
+    vmm.stop();
+    assert!(vmm.queues[0].driver.reap().is_some(), "answered");
+    assert_eq!(vmm.view.read_u8(status[0].addr).unwrap(), 1, "an I/O error");
+    let now = marked(&log);
+    let answer = [status, vmm.used_rings()].concat();
+    assert!(pages(&answer).all(|page| now.contains(&page)), "{now:x?}");
+
+    // It does not go after all, and nothing is done again.
+    vmm.set_logging(false);
+    daemon.disk.is_full.store(false, Ordering::SeqCst);
+    policy.resume(0);
+    vmm.start(0, false);
+    let status = vmm.add(0, &blk(1, 6, 512), cuts);
+    vmm.kick();
+    vmm.wait(0, 1);
+    assert_eq!(vmm.view.read_u8(status[0].addr).unwrap(), 0);
+    let disk = daemon.disk.data.lock().unwrap();
+    assert!(
+        disk[5 * SECTOR..6 * SECTOR] != [9; SECTOR] && disk[6 * SECTOR..7 * SECTOR] == [9; SECTOR]
+    );
 }
 
 /// Memory that is no good as a log; and a word of what the log file says.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub(crate) const SECTOR: usize = 512;
 pub(crate) struct RamDisk {
     pub(crate) data: Mutex<Vec<u8>>,
     pub(crate) flushes: AtomicU64,
+    /// Writes fail: there is no space.
+    pub(crate) is_full: AtomicBool,
     gate: Mutex<Gate>,
     watchers: Watchers,
 }
@@ -55,6 +57,7 @@ impl RamDisk {
         Arc::new(RamDisk {
             data,
             flushes: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
             gate: Mutex::default(),
             watchers: Watchers::default(),
         })
@@ -82,6 +85,9 @@ impl RamDisk {
             Op::Read => {
                 let len = request.len as usize;
                 request.bufs.copy_in(0, &data[at..at + len]);
+            }
+            Op::Write { .. } if self.is_full.load(Ordering::SeqCst) => {
+                return request.complete(Err(Errno::ENOSPC));
             }
             Op::Write { .. } => {
                 let len = request.len as usize;
