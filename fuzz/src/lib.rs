@@ -14,6 +14,7 @@ pub mod given;
 pub mod hand_over;
 pub mod image;
 pub mod input;
+pub mod journal;
 pub mod nbd;
 pub mod nbd_client;
 pub mod nbd_server;
@@ -144,5 +145,10 @@ mod tests {
     #[test]
     fn image() {
         replay("image", super::image::run);
+    }
+
+    #[test]
+    fn journal() {
+        replay("journal", super::journal::run);
     }
 }

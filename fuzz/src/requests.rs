@@ -2,8 +2,10 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::NodeRegistry;
+use block::node::BlockNode;
 use block::options::BlockdevOptions;
 use block::request::{Completion, Op, Request};
 use event_loop::{AlignedBuf, EventLoop, IoBufs};
@@ -26,10 +28,15 @@ impl Completion for Answers {
     }
 }
 
-/// Opens a node and sends it the requests of `steps`: each is answered, once.
+/// Opens a node and sends it the requests of `steps`.
 pub(crate) fn play(event_loop: &EventLoop, options: &BlockdevOptions, steps: &[u8]) {
-    let mut registry = NodeRegistry::new();
-    let Ok(node) = registry.open(options) else { return };
+    if let Ok(node) = NodeRegistry::new().open(options) {
+        ask(event_loop, &node, steps);
+    }
+}
+
+/// Sends a node the requests of `steps`: each is answered, once.
+pub(crate) fn ask(event_loop: &EventLoop, node: &Arc<dyn BlockNode>, steps: &[u8]) {
     let size = node.geometry().size;
     assert_eq!(size % 512, 0);
     let Ok(channel) = node.clone().open_channel(event_loop) else { return };

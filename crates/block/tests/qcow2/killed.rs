@@ -398,6 +398,27 @@ fn what_is_left_is_not_used_up_by_a_copy() {
     assert_kept(&may, &case.judge(case.open_with_journals()), &[0; SIZE], "the image");
 }
 
+/// A journal that has rotted: a header that leads nowhere is not followed, and the image stays as it is.
+#[test]
+fn a_header_that_is_left_is_judged_before_it_is_written() {
+    let case = Case::new("killed::a_header_that_is_left_is_judged_before_it_is_written");
+    case.kill(50);
+    let left = std::fs::read(&case.image).unwrap();
+    let journal = case.journals.join(&names(&case.journals)[0]);
+    let mut rotten = std::fs::read(&journal).unwrap();
+    for slot in rotten[4096..].chunks_exact_mut(16 + SECTOR) {
+        slot[..8].fill(0);
+        slot[16..].copy_from_slice(&left[..SECTOR]);
+        // Where the L1 table is.
+        slot[16 + 40..16 + 48].fill(0xff);
+    }
+    std::fs::write(&journal, rotten).unwrap();
+    let opened = registry(Some(&case.journals)).open(&options(&case.image));
+    let refused = opened.err().unwrap().to_string();
+    assert!(refused.contains("wrong header"), "{refused}");
+    assert!(std::fs::read(&case.image).unwrap() == left);
+}
+
 /// Several at once, each in a process of its own.
 #[test]
 fn what_is_left_is_seen_by_all_who_look() {

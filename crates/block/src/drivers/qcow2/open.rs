@@ -174,9 +174,17 @@ impl Opening {
         below.data().let_grow();
         let inode = below.file.inode();
         let (mut journal, left) = find_left(&name, &header, journals, inode, read_only)?;
-        if read_only && !left.is_empty() {
-            // It is seen as if it was there.
-            header = header_of(&below.file, &left, read_only)?;
+        if !left.is_empty() {
+            // A journal may be rotten, and where tables are is in it, too.
+            let with_left = header_of(&below.file, &left, read_only).map_err(|error| {
+                let error = io::Error::other(format!("its journal has a wrong header: {error}"));
+                failed(&name, "recover", &error)
+                    .with_hint("qemu-img check -r all has the image do without")
+            })?;
+            if read_only {
+                // It is seen as if it was there.
+                header = with_left;
+            }
         }
         if !read_only && header.mark.is_some() {
             let cleared = clear_up(&below, &header, left.clone(), journal.as_mut());

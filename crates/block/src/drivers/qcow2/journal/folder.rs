@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::slots::Slots;
-use super::{COMMITS, INODE, Journal, MAGIC, NAMED, SLOTS, invalid, number};
+use super::{COMMITS, INODE, Journal, MAGIC, MOST_COMMITS, NAMED, SLOTS, invalid, number};
 use crate::drivers::qcow2::marker::Mark;
 use crate::drivers::qcow2::steps::Sectors;
 
@@ -144,6 +144,9 @@ impl Journals {
         let (true, (Some(committed), Some(written))) = (begins, commits) else {
             return Err(invalid("it is no journal of the image"));
         };
+        if committed > MOST_COMMITS {
+            return Err(invalid("more commits than there can have been"));
+        }
         // Before a journal is made void, its image is marked as of the next commit.
         if !(written..=committed.saturating_add(1)).contains(&as_of) {
             return Ok(Found::Nothing);

@@ -34,6 +34,8 @@ const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
 const COMMITS: u64 = 64;
 const NAMED: u64 = COMMITS + 16;
 const INODE: u64 = NAMED + 8;
+/// Nobody makes more commits: a journal that says so has rotted. As many again can be counted.
+const MOST_COMMITS: u64 = u64::MAX / 2;
 /// Where slots begin.
 const SLOTS: usize = 4096;
 /// Slots that an empty journal keeps.
@@ -276,6 +278,19 @@ mod tests {
         journal.commit([(3, Some(&[3; SECTOR]))].into_iter()).unwrap();
         drop(journal);
         assert_eq!(found(&journals, &mark, as_of), [(3, 3)]);
+    }
+
+    #[test]
+    fn one_with_more_commits_than_can_be_counted_is_refused() {
+        let folder = Folder::new("journal-commits");
+        let journals = folder.journals();
+        let mut journal = journals.create(None).unwrap();
+        journal.committed = u64::MAX;
+        journal.write_commits().unwrap();
+        let mark = journal.mark().clone();
+        drop(journal);
+        let refused = journals.find(&mark, 0, None, false).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
