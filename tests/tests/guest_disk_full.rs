@@ -131,3 +131,34 @@ fn what_is_held_outlives_the_rings_and_the_daemon() {
         what_is_held_outlives(true);
     }
 }
+
+/// The guest resets the logical unit while its write is held. The reset is answered all the same, and the machine can
+/// be stopped, which stops the control queue first. With `RINGMILL_LONG`.
+#[test]
+fn a_reset_waits_for_nothing_that_is_held() {
+    if std::env::var_os("RINGMILL_LONG").is_none() {
+        return;
+    }
+    const JOB: &str = "
+        dd if=/dev/zero of=/dev/sda bs=4096 seek=1024 count=1 oflag=direct 2>/dev/null &
+        read go
+        sg_reset -d /dev/sda >/dev/null
+        echo reset
+        wait";
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 32);
+    let server = serve(&scratch, &image, "first", true, true);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut guest = Guest::new().scsi(server.socket("disk")).boot(JOB);
+    wait_for_stop(&mut qmp);
+    guest.send("go");
+    guest.expect("reset");
+    let mut machine = guest.qmp();
+    machine.execute("stop", json!({}));
+    machine.execute("cont", json!({}));
+    // The guest has sent it again, and it fails again.
+    resume(&mut qmp);
+    wait_for_stop(&mut qmp);
+    guest.kill();
+    server.stop();
+}
