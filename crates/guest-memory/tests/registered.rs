@@ -254,7 +254,7 @@ fn a_place_is_not_used_again_before_the_last_operation_that_names_it() {
         // Submitted by now: in flight, until somebody writes.
         event_loop.run_once(false).unwrap();
         event_loop.block_on(other.unregister()).unwrap();
-        assert_eq!(pinned_kib(), pinned + 16, "pinned for the operation");
+        turn_until(&event_loop, "the operation's pages alone", || pinned_kib() == pinned + 16);
         nix::unistd::write(&writer, b"sixteen bytes...").unwrap();
         let (result, bufs) = event_loop.block_on(read).unwrap();
         assert_eq!((result, &*bytes_at(&ordinary, 8, 16)), (16, &b"sixteen bytes..."[..]));

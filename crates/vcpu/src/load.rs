@@ -80,7 +80,7 @@ pub struct InAll {
 }
 
 /// How long what is in flight may take once the load has ended.
-const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 /// How long a driver sleeps at most before it looks whether the load has ended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 

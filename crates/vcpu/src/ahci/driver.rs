@@ -12,7 +12,7 @@ use super::layout::{Command, PortArea};
 use super::{ata, reg};
 
 /// How long a command, or a step of bringing a port up, may take at most.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A command that failed: what the port shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
