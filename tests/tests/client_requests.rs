@@ -163,7 +163,9 @@ fn a_discarded_range_reads_as_zeroes() {
     assert_eq!(pattern::generation(127, &disk.client.read(1016, 4096)), Ok(0));
     assert_eq!(pattern::generation(384, &disk.client.read(3072, 4096)), Ok(0));
     let (image, _scratch) = disk.end();
-    assert!(image.allocated() <= 7 << 20, "{} bytes in use", image.allocated());
+    // With a few blocks of the file system's own, by how many pieces the file is in.
+    let most = (7 << 20) + (64 << 10);
+    assert!(image.allocated() <= most, "{} bytes in use", image.allocated());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -182,6 +182,9 @@ fn an_address_that_is_taken_is_told_of_and_a_free_one_serves() {
     let wanted = format!("--metrics {metrics}: Failed to listen on '127.0.0.1:{port}': ");
     assert!(log.contains(&wanted), "{log}");
     drop(taken);
+    // Another test's child may have it open until it executes its program.
+    let is_free = || TcpStream::connect(("127.0.0.1", port)).is_err();
+    eventually("the port to be free", || is_free().then_some(()));
     let server = ServerCommand::new(&scratch).named("again").arg("--metrics").arg(&metrics).start();
     let url = format!("http://127.0.0.1:{port}/metrics");
     let page = Command::new(tool("curl")).args(["--silent", "--fail", &url]).output();

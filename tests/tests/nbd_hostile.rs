@@ -100,7 +100,7 @@ fn a_payload_of_a_refused_write_is_taken_and_forgotten() {
 fn a_handshake_that_takes_too_long_is_ended() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
-    let server = serve(&scratch, &image, ",handshake-max-seconds=1");
+    let server = serve(&scratch, &image, ",handshake-max-seconds=3");
     let socket = scratch.path("nbd.sock");
     let silent = RawNbd::connect(&socket);
     let mut half = RawNbd::greet(&socket);
@@ -126,14 +126,21 @@ fn connections_beyond_the_most_wait_for_their_turn() {
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image, ",max-connections=2");
     let socket = scratch.path("nbd.sock");
-    let one = RawNbd::go(&socket, "disk");
-    let mut two = RawNbd::go(&socket, "disk");
+    let mut clients = [(); 2].map(|()| RawNbd::go(&socket, "disk"));
+    let mut are_served = || {
+        for client in &mut clients {
+            client.request(FLUSH, 1, 0, 0);
+            assert_eq!(client.reply(), (0, 1));
+        }
+    };
+    // Then they have all that they will ever have.
+    are_served();
     let files = server.open_files();
     let waiting: Vec<_> = (0..20).map(|_| RawNbd::connect(&socket)).collect();
-    two.request(FLUSH, 1, 0, 0);
-    assert_eq!(two.reply(), (0, 1));
+    are_served();
     assert_eq!(server.open_files(), files, "the others were not even accepted");
     drop(waiting);
+    let [one, two] = clients;
     drop(one);
     others_are_served(&scratch);
     drop(two);

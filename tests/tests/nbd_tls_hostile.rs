@@ -51,7 +51,7 @@ fn a_handshake_that_takes_too_long_is_ended() {
     let authority = Authority::new(&scratch, "ca");
     let (creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));
     let image = Image::filled(&scratch, "disk.img", 4);
-    let server = serve(&scratch, &image, &creds, ",handshake-max-seconds=2");
+    let server = serve(&scratch, &image, &creds, ",handshake-max-seconds=4");
     let begin = || {
         let mut raw = RawNbd::greet(&scratch.path("nbd.sock"));
         raw.option(5, b"");

@@ -1,7 +1,7 @@
 //! Strangers that break every rule, and their neighbours, who see no error and are served.
 
 use hostile::{Attack, Running, Target};
-use integration::nbd::{client_output, nbd_export, nbd_server, nbds_uri};
+use integration::nbd::{client, nbd_export, nbd_server, nbds_uri};
 use integration::tls::{Authority, NOW};
 use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern};
 
@@ -22,6 +22,14 @@ struct Neighbours {
 }
 
 impl Neighbours {
+    /// Once all that they have sent is there, with descriptors.
+    fn new(mut clients: [BlkClient; 2]) -> Self {
+        for client in &mut clients {
+            client.read(0, pattern::BLOCK);
+        }
+        Neighbours { clients, generation: 0 }
+    }
+
     fn bear(&mut self, attack: Attack, running: &Running, blows: u64) {
         let begun = std::time::Instant::now();
         let mut done = 0;
@@ -64,7 +72,7 @@ fn neighbours_of_strangers_are_served() {
         monitor: server.socket("monitor"),
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
-    let mut neighbours = Neighbours { clients: ["near", "far"].map(connect), generation: 0 };
+    let mut neighbours = Neighbours::new(["near", "far"].map(connect));
     let files = server.open_files();
     for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
         let running = attack.begin(target.clone(), None).expect("a thread");
@@ -111,14 +119,17 @@ fn tls_handshakes_without_end_keep_nobody_out() {
         monitor: server.socket("monitor"),
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
-    let mut neighbours = Neighbours { clients: ["near", "far"].map(connect), generation: 0 };
+    let mut neighbours = Neighbours::new(["near", "far"].map(connect));
     let (files, attack) = (server.open_files(), Attack::NbdTls);
     let running = attack.begin(target, None).expect("a thread");
     neighbours.bear(attack, &running, BLOWS);
-    // Who comes with them waits for a place, and gets one.
+    // Who comes with them waits for a place, and gets one; the second that it has then may be too short.
     let uri = nbds_uri(&scratch, "disk", &alice);
-    let size = client_output(&scratch, "timeout", &["60", "nbdinfo", "--size", &uri]);
-    assert_eq!(size.trim(), "4194304");
+    let size = eventually("a place", || {
+        let info = client(&scratch, "timeout", &["60", "nbdinfo", "--size", &uri]);
+        info.status.success().then_some(info.stdout)
+    });
+    assert_eq!(size.trim_ascii(), b"4194304");
     drop(running);
     eventually("descriptors to be closed", || (server.open_files() <= files).then_some(()));
     drop(neighbours);

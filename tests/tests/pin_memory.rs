@@ -153,7 +153,7 @@ fn beyond_the_limit_it_is_said_once_and_requests_go_on() {
         use_disk(&mut client, 1, connection as u64);
         drop(client);
         eventually("the memory to be unmapped", || (server.guest_mappings() == 0).then_some(()));
-        assert_eq!(server.pinned_kib(), 0);
+        eventually_pinned(&server, "nothing pinned", |kib| kib == 0);
         assert!(warnings(connection).is_some(), "one for each connection");
     }
     server.stop();

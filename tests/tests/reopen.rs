@@ -5,7 +5,7 @@ mod common;
 use std::process::Command;
 
 use common::{Load, MIB, check, daemon};
-use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, tool};
+use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, eventually, tool};
 use serde_json::{Value, json};
 
 fn file(image: &Image, more: Value) -> Value {
@@ -41,7 +41,7 @@ fn options_change_under_a_load() {
         load.go_on();
     }
     // One descriptor more: the one that holds the lock.
-    assert!(server.open_files() <= files + 1, "{} of {files}", server.open_files());
+    eventually("the others to be closed", || (server.open_files() <= files + 1).then_some(()));
     let why = qmp.refused("blockdev-reopen", file(&image, json!({"read-only": true})));
     assert_eq!(why, "Cannot make block node read-only, there is a writer on it");
     let log = load.finish();

@@ -64,7 +64,8 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
     drop(qmp);
     let before = told(&server);
     let load = Load::start(connect(&server, 2), 1);
-    let other = BlkClient::connect(&socket, 1, 64).expect("the export serves");
+    let mut other = BlkClient::connect(&socket, 1, 64).expect("the export serves");
+    other.read(0, 512);
     load.go_on();
     let (files, threads) = (server.open_files(), server.threads());
     let mut after_one = 0;
