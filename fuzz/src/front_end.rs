@@ -350,6 +350,11 @@ impl<'a> FrontEnd<'a> {
         bytes[10..12].copy_from_slice(&(ENTRIES as u16).to_le_bytes());
         bytes[12..16].copy_from_slice(&input.array::<4>());
         let _ = self.record.write_at(&bytes, 0);
+        // That of the write cache mode is behind the ring's.
+        if how >= 0xc0 {
+            let at = (16 + ENTRIES * 16).next_multiple_of(64);
+            let _ = self.record.write_at(b"ringwce1", at);
+        }
         for _ in 0..how & 15 {
             let (head, place) = (u64::from(input.u8()), u64::from(input.u8() & 15));
             let at = (16 + head * 16 + place) % RECORD;

@@ -240,6 +240,7 @@ impl FrontEnd {
             }
             Action::SetInflight { description, .. } => {
                 assert!(self.running.is_empty() && description.queue_size <= MAX_QUEUE_SIZE);
+                self.session.inflight_set(None);
             }
             Action::ResetRings => {
                 self.session.rings_reset();

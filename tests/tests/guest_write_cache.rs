@@ -1,6 +1,6 @@
 //! The guest switches the disk's write cache off and on (`VIRTIO_BLK_F_CONFIG_WCE`).
 
-use integration::{Guest, Image, Scratch, ServerCommand};
+use integration::{BlkClient, Guest, Image, Scratch, ServerCommand};
 
 const JOB: &str = "
     cache() { cat /sys/block/vda/cache_type; }
@@ -11,15 +11,33 @@ const JOB: &str = "
     echo 'write back' >/sys/block/vda/cache_type
     cache
     dd if=/dev/urandom of=/dev/vda bs=64k seek=64 count=64 conv=fsync 2>/dev/null
+    echo 'write through' >/sys/block/vda/cache_type
+    echo kill && read -r done
+    dd if=/dev/urandom of=/dev/vda bs=64k seek=128 count=16 oflag=direct 2>/dev/null
+    cache
     md5sum </dev/vda";
 
+/// And the daemon that it has told is killed: what comes after it is told by nobody, and the guest does not flush.
 #[test]
 fn the_write_cache_is_switched() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 16);
-    let server = ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "").start();
-    let lines = Guest::new().disk(server.socket("disk")).run(JOB);
+    let start = || ServerCommand::new(&scratch).file("disk", &image, "").export("disk", "").start();
+    let server = start();
+    let guest = Guest::new().disk(server.socket("disk")).chardev_options("reconnect-ms=10");
+    let mut guest = guest.boot(JOB);
+    guest.expect("kill");
+    server.kill();
+    let server = start();
+    guest.send("done");
+    let lines = guest.finish();
+    // It finds the device as it was left: it does not look before its queues run.
+    let next = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    let config = next.config().expect("a configuration space");
+    drop(next);
     server.stop();
     let sum = format!("{}  -", image.md5());
-    assert_eq!(lines, ["write back", "write through", "write back", &sum]);
+    let modes = ["write back", "write through", "write back", "kill", "write through"];
+    assert_eq!(lines, [&modes[..], &[&sum]].concat());
+    assert_eq!(config.writeback, 0, "the daemon that was started believes in a cache");
 }

@@ -3,7 +3,10 @@
 
 mod rig;
 
+use std::sync::Arc;
+
 use block::test_util::{Format, VolatileDisk};
+use devices::virtio::CacheRecord;
 use devices::virtio_blk::DeviceConfig;
 use rig::*;
 
@@ -117,5 +120,39 @@ fn a_driver_that_does_not_know_to_flush_need_not() {
         assert!(machine.write(1), "{format:?}");
         machine.without(F_CONFIG_WCE);
         assert!(!machine.write(2), "{format:?}: one that does");
+    }
+}
+
+/// A daemon is killed, and the next one is given what it has kept. Its driver negotiates anew and says
+/// nothing of the write cache.
+#[test]
+fn with_the_cache_off_each_write_is_there_after_a_restart() {
+    let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
+    let memory = Arc::new(region.map().unwrap());
+    let record = || CacheRecord::new(memory.clone(), 0);
+    for format in Format::ALL {
+        let machine = Machine::new(format, |_| {});
+        machine.rig.device.keep_write_cache(record());
+        machine.rig.device.write_config(WRITEBACK, &[0]).unwrap();
+        let mut machine = Machine::new(format, |_| {});
+        assert!(machine.rig.device.keep_write_cache(record()));
+        assert!(machine.write(1), "{format:?}");
+        machine.rig.device.write_config(WRITEBACK, &[1]).unwrap();
+        machine.rig.device.write_cache_is_known();
+        let mut machine = Machine::new(format, |_| {});
+        assert!(machine.rig.device.keep_write_cache(record()));
+        assert!(!machine.write(2), "{format:?}: on again");
+        // Nothing lasts longer than the driver.
+        machine.rig.device.write_config(WRITEBACK, &[0]).unwrap();
+        machine.rig.device.reset();
+        machine.rig.device.write_cache_is_known();
+        let mut machine = Machine::new(format, |_| {});
+        assert!(machine.rig.device.keep_write_cache(record()));
+        assert!(!machine.write(3), "{format:?}: reset");
+        // What the operator asks for stays.
+        let mut machine = Machine::new(format, |config| config.writethrough = true);
+        assert!(machine.rig.device.keep_write_cache(record()));
+        assert!(machine.write(4), "{format:?}: by the configuration");
+        machine.rig.device.set_writeback(true);
     }
 }

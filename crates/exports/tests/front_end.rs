@@ -537,6 +537,54 @@ fn memory_for_requests_in_flight_is_looked_at() {
     assert_eq!(vmm.guest.write(0, 1, &[1; SECTOR]), 0);
 }
 
+/// The writeback toggle, as the front end sees it.
+fn writeback(vmm: &mut Vmm) -> u8 {
+    let buf = [0];
+    vmm.front_end.get_config(32, 1, VhostUserConfigFlags::WRITABLE, &buf).unwrap().1[0]
+}
+
+/// A front end that reconnects to another daemon hands over its memory, and says nothing of the mode.
+#[test]
+fn the_write_cache_mode_comes_with_what_is_in_flight() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
+    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
+    vmm.start();
+    let flags = VhostUserConfigFlags::empty();
+    vmm.front_end.set_config(32, flags, &[0]).unwrap();
+    let reconnected = |inflight: &VhostUserInflight, before: bool| {
+        let daemon = Daemon::new();
+        let mut vmm = Vmm::new(&daemon, 1);
+        // It may also look first, and begins anew then, until it says whose guest it has.
+        let seen = before.then(|| writeback(&mut vmm));
+        assert!(seen.is_none_or(|seen| seen == 1));
+        vmm.front_end.set_inflight_fd(inflight, file.as_raw_fd()).unwrap();
+        (daemon, vmm)
+    };
+    // Not yet started, started, and stopped: the mode is the same.
+    for looks_before in [false, true] {
+        let (_daemon, mut vmm) = reconnected(&inflight, looks_before);
+        assert_eq!(writeback(&mut vmm), 0);
+        vmm.start();
+        assert_eq!(writeback(&mut vmm), 0);
+        vmm.front_end.get_vring_base(0).unwrap();
+        assert_eq!(writeback(&mut vmm), 0);
+    }
+    // What another back end has made ends with the rings.
+    let short = VhostUserInflight { mmap_size: inflight.mmap_size - 1, ..inflight };
+    let (_daemon, mut vmm) = reconnected(&short, false);
+    assert_eq!(writeback(&mut vmm), 1);
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 1, &[1; SECTOR]), 0);
+    // On again, once that is acknowledged.
+    let (_daemon, mut vmm) = reconnected(&inflight, false);
+    vmm.front_end.set_config(32, flags, &[1]).unwrap();
+    assert_eq!(writeback(&mut vmm), 1);
+    let (_daemon, mut vmm) = reconnected(&inflight, false);
+    assert_eq!(writeback(&mut vmm), 1);
+}
+
 fn tempfile() -> std::fs::File {
     let name = c"not sealed";
     nix::sys::memfd::memfd_create(name, nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap().into()

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use block::node::Watcher;
+use devices::virtio::CacheRecord;
 use event_loop::EventLoop;
 use exports::vhost_user::device::{Device, DeviceOnLoop};
 use exports::vhost_user::session::{
@@ -60,6 +61,10 @@ impl Device for Paper {
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
         self.note(format!("write {data:?} at {offset}"));
         if offset == 0 { Ok(()) } else { Err("read-only".into()) }
+    }
+
+    fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {
+        record.is_some()
     }
 
     fn watch(&self, _: &Watcher) {}
@@ -401,13 +406,37 @@ fn a_look_at_config_space_before_the_start_resets_the_device_once() {
     replied(&mut session, look());
     assert_eq!(device.taken(), [""; 0]);
 
+    // Not under a guest that has run, though its rings are stopped now; nor when a record tells of it.
+    let begun: [fn(&mut Session); 3] = [
+        |session| session.ring_started(0),
+        |session| {
+            session.ring_started(0);
+            session.ring_stopped(0, Some(7));
+        },
+        |session| session.inflight_set(used_record()),
+    ];
+    for begin in begun {
+        let device = Arc::new(Paper::default());
+        let mut session = Session::new(device.clone());
+        describe(&mut session, 0);
+        begin(&mut session);
+        device.taken();
+        replied(&mut session, look());
+        assert_eq!(device.taken(), [""; 0]);
+    }
+    // One that says nothing is that of a guest that is about to begin.
     let device = Arc::new(Paper::default());
     let mut session = Session::new(device.clone());
-    describe(&mut session, 0);
-    session.ring_started(0);
+    session.inflight_set(None);
     device.taken();
     replied(&mut session, look());
-    assert_eq!(device.taken(), [""; 0]);
+    assert_eq!(device.taken(), ["reset", "features 0x0"]);
+}
+
+/// Of which [`Paper`] says that it was used before.
+fn used_record() -> Option<CacheRecord> {
+    let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
+    CacheRecord::new(Arc::new(region.map().unwrap()), 0)
 }
 
 #[test]

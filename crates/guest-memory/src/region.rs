@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU8;
 
 use crate::bus_error::Watched;
 use crate::error::Error;
@@ -165,6 +166,15 @@ impl MappedRegion {
     /// Its first byte in our address space; valid for [`size`](Self::size) bytes while it lives.
     pub fn host(&self) -> NonNull<u8> {
         self.host
+    }
+
+    /// The byte at `offset` from the region's first one, for what is not a guest's: shared with other
+    /// processes that have mapped the file. `None`: the region ends before it.
+    pub fn byte(&self, offset: u64) -> Option<&AtomicU8> {
+        let offset = usize::try_from(offset).ok().filter(|_| offset < self.size)?;
+        // SAFETY: inside the region, so mapped as long as `self` is borrowed; a byte needs no alignment;
+        // whatever else reaches this memory does so by volatile and atomic accesses (see `Sync`).
+        Some(unsafe { AtomicU8::from_ptr(self.host.add(offset).as_ptr()) })
     }
 }
 

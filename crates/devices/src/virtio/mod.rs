@@ -1,5 +1,6 @@
 //! What virtio devices have in common: a queue at work on its I/O thread.
 
+mod cache_record;
 mod runner;
 
 use std::rc::Rc;
@@ -10,6 +11,8 @@ use queue::QueueError;
 
 use crate::stats::Kind;
 
+pub use cache_record::CacheRecord;
+pub(crate) use cache_record::KeptModes;
 pub(crate) use runner::{Broken, Runner, Service};
 
 /// A started queue of any device, as whoever has started it sees it. Lives on its I/O thread.

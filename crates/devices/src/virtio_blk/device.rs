@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::fmt;
+use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::node::Geometry;
@@ -12,6 +13,7 @@ use super::wire::{
     VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
+use crate::virtio::{CacheRecord, KeptModes};
 
 /// Most data segments of a request: what QSD offers, a 128-entry queue less header and status.
 const SEG_MAX: u32 = 126;
@@ -60,7 +62,12 @@ pub struct Device {
     writethrough: bool,
     /// The driver's toggle: write-back, where the driver may flush, or write-through.
     writeback: AtomicBool,
+    /// Where the toggle outlives the process.
+    kept: KeptModes,
 }
+
+/// The one disk of the device, in its [`CacheRecord`].
+const DISK: u8 = 0;
 
 impl Device {
     /// A device over a node with that geometry.
@@ -121,6 +128,7 @@ impl Device {
             negotiated: AtomicU64::new(0),
             writethrough: config.writethrough,
             writeback: AtomicBool::new(!config.writethrough),
+            kept: KeptModes::default(),
         })
     }
 
@@ -137,7 +145,7 @@ impl Device {
     /// As after a power-on: no features, the write cache mode of the configuration.
     pub fn reset(&self) {
         self.set_features(0);
-        self.writeback.store(!self.writethrough, Ordering::Relaxed);
+        self.kept.set(DISK, &self.writeback, !self.writethrough);
     }
 
     /// The driver's toggle.
@@ -145,9 +153,22 @@ impl Device {
         self.writeback.load(Ordering::Relaxed)
     }
 
-    /// Sets it as another process has left it.
+    /// Sets it as another process has left it, and the driver knows it.
     pub fn set_writeback(&self, writeback: bool) {
-        self.writeback.store(writeback, Ordering::Relaxed);
+        self.kept.set(DISK, &self.writeback, writeback);
+        self.write_cache_is_known();
+    }
+
+    /// Keeps the write cache mode in `record` from now on. What that says of a driver that a process
+    /// before this one has served is taken over: it may turn write-back into write-through, not the other
+    /// way. Whether it says something. No queue runs.
+    pub fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {
+        self.kept.keep(record, iter::once(&self.writeback))
+    }
+
+    /// The driver has seen the answer to its last write to the configuration space.
+    pub fn write_cache_is_known(&self) {
+        self.kept.answered(iter::once(&self.writeback));
     }
 
     /// The configuration space as the driver sees it now.
@@ -175,7 +196,7 @@ impl Device {
     pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
         match (offset as usize, data) {
             (CONFIG_WRITEBACK, [value @ (0 | 1)]) => {
-                self.writeback.store(*value == 1, Ordering::Relaxed);
+                self.kept.set(DISK, &self.writeback, *value == 1);
                 Ok(())
             }
             _ => Err(ConfigError { offset, len: data.len() }),

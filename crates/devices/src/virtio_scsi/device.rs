@@ -16,6 +16,7 @@ use super::wire::{
     CDB_SIZE, CONFIG_CDB_SIZE, CONFIG_SENSE_SIZE, CONFIG_SIZE, Config, SENSE_SIZE,
     VIRTIO_SCSI_F_CHANGE,
 };
+use crate::virtio::{CacheRecord, KeptModes};
 
 /// Most data segments of a request: a 128-entry queue less the request and the response.
 const SEG_MAX: u32 = 126;
@@ -55,6 +56,8 @@ pub struct Device {
     events: AtomicUsize,
     /// Its parts, one on each loop that has queues.
     parts: Mutex<Vec<Part>>,
+    /// Where WCE of its logical units outlives the process.
+    kept: KeptModes,
 }
 
 /// The way to a part.
@@ -89,6 +92,7 @@ impl Device {
             negotiated: AtomicU64::new(0),
             events: AtomicUsize::new(0),
             parts: Mutex::new(Vec::new()),
+            kept: KeptModes::default(),
         })
     }
 
@@ -122,6 +126,26 @@ impl Device {
             .filter(|(lun, saved)| lun.restore(saved))
             .count();
         self.events.store(events, Ordering::Relaxed);
+        self.write_caches_are_known();
+    }
+
+    /// Keeps WCE of the logical units in `record` from now on. What that says of a driver that a process
+    /// before this one has served is taken over: it may switch a write cache off, not on. Whether it says
+    /// something. No queue runs.
+    pub fn keep_write_caches(&self, record: Option<CacheRecord>) -> bool {
+        self.kept.keep(record, self.luns.iter().map(Lun::write_cache))
+    }
+
+    /// Sets WCE of a logical unit.
+    pub(crate) fn set_write_cache(&self, number: u16, on: bool) {
+        if let (Some(lun), Ok(disk)) = (self.lun(number), u8::try_from(number)) {
+            self.kept.set(disk, lun.write_cache(), on);
+        }
+    }
+
+    /// The driver has seen the answer to a MODE SELECT.
+    pub(crate) fn write_caches_are_known(&self) {
+        self.kept.answered(self.luns.iter().map(Lun::write_cache));
     }
 
     pub(crate) fn trace_name(&self) -> &CStr {

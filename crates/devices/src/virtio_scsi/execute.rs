@@ -20,6 +20,8 @@ const MAX_MODE_LIST: usize = 512;
 pub(crate) enum Work<'a> {
     /// Nothing more: so many bytes of the data buffer were used.
     Answered(u32),
+    /// The same, and a write cache is on: once the driver knows, that is to be kept.
+    CacheOn(u32),
     /// A read or write of these segments.
     Transfer { lun: u16, op: Op, offset: u64, data: Segments<'a> },
     /// Something without data: the command has used so many bytes of its buffer.
@@ -102,7 +104,7 @@ pub(crate) fn execute<'a>(
     }
     match answer(device, lun, &command) {
         Some(bytes) => give(&command, &bytes?, data, memory),
-        None => work(number, lun, command, data, memory),
+        None => work(device, (number, lun), command, data, memory),
     }
 }
 
@@ -123,8 +125,8 @@ fn give<'a>(
 
 /// The commands that do something.
 fn work<'a>(
-    number: u16,
-    lun: &Lun,
+    device: &Device,
+    (number, lun): (u16, &Lun),
     command: Command,
     data: Data<'a>,
     memory: &MemoryView,
@@ -181,15 +183,17 @@ fn work<'a>(
             }
             let read = list.read(memory, &mut bytes)?;
             let wanted = mode::select(lun, long, bytes.get(..read).unwrap_or_default())?;
-            let had = lun.has_write_cache();
             if let Some(on) = wanted {
-                lun.set_write_cache(on);
+                device.set_write_cache(number, on);
             }
-            if had && wanted == Some(false) {
-                // What is in the cache has to go before it is off; from here on nothing comes in.
-                Work::Plain { lun: number, op: Op::Flush, offset: 0, len: 0, used: len.into() }
-            } else {
-                Work::Answered(len.into())
+            match wanted {
+                // What is in the cache has to go before it is off; from here on nothing comes in. Also
+                // when it was off: who has switched it off may have been killed before it had gone.
+                Some(false) => {
+                    Work::Plain { lun: number, op: Op::Flush, offset: 0, len: 0, used: len.into() }
+                }
+                Some(true) => Work::CacheOn(len.into()),
+                None => Work::Answered(len.into()),
             }
         }
         // What is left does nothing here, or was answered before.

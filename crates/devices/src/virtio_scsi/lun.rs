@@ -119,9 +119,9 @@ impl Lun {
         self.write_cache.load(Ordering::Relaxed)
     }
 
-    /// Sets WCE.
-    pub(crate) fn set_write_cache(&self, on: bool) {
-        self.write_cache.store(on, Ordering::Relaxed);
+    /// WCE, which changes through the device's [`KeptModes`](crate::virtio::KeptModes).
+    pub(crate) fn write_cache(&self) -> &AtomicBool {
+        &self.write_cache
     }
 
     /// Establishes a unit attention condition.
@@ -150,7 +150,7 @@ impl Lun {
     /// Takes up what was saved; whether there is an event to tell.
     pub(crate) fn restore(&self, saved: &[u8]) -> bool {
         let [flags, attentions] = *saved else { return false };
-        self.set_write_cache(flags & 1 != 0);
+        self.write_cache.store(flags & 1 != 0, Ordering::Relaxed);
         self.attentions.store(attentions, Ordering::Relaxed);
         let event = flags & 2 != 0;
         self.event.store(event, Ordering::Relaxed);

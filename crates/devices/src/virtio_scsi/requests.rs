@@ -1,6 +1,6 @@
 //! A request queue: from a chain to a command under way.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
 use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub(crate) struct Requests {
     waits: RefCell<Vec<Wait>>,
     /// WRITE SAMEs whose next part is to be written.
     pub(crate) repeats: RefCell<Vec<(u32, IoBufs)>>,
+    /// A write cache was switched on, which the driver does not see yet.
+    cache_on: Cell<bool>,
     pub(crate) batch: Batch,
     pub(super) stats: Arc<QueueStats>,
 }
@@ -48,6 +50,7 @@ impl Requests {
             numbers: Sequence::default(),
             waits: RefCell::default(),
             repeats: RefCell::default(),
+            cache_on: Cell::default(),
             batch: Batch::default(),
             stats,
         }
@@ -121,6 +124,10 @@ impl Service for Requests {
         };
         let work = match execute(&this.device, &request, data, &memory) {
             Ok(Work::Answered(used)) => return answer(Response::Ok, None, used),
+            Ok(Work::CacheOn(used)) => {
+                this.cache_on.set(true);
+                return answer(Response::Ok, None, used);
+            }
             Ok(work) => work,
             Err(Refused::Sense(sense)) => return answer(Response::Ok, Some(sense), 0),
             Err(Refused::Response(refusal)) => return answer(refusal, None, 0),
@@ -192,7 +199,7 @@ impl Service for Requests {
                     (offset, now)
                 }
             }
-            Work::Answered(_) => (0, 0),
+            Work::Answered(_) | Work::CacheOn(_) => (0, 0),
         };
         let (lun, op) = (slot.lun, slot.op);
         let tag = slots.insert(slot);
@@ -234,6 +241,9 @@ impl Service for Requests {
         let this = &runner.service;
         if let Some(signalled) = signalled {
             this.batch.publish(&this.stats, signalled);
+            if this.cache_on.replace(false) {
+                this.device.write_caches_are_known();
+            }
         }
         if !this.repeats.borrow().is_empty() {
             runner.go_on_repeating();

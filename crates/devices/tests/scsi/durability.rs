@@ -1,9 +1,11 @@
 //! What a logical unit has said to be on the medium is there when the power is cut right then.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::node::Channel;
 use block::test_util::{Format, VolatileDisk};
+use devices::virtio::CacheRecord;
 use devices::virtio_scsi::DeviceConfig;
 
 use crate::rig::*;
@@ -142,5 +144,42 @@ fn a_unit_without_a_write_cache() {
             assert!(machine.write(&cdb(code, 0), byte), "{format:?}, {code:#x}");
         }
         write_same(&mut machine);
+    }
+}
+
+/// A daemon is killed, and the next one is given what it has kept.
+#[test]
+fn with_the_cache_off_each_write_is_there_after_a_restart() {
+    for format in Format::ALL {
+        let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
+        let memory = Arc::new(region.map().unwrap());
+        let record = || CacheRecord::new(memory.clone(), 0);
+        let mut machine = Machine::new(format, |_| {});
+        machine.rig.device.keep_write_caches(record());
+        machine.set_write_cache(false);
+        let mut machine = Machine::new(format, |_| {});
+        assert!(machine.rig.device.keep_write_caches(record()));
+        assert!(machine.write(&cdb(0x2a, 0), 1), "{format:?}");
+        machine.set_write_cache(true);
+        let mut machine = Machine::new(format, |_| {});
+        assert!(machine.rig.device.keep_write_caches(record()));
+        assert!(!machine.write(&cdb(0x2a, 0), 2), "{format:?}: on again");
+    }
+}
+
+/// Who was killed may have switched it off, and not have got to the flush.
+#[test]
+fn the_cache_is_flushed_also_when_it_was_off() {
+    for format in Format::ALL {
+        let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
+        let memory = Arc::new(region.map().unwrap());
+        let mut machine = Machine::new(format, |_| {});
+        assert!(!machine.write(&cdb(0x2a, 0), 1));
+        let mut other = Machine::new(format, |_| {});
+        other.rig.device.keep_write_caches(CacheRecord::new(memory.clone(), 0));
+        other.set_write_cache(false);
+        machine.rig.device.keep_write_caches(CacheRecord::new(memory, 0));
+        machine.set_write_cache(false);
+        assert!(machine.has(1), "{format:?}");
     }
 }

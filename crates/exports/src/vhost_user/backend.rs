@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use devices::virtio::CacheRecord;
 use event_loop::{Signal, oneshot};
 use guest_memory::{GuestMemory, MappedRegion, Region};
 
@@ -304,14 +305,15 @@ impl Backend {
         Ok(())
     }
 
-    /// Has rings that are started from now on keep what they have in flight in this memory.
+    /// Has rings that are started from now on keep what they have in flight in this memory. Returns its
+    /// record of the write cache mode.
     pub(crate) fn set_inflight(
         &mut self,
         description: InflightDescription,
         fd: OwnedFd,
-    ) -> Result<(), RequestError> {
-        self.inflight = Some(InflightArea::map(description, fd)?);
-        Ok(())
+    ) -> Result<Option<CacheRecord>, RequestError> {
+        let area = self.inflight.insert(InflightArea::map(description, fd)?);
+        Ok(area.of_write_cache())
     }
 
     /// Stops a ring. Returns its base once what was in flight is done; `None`: it did not run.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
-use devices::virtio::Virtqueue;
+use devices::virtio::{CacheRecord, Virtqueue};
 use devices::virtio_blk::{self, DeviceConfig, start_queue};
 use event_loop::{EventLoop, Signal};
 use queue::Queue;
@@ -92,6 +92,14 @@ impl Device for Blk {
         if let [writeback @ (0 | 1)] = saved {
             self.device.set_writeback(*writeback == 1);
         }
+    }
+
+    fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {
+        self.device.keep_write_cache(record)
+    }
+
+    fn answered(&self) {
+        self.device.write_cache_is_known();
     }
 
     fn watch(&self, watcher: &Watcher) {

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::Watcher;
-use devices::virtio::Virtqueue;
+use devices::virtio::{CacheRecord, Virtqueue};
 use event_loop::{EventLoop, Signal};
 use nix::errno::Errno;
 use queue::Queue;
@@ -56,6 +56,16 @@ pub trait Device: Send + Sync {
     /// Goes on with what another process has [saved](Self::save). What it cannot make sense of it
     /// leaves alone.
     fn restore(&self, _saved: &[u8]) {}
+
+    /// Keeps the write cache mode of its disks in `record` from now on, and takes over what that says of
+    /// the driver already, but for what is less strict. Whether it says something. Called while no queue
+    /// runs. `None`: they are not kept any more.
+    fn keep_write_cache(&self, _record: Option<CacheRecord>) -> bool {
+        false
+    }
+
+    /// The answer to the front end's last message is on its way.
+    fn answered(&self) {}
 
     /// Gets ready for queues on this loop. Called on the loop's thread, once.
     ///

@@ -1,6 +1,6 @@
 //! The memory in which the rings' requests in flight are kept, so that they outlive this process: made
 //! here (GET_INFLIGHT_FD), kept by the front end, and handed back by it, also to whoever comes after
-//! us (SET_INFLIGHT_FD).
+//! us (SET_INFLIGHT_FD). Behind the rings' records there is one of the device's write cache mode.
 
 #![forbid(unsafe_code)]
 
@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use devices::virtio::CacheRecord;
 use guest_memory::{GuestMemory, Region};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -18,15 +19,15 @@ use super::error::RequestError;
 use super::handover::Saved;
 use super::wire::{InflightDescription, Request};
 
-/// The memory, with a record for each ring.
+/// The memory, with a record for each ring and one of the write cache mode.
 #[derive(Debug, Clone)]
 pub(crate) struct InflightArea {
     memory: Arc<GuestMemory>,
     description: InflightDescription,
 }
 
-/// Bytes for that many rings of that size.
-fn area_len(num_queues: u16, queue_size: u16) -> u64 {
+/// Bytes for that many rings of that size, where that of the write cache mode begins.
+fn rings_len(num_queues: u16, queue_size: u16) -> u64 {
     u64::from(num_queues) * Inflight::region_len(queue_size) as u64
 }
 
@@ -39,7 +40,7 @@ pub(crate) fn create(
     num_queues: u16,
     queue_size: u16,
 ) -> io::Result<(InflightDescription, OwnedFd)> {
-    let mmap_size = area_len(num_queues, queue_size);
+    let mmap_size = rings_len(num_queues, queue_size) + CacheRecord::LEN;
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create("ringmill-inflight", flags)?;
     ftruncate(&fd, mmap_size.try_into().map_err(io::Error::other)?)?;
@@ -61,7 +62,7 @@ impl InflightArea {
         fd: OwnedFd,
     ) -> Result<InflightArea, RequestError> {
         let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size } = description;
-        let needed = area_len(num_queues, queue_size);
+        let needed = rings_len(num_queues, queue_size);
         if mmap_size < needed {
             return Err(RequestError::InflightSize { size: mmap_size, needed });
         }
@@ -69,7 +70,9 @@ impl InflightArea {
         if !cannot_shrink(&fd) {
             return Err(RequestError::InflightNotSealed);
         }
-        let region = Region { guest_addr: 0, size: needed, user_addr: 0, mmap_offset, fd }.map()?;
+        // Memory that another back end has made ends with the rings.
+        let size = mmap_size.min(needed + CacheRecord::LEN);
+        let region = Region { guest_addr: 0, size, user_addr: 0, mmap_offset, fd }.map()?;
         let memory = Arc::new(GuestMemory::from_regions([Arc::new(region)])?);
         Ok(InflightArea { memory, description })
     }
@@ -90,6 +93,13 @@ impl InflightArea {
         );
         saved.payload.extend([num_queues, queue_size].map(u16::to_ne_bytes).concat());
         Ok(saved)
+    }
+
+    /// The record of the write cache mode. `None`: there is no room for it.
+    pub(crate) fn of_write_cache(&self) -> Option<CacheRecord> {
+        let InflightDescription { num_queues, queue_size, .. } = self.description;
+        let region = self.memory.regions().first()?;
+        CacheRecord::new(region.clone(), rings_len(num_queues, queue_size))
     }
 
     /// The record of ring `index`, for the thread that the ring is served on.

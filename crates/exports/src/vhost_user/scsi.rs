@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use block::node::{BlockNode, Channel, Watcher};
 use devices::QueueStats;
-use devices::virtio::Virtqueue;
+use devices::virtio::{CacheRecord, Virtqueue};
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
 use event_loop::{EventLoop, Signal};
 use queue::Queue;
@@ -100,6 +100,10 @@ impl Device for Scsi {
 
     fn restore(&self, saved: &[u8]) {
         self.device.restore(saved);
+    }
+
+    fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {
+        self.device.keep_write_caches(record)
     }
 
     fn watch(&self, watcher: &Watcher) {

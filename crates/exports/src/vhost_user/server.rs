@@ -367,6 +367,7 @@ impl Service {
         if let Err(error) = backend.end().await {
             log::error!("export {}: {error}", self.id);
         }
+        self.device.keep_write_cache(None);
         drop(connection);
         end
     }
@@ -404,7 +405,10 @@ impl Service {
             let reply = match result {
                 Ok(Some(reply)) => reply,
                 Ok(None) if wants_ack => Reply::ACK.into(),
-                Ok(None) => continue,
+                Ok(None) => {
+                    self.device.answered();
+                    continue;
+                }
                 Err(error) if wants_ack => {
                     let request = request_name(header.code);
                     log::warn!("export {}: refused {request}: {error}", self.id);
@@ -428,6 +432,7 @@ impl Service {
             if !sent? {
                 return Ok(End::Left);
             }
+            self.device.answered();
         }
     }
 
@@ -513,7 +518,10 @@ async fn carry_out(
             session.logging_set(on);
         }
         Action::SetUsedLog { index, addr } => backend.set_used_log(index, addr).await?,
-        Action::SetInflight { description, fd } => backend.set_inflight(description, fd)?,
+        Action::SetInflight { description, fd } => {
+            let write_cache = backend.set_inflight(description, fd)?;
+            session.inflight_set(write_cache);
+        }
         Action::TellChanges(socket) => {
             channel.replace(Some(BackendChannel::new(socket)));
         }

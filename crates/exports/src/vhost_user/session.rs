@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use devices::virtio::CacheRecord;
 use guest_memory::Region;
 use queue::QueueConfig;
 
@@ -219,8 +220,9 @@ pub struct Session {
     protocol_features: u64,
     status: u8,
     rings: Vec<Ring>,
-    /// The front end has seen the configuration space, and goes by what it has seen.
-    config_seen: bool,
+    /// The write cache mode is that of the front end's guest: it goes by what it has seen of the
+    /// configuration space, a ring has run, or the record of what is in flight tells of it.
+    is_settled: bool,
 }
 
 impl Session {
@@ -228,7 +230,7 @@ impl Session {
     pub fn new(device: Arc<dyn Device>) -> Self {
         device.set_features(0);
         let rings = (0..device.num_queues()).map(|_| Ring::default()).collect();
-        Session { device, features: 0, protocol_features: 0, status: 0, rings, config_seen: false }
+        Session { device, features: 0, protocol_features: 0, status: 0, rings, is_settled: false }
     }
 
     /// Whether the front end may ask for acknowledgements.
@@ -375,8 +377,14 @@ impl Session {
         })
     }
 
+    /// There is other memory for what is in flight, with this record of the write cache mode or without.
+    pub fn inflight_set(&mut self, write_cache: Option<CacheRecord>) {
+        self.is_settled |= self.device.keep_write_cache(write_cache);
+    }
+
     /// A ring was started.
     pub fn ring_started(&mut self, index: u16) {
+        self.is_settled = true;
         if let Some(ring) = self.rings.get_mut(usize::from(index)) {
             ring.running = true;
         }
@@ -425,7 +433,7 @@ impl Session {
     /// As of fcntl(2).
     pub(crate) fn save(&self) -> io::Result<Vec<Saved>> {
         let mut saved = Vec::new();
-        if self.config_seen {
+        if self.is_settled {
             saved.push(Saved::config_seen());
         }
         saved.push(Saved::u64(Request::SetProtocolFeatures, self.protocol_features));
@@ -519,15 +527,13 @@ impl Session {
     /// Reads configuration space. Bytes beyond its end are 0, for front ends that know fields which
     /// the device does not have.
     fn read_config(&mut self, offset: u32, size: u32) -> Vec<u8> {
-        if !self.config_seen {
-            self.config_seen = true;
+        if !self.is_settled {
             // A front end that reads before it starts begins anew, whatever the one before it has
             // left. One that reconnects under a running guest does not read, and finds the write
-            // cache mode as its guest has set it.
-            if !self.rings.iter().any(|ring| ring.running) {
-                self.device.reset();
-                self.device.set_features(self.features & !NOT_THE_DEVICES);
-            }
+            // cache mode as its guest has set it, also if it reads later, its rings stopped.
+            self.is_settled = true;
+            self.device.reset();
+            self.device.set_features(self.features & !NOT_THE_DEVICES);
         }
         let space = self.device.config_space();
         let from = space.get(offset as usize..).unwrap_or_default();

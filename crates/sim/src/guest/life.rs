@@ -80,7 +80,6 @@ impl Guest {
     /// One connection.
     fn life(&self) -> Result<(), Gone> {
         let world = self.world();
-        self.shared.write_through.set(None);
         let mut connection = Connection::new(world, self.shared.guest);
         world.coverage.connections.one();
         world.machine.say(|| format!("guest {} connects", self.shared.guest));
@@ -89,10 +88,12 @@ impl Guest {
         if self.cuts.replace(cuts) != cuts {
             // It has begun anew already, but for what came of a connection that is gone.
             self.kills.set(kills);
+            self.shared.write_through.set(None);
             self.forget_all();
         } else if self.kills.replace(kills) != kills && !self.shared.plan.inflight {
             // Nobody knows what was in flight: the guest has to begin anew.
             world.coverage.lost.one();
+            self.shared.write_through.set(None);
             self.forget_all();
         }
         self.set_up(&connection)?;
