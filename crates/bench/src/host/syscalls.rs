@@ -24,7 +24,7 @@ use super::process;
 const EVENT: &str = "raw_syscalls:sys_enter";
 
 /// How long perf may take to attach or to detach.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether system calls can be counted here: perf is installed and allowed to.
 pub(crate) fn can_count() -> bool {
