@@ -127,7 +127,7 @@ impl World {
         let (control, node) = (self.event_loop.clone(), world::null_node(1 << 20));
         let export = async { VhostUserExport::blk(control, config, node, "fuzz".into()).await };
         let Ok(export) = self.event_loop.block_on(export).expect("it turns") else { return false };
-        export.begin(rings);
+        drop(export.begin(rings));
         world::turn(&self.event_loop, 8);
         let is_served = export.is_connected();
         if how & 8 == 0 {
