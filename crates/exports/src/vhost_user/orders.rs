@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::pin::Pin;
+
 use event_loop::{mailbox, oneshot};
 
 use super::handover::{SavedRings, SavedServer, SavedSession};
@@ -18,10 +20,8 @@ pub(crate) enum Order {
     Describe(oneshot::Sender<Result<SavedServer, String>>),
     /// Flush the nodes, rings running.
     Flush(oneshot::Sender<Result<(), String>>),
-    /// Stop all rings.
-    Stop(oneshot::Sender<Result<SavedRings, String>>),
-    /// Stop all rings, then flush the nodes.
-    StopAndFlush(oneshot::Sender<Result<SavedRings, String>>),
+    /// Stop all rings, then flush the nodes if that is said.
+    Stop(bool, oneshot::Sender<Result<SavedRings, String>>),
     /// Have all rings run again that run no more, but hear nothing still. Answered when they do.
     Run(oneshot::Sender<Result<(), String>>),
     /// Go on as if nothing had been.
@@ -64,7 +64,7 @@ impl HandOver {
     ///
     /// As of [`describe`](Self::describe).
     pub fn stop(&self, flush: bool) -> impl Future<Output = Result<SavedRings, String>> + use<> {
-        self.ask(if flush { Order::StopAndFlush } else { Order::Stop })
+        self.ask(|answer| Order::Stop(flush, answer))
     }
 
     /// All rings run again, whether they have stopped yet or are about to; nothing else of the front end's is
@@ -84,14 +84,14 @@ impl HandOver {
     }
 
     /// Asks at once; the answer is to be waited for.
-    fn ask<T>(
+    fn ask<T: 'static>(
         &self,
-        order: fn(oneshot::Sender<Result<T, String>>) -> Order,
-    ) -> impl Future<Output = Result<T, String>> + use<T> {
+        order: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Order,
+    ) -> Pin<Box<dyn Future<Output = Result<T, String>>>> {
         let (sender, answer) = oneshot::channel();
         // One that is gone drops the sender, which shows in the answer.
         let _ = self.0.send(order(sender));
-        async move { answer.await.map_err(|gone| gone.to_string())? }
+        Box::pin(async move { answer.await.map_err(|gone| gone.to_string())? })
     }
 }
 

@@ -49,49 +49,47 @@ impl Service {
         mut order: Order,
     ) {
         loop {
-            match order {
+            let next = match order {
                 Order::Describe(answer) => {
                     let held = held.as_ref().map(|held| (&*held.0, &*held.1, &*held.2));
                     answer.send(self.describe(listener, held).map_err(|error| error.to_string()));
+                    None
                 }
-                // These take as long as the disk, and may not be wanted any more.
-                Order::Flush(answer) => match self.unless_ordered(self.flush()).await {
-                    Ok(flushed) => answer.send(flushed.map_err(|error| error.to_string())),
-                    Err(next) => {
-                        order = next;
-                        continue;
-                    }
-                },
-                Order::Stop(answer) => {
-                    match self.unless_ordered(self.stop_rings(&mut held, false)).await {
-                        Ok(stopped) => answer.send(stopped),
-                        Err(next) => {
-                            order = next;
-                            continue;
-                        }
-                    }
+                Order::Flush(answer) => {
+                    let flushed = async { self.flush().await.map_err(|error| error.to_string()) };
+                    self.answer(answer, flushed).await
                 }
-                Order::StopAndFlush(answer) => {
-                    match self.unless_ordered(self.stop_rings(&mut held, true)).await {
-                        Ok(stopped) => answer.send(stopped),
-                        Err(next) => {
-                            order = next;
-                            continue;
-                        }
-                    }
+                Order::Stop(flush, answer) => {
+                    self.answer(answer, self.stop_rings(&mut held, flush)).await
                 }
                 Order::Run(answer) => {
                     self.run_rings(&mut held).await;
                     answer.send(Ok(()));
+                    None
                 }
                 Order::Resume => return self.run_rings(&mut held).await,
-            }
-            let next = self.unless_ordered(std::future::pending::<()>());
-            match self.stop.or(next).await {
-                Some(Err(next)) => order = next,
-                Some(Ok(())) | None => return,
-            }
+            };
+            order = match next {
+                Some(next) => next,
+                None => {
+                    let next = self.unless_ordered(std::future::pending::<()>());
+                    match self.stop.or(next).await {
+                        Some(Err(next)) => next,
+                        Some(Ok(())) | None => return,
+                    }
+                }
+            };
         }
+    }
+
+    /// Answers with what the future gives, which may take as long as a disk: not if another order comes first, as it
+    /// is not wanted any more then. Gives that one.
+    async fn answer<T>(
+        &self,
+        answer: oneshot::Sender<T>,
+        future: impl Future<Output = T>,
+    ) -> Option<Order> {
+        self.unless_ordered(future).await.map(|done| answer.send(done)).err()
     }
 
     async fn stop_rings(
