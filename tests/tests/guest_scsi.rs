@@ -7,7 +7,11 @@ const MIB: u64 = 1 << 20;
 
 /// What Linux has found out, and a file system on it.
 const LINUX: &str = "
-    # Linux names disks in the order in which it is done with them, which is not that of their LUNs.
+    # Linux goes on before it has looked at what there is behind a SCSI controller, and names disks in the order
+    # in which it is done with them, which is not that of their LUNs.
+    for lun in 0 1; do
+        until [ -e /sys/bus/scsi/devices/*:0:0:$lun/block/*/dev ]; do usleep 10000; done
+    done
     first=$(ls -d /sys/bus/scsi/devices/*:0:0:0/block/*); first=${first##*/}
     second=$(ls -d /sys/bus/scsi/devices/*:0:0:1/block/*); second=${second##*/}
     ls -d /sys/class/scsi_device/* | wc -l
@@ -42,22 +46,38 @@ const LINUX: &str = "
     cmp /tmp/before /tmp/after
     umount /mnt
     e2fsck -fn /dev/$first >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
+    echo kill && read -r done
+    # It asks for the mode again, of the daemon that there is now.
+    for disk in $first $second; do
+        echo 1 >/sys/block/$disk/device/rescan
+        cat /sys/block/$disk/queue/write_cache
+    done
     md5sum </dev/$first";
 
+/// One of them without a write cache in the end, also when the daemon that was told of it is killed.
 #[test]
 fn linux_finds_two_disks_and_uses_them() {
     let scratch = Scratch::new();
     let disk = Image::empty(&scratch, "disk.img", 64);
     let other = Image::filled(&scratch, "other.img", 16);
     let before = other.md5();
-    let server = ServerCommand::new(&scratch)
-        .iothread("io0")
-        .iothread("io1")
-        .file("disk", &disk, "discard=unmap")
-        .file("other", &other, "discard=unmap")
-        .export_scsi("scsi", &["disk", "other"], "num-queues=2,iothread.0=io0,iothread.1=io1")
-        .start();
-    let lines = Guest::new().scsi(server.socket("scsi")).queues(2).run(LINUX);
+    let start = || {
+        ServerCommand::new(&scratch)
+            .iothread("io0")
+            .iothread("io1")
+            .file("disk", &disk, "discard=unmap")
+            .file("other", &other, "discard=unmap")
+            .export_scsi("scsi", &["disk", "other"], "num-queues=2,iothread.0=io0,iothread.1=io1")
+            .start()
+    };
+    let server = start();
+    let guest = Guest::new().scsi(server.socket("scsi")).queues(2);
+    let mut guest = guest.chardev_options("reconnect-ms=10").boot(LINUX);
+    guest.expect("kill");
+    server.kill();
+    let server = start();
+    guest.send("done");
+    let lines = guest.finish();
     server.stop();
     let sum = format!("{}  -", disk.md5());
     #[rustfmt::skip]
@@ -65,7 +85,7 @@ fn linux_finds_two_disks_and_uses_them() {
         "2", "RINGMILL", "VIRTIO DISK     ",
         "131072 0", "scsi-0", "32768 0", "scsi-1",
         "512", "4096", "0", "write back", "1", "unmap",
-        "write through", &sum,
+        "write through", "kill", "write through", "write back", &sum,
     ];
     assert_eq!(lines, expected);
     assert_eq!(other.md5(), before);
