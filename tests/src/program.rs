@@ -99,6 +99,13 @@ fn build_daemon_in(profile: &str) -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(workspace());
     cargo.arg("--target-dir").arg(target_dir);
+    // What cargo tells this program of its package would have it build anew what depends on such variables.
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
     if profile == "release" {
         cargo.arg("--release");
     }

@@ -267,6 +267,13 @@ pub(crate) fn build_ringmill() -> Result<()> {
     let this = contender::beside_this("ringmill")?;
     let mut command = std::process::Command::new(cargo);
     command.args(["build", "-p", "ringmill"]);
+    // What cargo tells this program of its package would have it build anew what depends on such variables.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     if this.parent().and_then(Path::file_name).is_some_and(|name| name == "release") {
         command.arg("--release");
     }
