@@ -179,7 +179,12 @@ pub(super) fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
 /// What is in memory that was handed over.
 pub(super) fn content(memory: OwnedFd) -> io::Result<Vec<u8>> {
     let mut file = File::from(memory);
-    let len = file.metadata()?.len().min(MAX_MEMORY);
+    let metadata = file.metadata()?;
+    // Of others, as an eventfd, a read may wait for ever.
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no memory"));
+    }
+    let len = metadata.len().min(MAX_MEMORY);
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
     file.rewind()?;
     file.take(MAX_MEMORY).read_to_end(&mut bytes)?;
