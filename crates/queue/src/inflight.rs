@@ -53,6 +53,8 @@ pub struct Inflight {
     redo: Box<[u16]>,
     /// and how many of them have been taken.
     redone: Cell<usize>,
+    /// The queue that had it was stopped by whoever starts it again.
+    was_stopped: bool,
 }
 
 impl Inflight {
@@ -82,7 +84,15 @@ impl Inflight {
             last_batch_head: Cell::new(0),
             redo: Box::default(),
             redone: Cell::new(0),
+            was_stopped: false,
         })
+    }
+
+    /// Of a queue that is started again by whoever has stopped it, with the entry that it was at then. That is
+    /// believed where nothing is to be done again: it is right also of a queue that began, with a new record, behind
+    /// entries that were never popped.
+    pub fn of_a_stopped_queue(self) -> Self {
+        Inflight { was_stopped: true, ..self }
     }
 
     /// The entries that there is room for.
@@ -116,7 +126,7 @@ impl Inflight {
 
     /// Goes on where the back end before has left off: `used_idx` is what the driver sees. Finds out
     /// what is to be done again. Returns the entry of the available ring that comes behind it; `None`:
-    /// the record is new, and knows of no entry.
+    /// whoever starts the queue knows better, as the record is new, or as it has stopped the queue.
     pub(crate) fn recover(&mut self, used_idx: u16) -> Option<u16> {
         if self.u16_at(VERSION_AT).load(Ordering::Acquire) != VERSION {
             // New memory.
@@ -147,7 +157,8 @@ impl Inflight {
         self.counter.set(redo.last().map_or(0, |(counter, _)| counter.wrapping_add(1)));
         self.redo = redo.into_iter().map(|(_, head)| head).collect();
         // At most the size: as many entries as can be in flight.
-        Some(used_idx.wrapping_add(self.redo.len() as u16))
+        let knows_better = self.was_stopped && self.redo.is_empty();
+        (!knows_better).then(|| used_idx.wrapping_add(self.redo.len() as u16))
     }
 
     /// Whether some of them have not been taken yet.

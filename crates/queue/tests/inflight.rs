@@ -269,6 +269,27 @@ fn a_new_record_knows_of_no_entry() {
     assert_eq!((guest.pop(), guest.pop()), (guest.offered.pop_back(), None));
 }
 
+/// One that began behind entries that nobody pops any more, and is stopped and started where it was.
+#[test]
+fn a_queue_that_was_stopped_goes_on_where_it_was() {
+    let mut guest = Guest::new(7);
+    guest.offer();
+    guest.offer();
+    let config = QueueConfig { next_avail: 9, ..guest.config };
+    guest.record_view.write_bytes(0, &vec![0; Inflight::region_len(SIZE)]).unwrap();
+    guest.queue = start(&guest.memory, config, &guest.record);
+    guest.offered.clear();
+    guest.offer();
+    guest.take();
+    guest.answer(0);
+    guest.publish();
+    let config = QueueConfig { next_avail: guest.queue.next_avail(), ..guest.config };
+    let at = guest.record.regions()[0].user_addr();
+    let record = Inflight::new(&guest.record, at, SIZE).unwrap().of_a_stopped_queue();
+    guest.queue = Queue::with_inflight(guest.memory.clone(), config, Some(record)).unwrap();
+    assert_eq!(guest.pop(), None, "nothing twice");
+}
+
 /// A device was reset, and its front end has kept the record.
 #[test]
 fn a_record_of_other_rings_has_nothing_in_flight() {

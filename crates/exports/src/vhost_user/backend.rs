@@ -112,7 +112,7 @@ impl Backend {
         let mut result = Ok(());
         for (index, base) in bases {
             if let Some(mut setup) = rings.remove(&index) {
-                setup.config.next_avail = base;
+                (setup.config.next_avail, setup.was_stopped) = (base, true);
                 if let Err(error) = self.start(index, setup).await {
                     self.lost.insert(index, base);
                     result = Err(error);
@@ -205,7 +205,7 @@ impl Backend {
         .await?;
         Some(match (stopped, self.paused.get_mut(&index)) {
             (Ok(base), Some(setup)) => {
-                setup.config.next_avail = base;
+                (setup.config.next_avail, setup.was_stopped) = (base, true);
                 Ok(())
             }
             // Its thread is gone.
@@ -282,7 +282,7 @@ impl Backend {
         mut setup: RingSetup,
     ) -> Result<(), RequestError> {
         if let Some(base) = self.stop_ring(index).await? {
-            setup.config.next_avail = base;
+            (setup.config.next_avail, setup.was_stopped) = (base, true);
             self.lost.insert(index, base);
         }
         self.start(index, setup).await?;

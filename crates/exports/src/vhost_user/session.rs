@@ -188,6 +188,8 @@ pub enum Action {
 pub struct RingSetup {
     /// Size, addresses, features, base.
     pub config: QueueConfig,
+    /// The base is where the ring was when it was stopped here, not what the front end takes for it.
+    pub was_stopped: bool,
     /// Fires when the driver has put buffers in; without it the ring is polled.
     pub kick: Option<EventFd>,
     /// To be signalled for used buffers; without it the driver polls.
@@ -516,6 +518,7 @@ impl Session {
                 next_avail: ring.base,
                 index,
             },
+            was_stopped: false,
             kick,
             call: ring.call.clone(),
             err: ring.err.clone(),

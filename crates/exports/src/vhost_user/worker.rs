@@ -16,7 +16,7 @@ use devices::virtio::{InFlight, Virtqueue};
 use event_loop::{EventLoop, LoopGone, LoopHandle, Signal, mailbox, oneshot};
 use guest_memory::{DirtyLog, GuestMemory, Logging, MemoryView};
 use nix::errno::Errno;
-use queue::{Queue, QueueError};
+use queue::{Inflight, Queue, QueueError};
 
 use super::device::{Device, DeviceOnLoop};
 use super::eventfd::EventFd;
@@ -154,6 +154,10 @@ impl Worker {
         // An export whose device could not attach does not start.
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
         let inflight = inflight.map(|inflight| inflight.of_ring(index)).transpose()?;
+        let inflight = match setup.was_stopped {
+            true => inflight.map(Inflight::of_a_stopped_queue),
+            false => inflight,
+        };
         let queue = Queue::with_inflight(self.view(memory), setup.config, inflight)?;
         let has_kick = setup.kick.is_some();
         let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), signals.call);
