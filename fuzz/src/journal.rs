@@ -12,13 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::node::BlockNode;
-use block::options::Qcow2Options;
-use block::options::{Backing, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking};
 use block::{CreateQcow2, NodeRegistry, create_qcow2};
 use event_loop::EventLoop;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::input::Input;
+use crate::qcow2;
 use crate::requests;
 use crate::world;
 
@@ -144,21 +143,9 @@ impl World {
     }
 
     fn try_open(&self, read_only: bool) -> Option<Arc<dyn BlockNode>> {
-        let node = |name, driver| {
-            let node = world::node_options(name, driver);
-            BlockdevOptions { read_only, ..node }
-        };
-        let filename = world::path_of(&self.file).into();
-        let file = FileOptions { filename, aio: None, locking: Locking::Off };
-        let driver = Driver::Qcow2(Qcow2Options {
-            file: BlockdevRef::Inline(Box::new(node(None, Driver::File(file)))),
-            data_file: None,
-            backing: Backing::None,
-            pass_discard_request: None,
-            discard_no_unref: false,
-        });
+        let options = qcow2::options(world::path_of(&self.file), read_only);
         let registry = NodeRegistry::new().with_journals(&self.folder.0);
-        registry.expect("a folder of our own").open(&node(Some("image"), driver)).ok()
+        registry.expect("a folder of our own").open(&options).ok()
     }
 
     /// What is left if whoever has the image is killed now. `None`: more than is to be looked at.

@@ -22,7 +22,8 @@ thread_local! {
     static LOOP: EventLoop = world::quiet_loop();
 }
 
-fn options(path: String, read_only: bool) -> BlockdevOptions {
+/// What opens the image at `path`.
+pub(crate) fn options(path: String, read_only: bool) -> BlockdevOptions {
     let node = |name, driver| {
         let node = world::node_options(name, driver);
         BlockdevOptions { read_only, ..node }

@@ -392,21 +392,14 @@ impl Server {
 
     /// How many files it has open.
     pub fn open_files(&self) -> usize {
-        self.proc_entries("fd")
+        self.proc_entries("fd").count()
     }
 
     /// What its files and threads are, for a test that has failed.
     pub fn what_is_open(&self) -> String {
-        let entries = |folder: &str| {
-            let path = format!("/proc/{}/{folder}", self.pid());
-            let entries = fs::read_dir(path).expect("the daemon is there").filter_map(Result::ok);
-            entries.map(|entry| entry.path()).collect::<Vec<PathBuf>>()
-        };
-        let files = entries("fd").into_iter().filter_map(|path| fs::read_link(path).ok());
+        let files = self.proc_entries("fd").filter_map(|path| fs::read_link(path).ok());
         let files = files.map(|path| path.display().to_string());
-        let threads = entries("task")
-            .into_iter()
-            .filter_map(|path| fs::read_to_string(path.join("comm")).ok());
+        let threads = self.tasks().filter_map(|task| fs::read_to_string(task.join("comm")).ok());
         files.chain(threads).map(|line| format!("  {}\n", line.trim_end())).collect()
     }
 
@@ -415,8 +408,7 @@ impl Server {
     pub fn tasks(&self) -> impl Iterator<Item = PathBuf> {
         // linux/sched.h
         const PF_IO_WORKER: u64 = 0x10;
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it is there");
-        tasks.filter_map(Result::ok).map(|task| task.path()).filter(|task| {
+        self.proc_entries("task").filter(|task| {
             // proc_pid_stat(5): field 9; the second is a name in brackets. Who has ended has none.
             let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
             let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6));
@@ -495,9 +487,10 @@ impl Server {
         fs::read_to_string(format!("/proc/{}/{file}", self.pid())).expect("the daemon is there")
     }
 
-    fn proc_entries(&self, folder: &str) -> usize {
+    fn proc_entries(&self, folder: &str) -> impl Iterator<Item = PathBuf> + use<> {
         let path = format!("/proc/{}/{folder}", self.pid());
-        fs::read_dir(path).expect("the daemon is there").count()
+        let entries = fs::read_dir(path).expect("the daemon is there");
+        entries.filter_map(Result::ok).map(|entry| entry.path())
     }
 }
 

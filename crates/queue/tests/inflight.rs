@@ -109,6 +109,13 @@ impl Guest {
         assert_eq!(shown, std::mem::take(&mut self.unseen));
     }
 
+    /// The queue begins there, with a new record.
+    fn begin_at(&mut self, next_avail: u16) {
+        let config = QueueConfig { next_avail, ..self.config };
+        self.record_view.write_bytes(0, &vec![0; Inflight::region_len(SIZE)]).unwrap();
+        self.queue = start(&self.memory, config, &self.record);
+    }
+
     /// Whoever reconnects tells of `base`.
     fn die(&mut self, order: &[u16], base: u16) {
         let config = QueueConfig { next_avail: base, ..self.config };
@@ -263,9 +270,7 @@ fn a_new_record_knows_of_no_entry() {
     for _ in 0..3 {
         guest.offer();
     }
-    let config = QueueConfig { next_avail: 9, ..guest.config };
-    guest.record_view.write_bytes(0, &vec![0; Inflight::region_len(SIZE)]).unwrap();
-    guest.queue = start(&guest.memory, config, &guest.record);
+    guest.begin_at(9);
     assert_eq!((guest.pop(), guest.pop()), (guest.offered.pop_back(), None));
 }
 
@@ -275,9 +280,7 @@ fn a_queue_that_was_stopped_goes_on_where_it_was() {
     let mut guest = Guest::new(7);
     guest.offer();
     guest.offer();
-    let config = QueueConfig { next_avail: 9, ..guest.config };
-    guest.record_view.write_bytes(0, &vec![0; Inflight::region_len(SIZE)]).unwrap();
-    guest.queue = start(&guest.memory, config, &guest.record);
+    guest.begin_at(9);
     guest.offered.clear();
     guest.offer();
     guest.take();

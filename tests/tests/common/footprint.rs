@@ -48,7 +48,6 @@ impl Alone {
     pub fn again(&self, server: &Server) {
         let again = || (Footprint::of(server) == self.footprint).then_some(());
         let what = "files, threads and mappings as before the first client";
-
         if let Err(unchanged) = catch_unwind(AssertUnwindSafe(|| eventually(what, again))) {
             println!("{self:?}, then {:?}\n{}", Footprint::of(server), server.what_is_open());
             resume_unwind(unchanged);

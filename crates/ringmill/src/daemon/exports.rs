@@ -241,12 +241,8 @@ impl Exports {
             Some(export.serving.as_ref().filter(|_| keeps_back)?.flush())
         };
         let asked: Vec<_> = self.exports.iter().filter_map(flush).collect();
-        async move {
-            for flushed in asked {
-                // What has failed fails the next time too, and is told then.
-                let _ = flushed.await;
-            }
-        }
+        // What has failed fails the next time too, and is told then.
+        all(asked)
     }
 
     /// Has all of them stop their queues, and those flush that offer a node of which `keeps_back` is true.
@@ -288,12 +284,8 @@ impl Exports {
     pub(super) fn serve_on(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
         let asked: Vec<_> = serving.map(Running::serve_on).collect();
-        async move {
-            for served in asked {
-                // One that is gone serves nobody.
-                let _ = served.await;
-            }
-        }
+        // One that is gone serves nobody.
+        all(asked)
     }
 
     /// Has all of them go on where they were.
@@ -311,22 +303,14 @@ impl Exports {
             Some(serving.begin(stopped.remove(&export.id)))
         };
         let begun: Vec<_> = self.exports.iter().filter_map(begin).collect();
-        async move {
-            for begun in begun {
-                begun.await;
-            }
-        }
+        all(begun)
     }
 
     /// Another process goes on: sends those away who could not be handed over.
     pub(super) fn part(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
         let parted: Vec<_> = serving.filter_map(Running::part).collect();
-        async move {
-            for parted in parted {
-                parted.await;
-            }
-        }
+        all(parted)
     }
 
     fn ways(&self) -> impl Iterator<Item = (&str, &HandOver)> {
@@ -385,5 +369,12 @@ impl Export {
             on_end(id);
             result.is_ok()
         }));
+    }
+}
+
+/// Completes when all have, whatever came of them.
+async fn all(asked: Vec<impl Future>) {
+    for one in asked {
+        let _ = one.await;
     }
 }
