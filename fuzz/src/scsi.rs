@@ -10,7 +10,7 @@ use std::sync::Arc;
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
 use devices::QueueStats;
-use devices::virtio::Virtqueue;
+use devices::virtio::{Held, Virtqueue};
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::EventLoop;
 use guest_memory::MemoryView;
@@ -289,7 +289,7 @@ impl<'a> Guest<'a> {
             .map(|queue| {
                 let stopped = Rc::new(Cell::new(false));
                 let out = stopped.clone();
-                queue.stop(Box::new(move |_| out.set(true)));
+                queue.stop(Held::Left, Box::new(move |_| out.set(true)));
                 stopped
             })
             .collect();

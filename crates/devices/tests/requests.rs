@@ -4,6 +4,7 @@ mod rig;
 
 use block::options::{BlockdevOptions, Driver, FileOptions, Locking};
 use devices::Kind;
+use devices::virtio::Held;
 use rig::*;
 
 const SECTORS: u64 = (1 << 30) / 512;
@@ -151,7 +152,7 @@ fn a_chain_without_room_for_a_status_breaks_its_queue_only() {
     assert_eq!(rig.stats.done(Kind::Read), 0, "a broken queue takes nothing");
     let base = std::rc::Rc::new(std::cell::Cell::new(None));
     let out = base.clone();
-    rig.handler.stop(Box::new(move |next| out.set(Some(next))));
+    rig.handler.stop(Held::Left, Box::new(move |next| out.set(Some(next))));
     assert!(base.get().is_some(), "and can be stopped");
 }
 

@@ -284,6 +284,24 @@ fn a_ring_that_runs_can_be_disabled_stopped_and_not_changed() {
 }
 
 #[test]
+fn a_ring_is_known_to_have_stopped_where_the_front_end_was_told() {
+    let (mut session, _) = session();
+    let index = 0;
+    let began_at = |session: &mut Session, base| {
+        describe(session, 0);
+        done(session, Message::SetVringBase { index, base });
+        kicked(session, 0).was_stopped
+    };
+    assert!(!began_at(&mut session, 42), "so it says");
+    session.ring_started(0);
+    session.ring_stopped(0, Some(42));
+    assert!(!began_at(&mut session, 43), "it has its reasons");
+    assert!(began_at(&mut session, 42));
+    session.rings_reset();
+    assert!(!began_at(&mut session, 42), "other rings");
+}
+
+#[test]
 fn logging_is_switched_while_rings_run() {
     let (mut session, device) = session();
     describe(&mut session, 0);

@@ -53,7 +53,7 @@ pub struct Inflight {
     redo: Box<[u16]>,
     /// and how many of them have been taken.
     redone: Cell<usize>,
-    /// The queue that had it was stopped by whoever starts it again.
+    /// Where the queue that had it was stopped is known to whoever starts it again.
     was_stopped: bool,
 }
 
@@ -88,9 +88,8 @@ impl Inflight {
         })
     }
 
-    /// Of a queue that is started again by whoever has stopped it, with the entry that it was at then. That is
-    /// believed where nothing is to be done again: it is right also of a queue that began, with a new record, behind
-    /// entries that were never popped.
+    /// Of a queue that is started again with the entry that it was at when it was stopped. That is believed: it is
+    /// right also of a queue that began, with a new record, behind entries that were never popped.
     pub fn of_a_stopped_queue(self) -> Self {
         Inflight { was_stopped: true, ..self }
     }
@@ -126,7 +125,7 @@ impl Inflight {
 
     /// Goes on where the back end before has left off: `used_idx` is what the driver sees. Finds out
     /// what is to be done again. Returns the entry of the available ring that comes behind it; `None`:
-    /// whoever starts the queue knows better, as the record is new, or as it has stopped the queue.
+    /// whoever starts the queue knows better, as the record is new, or as it knows where the queue was stopped.
     pub(crate) fn recover(&mut self, used_idx: u16) -> Option<u16> {
         if self.u16_at(VERSION_AT).load(Ordering::Acquire) != VERSION {
             // New memory.
@@ -157,8 +156,7 @@ impl Inflight {
         self.counter.set(redo.last().map_or(0, |(counter, _)| counter.wrapping_add(1)));
         self.redo = redo.into_iter().map(|(_, head)| head).collect();
         // At most the size: as many entries as can be in flight.
-        let knows_better = self.was_stopped && self.redo.is_empty();
-        (!knows_better).then(|| used_idx.wrapping_add(self.redo.len() as u16))
+        (!self.was_stopped).then(|| used_idx.wrapping_add(self.redo.len() as u16))
     }
 
     /// Whether some of them have not been taken yet.

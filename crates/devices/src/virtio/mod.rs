@@ -43,12 +43,22 @@ pub trait Virtqueue: std::fmt::Debug {
 
     /// Takes no more requests, finishes those in flight, then calls `done` with the next available
     /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
-    fn stop(&self, done: Box<dyn FnOnce(u16)>);
+    fn stop(&self, held: Held, done: Box<dyn FnOnce(u16)>);
 
     /// Calls a stop back that has not come to its end: `done` is dropped, and requests are taken again once the
     /// queue is [enabled](Self::set_enabled). `false`: it has stopped, or will, since requests were left to
     /// whoever serves it next.
     fn call_back(&self) -> bool;
+}
+
+/// What becomes of requests that a policy holds (`werror=stop`) when their queue stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// They are left to whoever serves the queue next, where there is a record of what is in flight.
+    Left,
+    /// They fail: the guest may be about to go where the record does not follow, with an available index
+    /// behind them.
+    Failed,
 }
 
 /// A request in flight.

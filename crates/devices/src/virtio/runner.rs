@@ -12,7 +12,7 @@ use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, 
 use guest_memory::{AccessError, MemoryView};
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
-use super::{InFlight, Virtqueue};
+use super::{Held, InFlight, Virtqueue};
 
 /// Bytes that the requests taken in one turn move, but for the last of them. What the kernel copies from
 /// the page cache is copied within the loop's iteration, and all else on the thread waits for that.
@@ -89,6 +89,8 @@ pub(crate) struct Runner<S> {
     /// The answer to `stop`, once nothing is in flight.
     stopping: Cell<Option<StopCall>>,
     stopped: Cell<bool>,
+    /// What a stop does with requests that are held.
+    held: Cell<Held>,
     /// Chains were left to whoever serves the queue next.
     has_left: Cell<bool>,
     queued: Cell<bool>,
@@ -127,6 +129,7 @@ impl<S: Service> Runner<S> {
             unpublished: Cell::new(false),
             stopping: Cell::new(None),
             stopped: Cell::new(false),
+            held: Cell::new(Held::Left),
             has_left: Cell::new(false),
             queued: Cell::new(false),
         });
@@ -219,10 +222,10 @@ impl<S: Service> Runner<S> {
     }
 
     /// Leaves the chain `head` to whoever serves the queue next, who finds it in the record of what is
-    /// in flight. `false`: there is no such record.
+    /// in flight. `false`: there is no such record, or what is held is to [fail](Held::Failed).
     #[cold]
     pub(crate) fn leave(&self, head: u16) -> bool {
-        let is_left = self.queue.leave(head);
+        let is_left = self.held.get() == Held::Left && self.queue.leave(head);
         if is_left {
             self.has_left.set(true);
             // A stop may wait for it.
@@ -315,10 +318,11 @@ impl<S: Service> Virtqueue for Runner<S> {
         self.service.in_flight()
     }
 
-    fn stop(&self, done: Box<dyn FnOnce(u16)>) {
+    fn stop(&self, held: Held, done: Box<dyn FnOnce(u16)>) {
         if self.stopped.get() {
             return done(self.queue.next_avail());
         }
+        self.held.set(held);
         let earlier = self.stopping.take();
         let is_first = earlier.is_none();
         self.stopping.set(Some(Box::new(move |base| {

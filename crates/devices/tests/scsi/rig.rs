@@ -7,7 +7,7 @@ use std::sync::Arc;
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
 use devices::QueueStats;
-use devices::virtio::Virtqueue;
+use devices::virtio::{Held, Virtqueue};
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::{EventLoop, LoopConfig};
 use guest_memory::MemoryView;
@@ -241,7 +241,7 @@ impl Rig {
     pub(crate) fn stop(&self, queue: usize) -> Rc<Cell<bool>> {
         let stopped = Rc::new(Cell::new(false));
         let out = stopped.clone();
-        self.queues[queue].stop(Box::new(move |_| out.set(true)));
+        self.queues[queue].stop(Held::Left, Box::new(move |_| out.set(true)));
         stopped
     }
 

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use devices::virtio::CacheRecord;
+use devices::virtio::{CacheRecord, Held};
 use event_loop::{Signal, oneshot};
 use guest_memory::{GuestMemory, MappedRegion, Region};
 
@@ -173,7 +173,7 @@ impl Backend {
     /// [resume](Self::resume).
     pub(crate) async fn pause(&mut self) -> Result<Vec<Saved>, RequestError> {
         for (index, setup) in std::mem::take(&mut self.running) {
-            self.pausing.push((index, self.ask_to_stop(index)));
+            self.pausing.push((index, self.ask_to_stop(index, Held::Left)));
             self.paused.insert(index, setup);
         }
         while let Some(stopped) = self.next_paused().await {
@@ -281,7 +281,7 @@ impl Backend {
         index: u16,
         mut setup: RingSetup,
     ) -> Result<(), RequestError> {
-        if let Some(base) = self.stop_ring(index).await? {
+        if let Some(base) = self.stop_ring(index, Held::Left).await? {
             (setup.config.next_avail, setup.was_stopped) = (base, true);
             self.lost.insert(index, base);
         }
@@ -316,12 +316,19 @@ impl Backend {
         Ok(area.of_write_cache())
     }
 
-    /// Stops a ring. Returns its base once what was in flight is done; `None`: it did not run.
-    pub(crate) async fn stop_ring(&mut self, index: u16) -> Result<Option<u16>, RequestError> {
+    /// Stops a ring for the front end (GET_VRING_BASE). Returns its base once what was in flight is done; `None`: it
+    /// did not run.
+    pub(crate) async fn end_ring(&mut self, index: u16) -> Result<Option<u16>, RequestError> {
+        // Of a guest that migrates this is the end here. Whatever else stops rings, they go on with the record.
+        let held = if self.log.is_on() { Held::Failed } else { Held::Left };
+        self.stop_ring(index, held).await
+    }
+
+    async fn stop_ring(&mut self, index: u16, held: Held) -> Result<Option<u16>, RequestError> {
         if self.running.remove(&index).is_none() {
             return Ok(self.lost.remove(&index));
         }
-        Ok(Some(self.ask_to_stop(index).await?))
+        Ok(Some(self.ask_to_stop(index, held).await?))
     }
 
     /// Stops all rings.
@@ -337,7 +344,8 @@ impl Backend {
         &self,
         rings: impl Iterator<Item = u16>,
     ) -> Result<Vec<(u16, u16)>, RequestError> {
-        let asked: Vec<_> = rings.map(|index| (index, self.ask_to_stop(index))).collect();
+        let asked: Vec<_> =
+            rings.map(|index| (index, self.ask_to_stop(index, Held::Left))).collect();
         let mut bases = Vec::with_capacity(asked.len());
         for (index, answer) in asked {
             bases.push((index, answer.await?));
@@ -345,8 +353,8 @@ impl Backend {
         Ok(bases)
     }
 
-    fn ask_to_stop(&self, index: u16) -> oneshot::Receiver<u16> {
-        self.worker(index).ask(move |worker, answer| worker.stop(index, answer))
+    fn ask_to_stop(&self, index: u16, held: Held) -> oneshot::Receiver<u16> {
+        self.worker(index).ask(move |worker, answer| worker.stop(index, held, answer))
     }
 
     /// Sets a ring's call eventfd and signals it once.

@@ -35,6 +35,11 @@ impl MigrationLog {
         self.on || self.log.is_some()
     }
 
+    /// Whether writes are logged.
+    pub(crate) fn is_on(&self) -> bool {
+        self.in_use().is_some()
+    }
+
     /// Whether there are bits for all guest addresses below `end`, if writes are logged.
     fn reaches(&self, needed: u64) -> Result<(), RequestError> {
         match self.in_use() {

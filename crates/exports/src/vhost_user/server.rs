@@ -496,7 +496,7 @@ async fn carry_out(
             started?;
         }
         Action::StopRing { index } => {
-            let base = backend.stop_ring(index).await?;
+            let base = backend.end_ring(index).await?;
             return Ok(Some(session.ring_stopped(index, base).into()));
         }
         Action::SetCall { index, call } => backend.set_call(index, call).await?,

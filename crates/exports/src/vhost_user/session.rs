@@ -188,7 +188,8 @@ pub enum Action {
 pub struct RingSetup {
     /// Size, addresses, features, base.
     pub config: QueueConfig,
-    /// The base is where the ring was when it was stopped here, not what the front end takes for it.
+    /// The base is where the ring was when it was stopped, here or by who has handed it over. Otherwise it is what the
+    /// front end takes for it.
     pub was_stopped: bool,
     /// Fires when the driver has put buffers in; without it the ring is polled.
     pub kick: Option<EventFd>,
@@ -208,6 +209,8 @@ struct Ring {
     num: Option<u16>,
     addr: Option<VringAddr>,
     base: u16,
+    /// Where it was stopped, if it was.
+    stopped_at: Option<u16>,
     call: Option<EventFd>,
     err: Option<EventFd>,
     /// `None`: not said, and it depends on the features.
@@ -402,10 +405,22 @@ impl Session {
         if let Some(ring) = self.rings.get_mut(usize::from(index)) {
             ring.running = false;
             ring.base = base.unwrap_or(ring.base);
+            ring.stopped_at = base;
             ring.call = None;
             num = ring.base.into();
         }
         Reply::VringState { index: index.into(), num }
+    }
+
+    /// A ring that is not started yet was stopped at `base` by the process that hands it over.
+    ///
+    /// # Errors
+    ///
+    /// There is no such ring.
+    pub(crate) fn stopped_elsewhere(&mut self, index: u32, base: u16) -> Result<(), SessionError> {
+        let (_, ring) = self.ring(index)?;
+        (ring.base, ring.stopped_at) = (base, Some(base));
+        Ok(())
     }
 
     /// Writes are logged from now on, or not any more.
@@ -518,7 +533,8 @@ impl Session {
                 next_avail: ring.base,
                 index,
             },
-            was_stopped: false,
+            // A front end that says another base has its reasons.
+            was_stopped: ring.stopped_at == Some(ring.base),
             kick,
             call: ring.call.clone(),
             err: ring.err.clone(),

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use devices::virtio::{InFlight, Virtqueue};
+use devices::virtio::{Held, InFlight, Virtqueue};
 use event_loop::{EventLoop, LoopGone, LoopHandle, Signal, mailbox, oneshot};
 use guest_memory::{DirtyLog, GuestMemory, Logging, MemoryView};
 use nix::errno::Errno;
@@ -174,11 +174,11 @@ impl Worker {
 
     /// Stops a ring. The answer is its base, once what was in flight is done; there is none when the stop is
     /// [called back](Self::call_back).
-    pub(crate) fn stop(&self, index: u16, answer: oneshot::Sender<u16>) {
+    pub(crate) fn stop(&self, index: u16, held: Held, answer: oneshot::Sender<u16>) {
         let Some(ring) = self.ring(index) else { return };
         ring.enabled.set(false);
         let (sender, stopped) = oneshot::channel();
-        ring.queue.stop(Box::new(move |base| sender.send(base)));
+        ring.queue.stop(held, Box::new(move |base| sender.send(base)));
         let rings = self.rings.clone();
         self.event_loop.spawn(async move {
             if let Ok(base) = stopped.await {

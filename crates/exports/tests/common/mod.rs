@@ -291,14 +291,19 @@ impl Daemon {
         self.export.as_ref().unwrap()
     }
 
+    /// Takes the export out of the daemon.
+    pub(crate) fn take(&mut self) -> VhostUserExport {
+        self.export.take().unwrap()
+    }
+
     pub(crate) fn stop(&mut self) -> Result<(), ExportError> {
-        let export = self.export.take().unwrap();
+        let export = self.take();
         run_on(&self.control, move |_| export.stop())
     }
 
     /// Begins to stop; what is received says how it ended.
     pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<Result<(), ExportError>> {
-        let export = self.export.take().unwrap();
+        let export = self.take();
         let (sender, receiver) = mpsc::channel();
         self.control
             .handle()

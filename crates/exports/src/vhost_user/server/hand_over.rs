@@ -23,6 +23,15 @@ pub(super) type Held<'a> = (&'a mut Connection, &'a mut Session, &'a mut Backend
 /// Who is told that all is there, and what is then waited for.
 pub(super) type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<Begin>);
 
+/// What messages say of where rings begin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bases {
+    /// As front ends have said it.
+    Said,
+    /// It is where the other process has stopped them.
+    Known,
+}
+
 impl Service {
     /// What the future gives, or the order that comes first.
     pub(super) async fn unless_ordered<T>(
@@ -161,14 +170,14 @@ impl Service {
         session: &mut Session,
         backend: &mut Backend,
     ) -> Option<()> {
-        if let Err(error) = self.hear(messages, session, backend).await {
+        if let Err(error) = self.hear(messages, session, backend, Bases::Said).await {
             ready.send(Err(error));
             return None;
         }
         ready.send(Ok(()));
         let (rings, running) = self.stop.or(begin).await?.ok()?;
         self.device.restore(&rings.device);
-        if let Err(error) = self.hear(rings.messages, session, backend).await {
+        if let Err(error) = self.hear(rings.messages, session, backend, Bases::Known).await {
             log::error!("export {}: {error}", self.id);
         }
         running.send(());
@@ -180,9 +189,13 @@ impl Service {
         messages: Vec<Saved>,
         session: &mut Session,
         backend: &mut Backend,
+        bases: Bases,
     ) -> Result<(), String> {
         for Saved { code, payload, fds } in messages {
             let heard = match Message::parse(code, &payload, fds) {
+                Ok(Message::SetVringBase { index, base }) if bases == Bases::Known => {
+                    session.stopped_elsewhere(index, base).map(|()| None).map_err(Into::into)
+                }
                 Ok(message) => carry_out(&self.channel, session, backend, message).await,
                 Err(error) => Err(error.into()),
             };
