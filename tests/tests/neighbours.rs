@@ -1,7 +1,9 @@
 //! Strangers that break every rule, and their neighbours, who see no error and are served.
 
 use hostile::{Attack, Running, Target};
-use integration::nbd::{client, nbd_export, nbd_server, nbds_uri};
+use std::time::{Duration, Instant};
+
+use integration::nbd::{RawNbd, client, nbd_export, nbd_server, nbds_uri};
 use integration::tls::{Authority, NOW};
 use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern};
 
@@ -10,28 +12,32 @@ const BLOWS: u64 = 20;
 /// Rounds of a neighbour's under each attack.
 const ROUNDS: u64 = 30;
 
-/// The same; in the long form a million connections, kicks, messages.
-fn blows() -> u64 {
-    if std::env::var_os("RINGMILL_LONG").is_some() { 1_000_000 } else { BLOWS }
+/// How long that may take, all of them: less than a second, where nobody else has the processors.
+const LONGEST: Duration = Duration::from_secs(40);
+
+/// The long form: a million connections, kicks, messages.
+fn is_long() -> bool {
+    std::env::var_os("RINGMILL_LONG").is_some()
 }
 
 /// Neighbours that write and read while an attack goes on, and wait for each answer, not for ever.
 struct Neighbours {
     clients: [BlkClient; 2],
+    nbd: Option<RawNbd>,
     generation: u64,
 }
 
 impl Neighbours {
     /// Once all that they have sent is there, with descriptors.
-    fn new(mut clients: [BlkClient; 2]) -> Self {
+    fn new(mut clients: [BlkClient; 2], nbd: Option<RawNbd>) -> Self {
         for client in &mut clients {
             client.read(0, pattern::BLOCK);
         }
-        Neighbours { clients, generation: 0 }
+        Neighbours { clients, nbd, generation: 0 }
     }
 
     fn bear(&mut self, attack: Attack, running: &Running, blows: u64) {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let mut done = 0;
         while done < ROUNDS || running.blows() < blows {
             done += 1;
@@ -42,6 +48,18 @@ impl Neighbours {
                 let block = client.read(index * 8, pattern::BLOCK);
                 assert_eq!(pattern::generation(index, &block), Ok(self.generation), "{attack:?}");
             }
+            if let Some(nbd) = &mut self.nbd {
+                const WRITE: u16 = 1;
+                let (index, cookie) = (done % 1024, self.generation);
+                nbd.request(WRITE, cookie, index * 4096, pattern::BLOCK as u32);
+                nbd.send(&pattern::block(index, self.generation));
+                assert_eq!(nbd.reply(), (0, cookie), "{attack:?}");
+                nbd.request(0, cookie, index * 4096, pattern::BLOCK as u32);
+                assert_eq!(nbd.reply(), (0, cookie), "{attack:?}");
+                let block = nbd.take::<{ pattern::BLOCK }>();
+                assert_eq!(pattern::generation(index, &block), Ok(self.generation), "{attack:?}");
+            }
+            assert!(is_long() || begun.elapsed() < LONGEST, "{attack:?}: {done} rounds");
         }
         println!("{attack:?}: {} blows, {done} rounds, {:?}", running.blows(), begun.elapsed());
     }
@@ -53,6 +71,7 @@ fn neighbours_of_strangers_are_served() {
     let near = Image::filled(&scratch, "near.img", 4);
     let far = Image::filled(&scratch, "far.img", 4);
     let strange = Image::filled(&scratch, "strange.img", 4);
+    let kind = Image::filled(&scratch, "kind.img", 4);
     let command = ServerCommand::new(&scratch)
         .iothread("io0")
         .iothread("io1")
@@ -60,11 +79,15 @@ fn neighbours_of_strangers_are_served() {
         .file("near", &near, "")
         .file("far", &far, "")
         .file("strange", &strange, "")
+        .file("kind", &kind, "")
         .export("near", "iothread=io0")
         .export("far", "iothread=io1")
         .export("strange", "iothread=io0,num-queues=2");
     let command = nbd_server(command, &scratch, "");
-    let server = nbd_export(command, "strange", ",name=hostile,iothread=io0").start();
+    let command = nbd_export(command, "strange", ",name=hostile,iothread=io0");
+    let command = command.arg("--export");
+    let server =
+        command.arg("type=nbd,id=kind,node-name=kind,name=kind,writable=on,iothread=io0").start();
     let target = Target {
         vhost_user: server.socket("strange"),
         nbd: scratch.path("nbd.sock"),
@@ -72,11 +95,13 @@ fn neighbours_of_strangers_are_served() {
         monitor: server.socket("monitor"),
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
-    let mut neighbours = Neighbours::new(["near", "far"].map(connect));
+    let nbd = RawNbd::go(&target.nbd, "kind");
+    let mut neighbours = Neighbours::new(["near", "far"].map(connect), Some(nbd));
+    let blows = if is_long() { 1_000_000 } else { BLOWS };
     let files = server.open_files();
     for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
         let running = attack.begin(target.clone(), None).expect("a thread");
-        neighbours.bear(attack, &running, blows());
+        neighbours.bear(attack, &running, blows);
         drop(running);
         // Nothing of it is left, and whoever comes next in its place is served.
         let mut next = connect("strange");
@@ -119,7 +144,7 @@ fn tls_handshakes_without_end_keep_nobody_out() {
         monitor: server.socket("monitor"),
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
-    let mut neighbours = Neighbours::new(["near", "far"].map(connect));
+    let mut neighbours = Neighbours::new(["near", "far"].map(connect), None);
     let (files, attack) = (server.open_files(), Attack::NbdTls);
     let running = attack.begin(target, None).expect("a thread");
     neighbours.bear(attack, &running, BLOWS);

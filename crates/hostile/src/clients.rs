@@ -48,12 +48,12 @@ pub(crate) fn nbd_half(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let request = read_request(1, 4096);
     let mut kept = Vec::new();
     for len in 1..request.len() {
-        if !go_on.blow() {
-            break;
-        }
         let mut stream = chosen(target)?;
         stream.write_all(&request[..len])?;
         kept.push(stream);
+        if !go_on.blow() {
+            break;
+        }
         if kept.len() == KEPT {
             std::thread::sleep(Duration::from_millis(5));
             kept.clear();
@@ -79,11 +79,11 @@ pub(crate) fn nbd_deaf(target: &Target, go_on: &GoOn) -> io::Result<()> {
         let mut stream = chosen(target)?;
         stream.set_write_timeout(Some(Duration::from_millis(5)))?;
         for cookie in 0..64 {
-            if !go_on.blow() {
-                return Ok(());
-            }
             if stream.write_all(&read_request(cookie, 256 << 10)).is_err() {
                 break;
+            }
+            if !go_on.blow() {
+                return Ok(());
             }
         }
         kept.push(stream);
@@ -92,10 +92,12 @@ pub(crate) fn nbd_deaf(target: &Target, go_on: &GoOn) -> io::Result<()> {
 }
 
 pub(crate) fn nbd_connections(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    while go_on.blow() {
+    loop {
         drop(connect(&target.nbd)?);
+        if !go_on.blow() {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// What a client of TLS 1.3 begins with (RFC 8446, 4.1.2), as good as any: the server has to agree on a key
@@ -135,9 +137,12 @@ pub(crate) fn nbd_tls(target: &Target, go_on: &GoOn) -> io::Result<()> {
     // Nothing, something, nearly all, all and its answer not read; until there is no place left.
     let lens = [0, 3, 60, hello.len() - 1, hello.len()].into_iter().cycle();
     let mut kept = Vec::new();
-    for len in lens.take(2 * KEPT).take_while(|_| go_on.blow()) {
+    for len in lens.take(2 * KEPT) {
         let Ok(stream) = begin(len) else { break };
         kept.push(stream);
+        if !go_on.blow() {
+            break;
+        }
     }
     // They stay until they are sent away.
     for mut stream in kept {

@@ -244,22 +244,24 @@ pub(crate) fn resets(target: &Target, go_on: &GoOn) -> io::Result<()> {
 }
 
 pub(crate) fn connections(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    while go_on.blow() {
+    loop {
         let front_end = FrontEnd::connect(target)?;
         front_end.message(GET_FEATURES, &[], &[])?;
+        if !go_on.blow() {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 pub(crate) fn half_messages(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let message = encode(SET_MEM_TABLE, &[1, 0, MEMORY, USER, 0]);
     let mut waiting = Vec::new();
     for len in 1..message.len() {
+        let front_end = FrontEnd::connect(target)?;
+        front_end.send(&message[..len], &[front_end.memory.as_raw_fd()])?;
         if !go_on.blow() {
             break;
         }
-        let front_end = FrontEnd::connect(target)?;
-        front_end.send(&message[..len], &[front_end.memory.as_raw_fd()])?;
         // Of those, one is served, and the others are in line.
         waiting.push(front_end);
         if waiting.len() == 8 {
@@ -284,14 +286,14 @@ pub(crate) fn bad_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
         (Some(&empty), [1, 0, 4096, USER, 0]),
         (Some(&null), [1, 0, 4096, USER, 0]),
     ] {
-        if !go_on.blow() {
-            break;
-        }
         let mut front_end = FrontEnd::connect(target)?;
         let fd = fd.unwrap_or(&front_end.memory).as_raw_fd();
         front_end.message(SET_MEM_TABLE, &table, &[fd])?;
         // It is sent away, or not.
         let _ = front_end.settle();
+        if !go_on.blow() {
+            break;
+        }
     }
     Ok(())
 }
@@ -305,9 +307,6 @@ pub(crate) fn wrong_descriptors(target: &Target, go_on: &GoOn) -> io::Result<()>
     for fd in fds {
         for code in [SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_MEM_TABLE, SET_INFLIGHT_FD]
         {
-            if !go_on.blow() {
-                return Ok(());
-            }
             let mut front_end = FrontEnd::ready(target)?;
             let payload = match code {
                 SET_MEM_TABLE => &[1, 0, MEMORY, USER, 0][..],
@@ -319,6 +318,9 @@ pub(crate) fn wrong_descriptors(target: &Target, go_on: &GoOn) -> io::Result<()>
             // More than any message may have.
             let many = [fd.as_raw_fd(); 64];
             let _ = front_end.message(code, payload, &many);
+            if !go_on.blow() {
+                return Ok(());
+            }
         }
     }
     Ok(())
@@ -329,12 +331,12 @@ pub(crate) fn shrunk_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
         let mut front_end = FrontEnd::ready(target)?;
         front_end.settle()?;
         front_end.memory.set_len(0)?;
-        if !go_on.blow() {
-            break;
-        }
         let _ = front_end.kicks[0].write(1);
         let _ = front_end.kicks[1].write(1);
         let _ = front_end.settle();
+        if !go_on.blow() {
+            break;
+        }
     }
     Ok(())
 }

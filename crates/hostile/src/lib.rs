@@ -111,9 +111,14 @@ attacks! {
 pub(crate) struct GoOn(Arc<Shared>);
 
 impl GoOn {
-    /// Counts a blow; whether there is to be another.
+    /// Counts a blow that was dealt; whether there is to be another.
     fn blow(&self) -> bool {
         self.0.blows.fetch_add(1, Ordering::Relaxed);
+        self.is_wanted()
+    }
+
+    /// Whether there is to be another.
+    fn is_wanted(&self) -> bool {
         !self.0.stop.load(Ordering::Relaxed)
     }
 }
@@ -146,7 +151,7 @@ impl Attack {
                 // A CPU that is not there leaves it where it is.
                 let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
             }
-            while !go_on.0.stop.load(Ordering::Relaxed) {
+            while go_on.is_wanted() {
                 if self.round(&target, &go_on).is_err() {
                     // Nobody may be listening for a moment.
                     std::thread::sleep(Duration::from_micros(100));
