@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,11 @@ use exports::vhost_user::session::{
 };
 use exports::vhost_user::wire::{ConfigWrite, LogDescription, Message, Reply, VringAddr};
 use exports::vhost_user::{NotEventfd, SessionError};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::EventFd;
+use nix::sys::signal::SigSet;
+use nix::sys::signalfd::SignalFd;
+use nix::sys::timerfd::{ClockId, TimerFd, TimerFlags};
 
 const FEATURES: u64 = 1 << 9 | 1 << 6;
 const ADDR: VringAddr = VringAddr { desc: 0x1000, avail: 0x2000, used: 0x3000, log: None };
@@ -114,6 +118,10 @@ fn kicked(session: &mut Session, index: u32) -> RingSetup {
         Ok(Step::Do(Action::StartRing { index: i, setup })) if u32::from(i) == index => setup,
         other => panic!("{other:?}"),
     }
+}
+
+fn copy_of(fd: impl AsFd) -> OwnedFd {
+    fd.as_fd().try_clone_to_owned().unwrap()
 }
 
 fn describe(session: &mut Session, index: u32) {
@@ -379,7 +387,11 @@ fn only_eventfds_are_taken_for_eventfds() {
     let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let dir = || OwnedFd::from(std::fs::File::open("/").unwrap());
     let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
-    for fd in [pipe, file, dir, socket] {
+    // Anonymous inodes as well; the first asks whoever is in its set.
+    let epoll = || Epoll::new(EpollCreateFlags::empty()).unwrap().0;
+    let timer = || copy_of(TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::empty()).unwrap());
+    let signal = || copy_of(SignalFd::new(&SigSet::empty()).unwrap());
+    for fd in [pipe, file, dir, socket, epoll, timer, signal] {
         for message in [
             Message::SetVringKick { index: 0, fd: Some(fd()) },
             Message::SetVringCall { index: 0, fd: Some(fd()) },
@@ -390,6 +402,17 @@ fn only_eventfds_are_taken_for_eventfds() {
     }
     let setup = kicked(&mut session, 0);
     assert!(setup.call.is_none() && setup.err.is_none());
+}
+
+#[test]
+fn only_unix_stream_sockets_are_ways_back() {
+    let (mut session, _) = session();
+    let tcp = std::net::TcpListener::bind("localhost:0").unwrap();
+    let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    for fd in [copy_of(tcp), copy_of(datagrams), eventfd()] {
+        assert_eq!(refused(&mut session, Message::SetBackendReqFd(fd)), SessionError::NotSocket);
+    }
+    done(&mut session, Message::SetBackendReqFd(UnixStream::pair().unwrap().0.into()));
 }
 
 #[test]

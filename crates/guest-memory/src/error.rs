@@ -93,8 +93,8 @@ impl fmt::Display for Error {
             ),
             Error::Elsewhere { guest_addr } => write!(
                 f,
-                "memory region at guest address {guest_addr:#x} is in a file on FUSE or a network: give the \
-                 guest memory of a memfd, hugetlbfs or tmpfs"
+                "memory region at guest address {guest_addr:#x} is in a file on FUSE, overlayfs or a network: give \
+                 the guest memory of a memfd, hugetlbfs or tmpfs"
             ),
             Error::BeyondFile { guest_addr, end, file_size } => write!(
                 f,

@@ -33,6 +33,7 @@ pub use access::prefetch;
 pub use bus_error::losses;
 pub use dirty::{DirtyLog, LOG_PAGE, Logging};
 pub use error::{AccessError, Error};
+pub use mapping::is_elsewhere;
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};
 pub use registered::RegisteredRegion;

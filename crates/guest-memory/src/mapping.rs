@@ -91,9 +91,10 @@ mod calls {
         }
     }
 
-    /// Those whose pages come from elsewhere, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph.
-    const ELSEWHERE: [libc::__fsword_t; 6] =
-        [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400];
+    /// Those whose pages come from elsewhere, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph; overlayfs, below which
+    /// is any of these, or none.
+    const ELSEWHERE: [libc::__fsword_t; 7] =
+        [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x794c_7630];
 
     /// What a file lies on.
     pub(crate) fn file_system(fd: &OwnedFd) -> io::Result<FileSystem> {
@@ -156,3 +157,13 @@ mod calls {
 }
 
 pub(crate) use calls::file_system;
+
+/// Whether another process, or another machine, may bring the pages of a file, when it likes: on FUSE, overlayfs, a
+/// network's file system. To ask can take as long as that.
+///
+/// # Errors
+///
+/// As of fstatfs(2).
+pub fn is_elsewhere(fd: &OwnedFd) -> io::Result<bool> {
+    Ok(file_system(fd)?.is_elsewhere)
+}

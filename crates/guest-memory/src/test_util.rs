@@ -3,6 +3,9 @@
 //! The "front end" of this memory has guest address `a` at user address
 //! [`USER_BASE`]` + a`, so that a mix-up of the two shows.
 
+#[cfg(not(miri))]
+pub mod fuse;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

@@ -7,6 +7,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use event_loop::{EventLoop, Readiness};
@@ -14,9 +15,10 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::MsgFlags;
 
+use super::descriptors::{Descriptors, Desk};
 use super::error::ConnectionError;
 use super::fd_passing;
-use super::wire::{HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD, Reply, WireError};
+use super::wire::{HEADER_LEN, Header, MAX_PAYLOAD, Reply, WireError};
 
 /// Messages taken in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
@@ -26,7 +28,7 @@ pub(crate) struct Incoming {
     pub(crate) header: Header,
     /// Exactly as long as the header says.
     pub(crate) payload: Vec<u8>,
-    /// What came with it; more than any message may have shows as an error.
+    /// What came with it; more than any message may have, and others, show as an error.
     pub(crate) fds: Result<Vec<OwnedFd>, WireError>,
 }
 
@@ -35,17 +37,18 @@ pub(crate) struct Connection {
     event_loop: EventLoop,
     socket: Arc<OwnedFd>,
     readable: Readiness,
+    desk: Rc<Desk>,
     /// Messages left in this turn.
     turn: u32,
 }
 
 impl Connection {
-    /// Takes a connected stream socket, which need not be non-blocking.
-    pub(crate) fn new(event_loop: &EventLoop, socket: OwnedFd) -> Self {
+    /// Takes a connected stream socket, which need not be non-blocking. What comes by it is looked at, at `desk`.
+    pub(crate) fn new(event_loop: &EventLoop, socket: OwnedFd, desk: Rc<Desk>) -> Self {
         let socket = Arc::new(socket);
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let readable = Readiness::new(event_loop, socket.clone(), events);
-        Connection { event_loop: event_loop.clone(), socket, readable, turn: TURN }
+        Connection { event_loop: event_loop.clone(), socket, readable, desk, turn: TURN }
     }
 
     /// Waits until there is something to be received, of which nothing is taken.
@@ -75,7 +78,7 @@ impl Connection {
     /// It left within a message, or its bytes make no sense.
     pub(crate) async fn receive(&mut self) -> Result<Option<Incoming>, ConnectionError> {
         self.take_turns().await;
-        let mut fds = Descriptors::default();
+        let mut fds = Descriptors::new(self.desk.clone());
         let mut header = [0; HEADER_LEN];
         if !self.fill(&mut header, &mut fds, true).await? {
             return Ok(None);
@@ -84,7 +87,7 @@ impl Connection {
         debug_assert!(header.payload_len <= MAX_PAYLOAD, "checked by the header");
         let mut payload = vec![0; header.payload_len];
         self.fill(&mut payload, &mut fds, false).await?;
-        Ok(Some(Incoming { header, payload, fds: fds.taken() }))
+        Ok(Some(Incoming { header, payload, fds: fds.looked_at().await? }))
     }
 
     /// Fills `buf`. `false`: the stream ends before its first byte, and `may_end`.
@@ -108,7 +111,7 @@ impl Connection {
                 }
                 Ok(received) => {
                     filled += received.len;
-                    fds.add(received.fds);
+                    fds.add(received.fds).await;
                 }
                 Err(Errno::EAGAIN) => self.readable.wait().await,
                 Err(Errno::EINTR) => {}
@@ -167,28 +170,5 @@ impl Connection {
         }
         self.turn = TURN;
         event_loop::take_turns().await;
-    }
-}
-
-/// The descriptors of a message, as they come.
-#[derive(Default)]
-struct Descriptors {
-    fds: Vec<OwnedFd>,
-    too_many: bool,
-}
-
-impl Descriptors {
-    fn add(&mut self, more: Vec<OwnedFd>) {
-        // Those beyond are closed at once, so that a message holds no more than its share.
-        if self.fds.len() + more.len() > MAX_FDS {
-            self.too_many = true;
-            self.fds.clear();
-        } else if !self.too_many {
-            self.fds.extend(more);
-        }
-    }
-
-    fn taken(self) -> Result<Vec<OwnedFd>, WireError> {
-        if self.too_many { Err(WireError::TooManyDescriptors) } else { Ok(self.fds) }
     }
 }

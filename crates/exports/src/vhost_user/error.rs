@@ -45,6 +45,8 @@ pub enum SessionError {
     Log,
     /// Not an eventfd.
     NotEventfd(NotEventfd),
+    /// A descriptor that is no unix stream socket where there has to be one.
+    NotSocket,
     /// The device does not take that write to its configuration space.
     Config(String),
 }
@@ -78,6 +80,7 @@ impl fmt::Display for SessionError {
                 "a log in shared memory (VHOST_USER_PROTOCOL_F_LOG_SHMFD) was not agreed on",
             ),
             SessionError::NotEventfd(error) => error.fmt(f),
+            SessionError::NotSocket => f.write_str("the file descriptor is no unix stream socket"),
             SessionError::Config(reason) => f.write_str(reason),
         }
     }

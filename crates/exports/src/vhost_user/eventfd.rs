@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nix::sys::stat::{SFlag, fstat};
+use super::descriptors::is_eventfd;
 
 /// An eventfd of the front end's. Cheap to clone; closed with the last clone.
 #[derive(Debug, Clone)]
@@ -25,19 +25,13 @@ impl fmt::Display for NotEventfd {
 impl EventFd {
     /// Takes a descriptor that may be anything.
     ///
-    /// A pipe, socket or file is refused: a write to one of these can block, or cannot be watched.
+    /// All else is refused: a write to it can block, or whoever watches it waits for others.
     ///
     /// # Errors
     ///
     /// [`NotEventfd`].
     pub fn new(fd: OwnedFd) -> Result<Self, NotEventfd> {
-        // Eventfds and their kin (anonymous inodes) are the only files without a type. On the kin
-        // that are no eventfds, a write fails.
-        let stat = fstat(&fd).map_err(|_| NotEventfd)?;
-        match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
-            kind if kind.is_empty() => Ok(EventFd(Arc::new(fd))),
-            _ => Err(NotEventfd),
-        }
+        if is_eventfd(&fd) { Ok(EventFd(Arc::new(fd))) } else { Err(NotEventfd) }
     }
 
     /// The descriptor.

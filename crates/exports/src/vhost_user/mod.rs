@@ -8,12 +8,14 @@
 //! [`VhostUserExport`] of them.
 //!
 //! The server is a task on the control loop, not a thread per connection: a front end that sends
-//! half a message is waited for as long as it likes, at the cost of a buffer.
+//! half a message is waited for, at the cost of a buffer. Only of what `descriptors` a message has
+//! may have to be found out on a thread.
 
 mod backend;
 mod backend_channel;
 mod blk;
 mod connection;
+mod descriptors;
 pub mod device;
 mod error;
 mod eventfd;

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -23,6 +24,7 @@ use self::hand_over::Waiting;
 use super::backend::Backend;
 use super::backend_channel::BackendChannel;
 use super::connection::{Connection, Incoming};
+use super::descriptors::Desk;
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
 use super::handover::{Saved, SavedRings};
@@ -129,6 +131,7 @@ impl Server {
             connected: connected.clone(),
             channel: RefCell::new(None),
             orders: RefCell::new(orders),
+            desk: Rc::default(),
         };
         let (ready, is_ready) = oneshot::channel();
         let (begin, beginning) = oneshot::channel();
@@ -250,6 +253,8 @@ struct Service {
     /// To the front end that is served.
     channel: RefCell<Option<BackendChannel>>,
     orders: RefCell<mailbox::Receiver<Order>>,
+    /// For what front ends send.
+    desk: Rc<Desk>,
 }
 
 impl Service {
@@ -306,10 +311,14 @@ impl Service {
             self.go_on(&listener, beginning).await;
         }
         loop {
-            match self.stop.or(self.unless_ordered(listener.accept(&who))).await {
+            let next = async {
+                self.desk.settled().await;
+                listener.accept(&who).await
+            };
+            match self.stop.or(self.unless_ordered(next)).await {
                 Some(Err(order)) => self.obey(&listener, None, order).await,
                 Some(Ok(Ok(socket))) => {
-                    let connection = Connection::new(&self.event_loop, socket);
+                    let connection = Connection::new(&self.event_loop, socket, self.desk.clone());
                     log::info!("export {id}: front end connected");
                     self.serve(&listener, connection, None).await;
                 }

@@ -14,6 +14,7 @@ use devices::virtio::CacheRecord;
 use guest_memory::Region;
 use queue::QueueConfig;
 
+use super::descriptors::is_unix_stream;
 use super::device::Device;
 use super::error::SessionError;
 use super::eventfd::EventFd;
@@ -334,6 +335,10 @@ impl Session {
                 }
             }
             Message::SetBackendReqFd(socket) => {
+                // What is sent there goes at once, whoever holds the other end.
+                if !is_unix_stream(&socket) {
+                    return Err(SessionError::NotSocket);
+                }
                 match self.protocol_features & protocol_features::CONFIG {
                     // There is nothing else that it would be told.
                     0 => Step::Done,

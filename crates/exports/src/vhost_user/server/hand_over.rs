@@ -150,7 +150,7 @@ impl Service {
         let Beginning { session, ready, begin } = beginning;
         match session {
             Some(SavedSession { socket, messages }) => {
-                let connection = Connection::new(&self.event_loop, socket);
+                let connection = Connection::new(&self.event_loop, socket, self.desk.clone());
                 self.serve(listener, connection, Some((messages, (ready, begin)))).await;
             }
             None => {

@@ -32,6 +32,8 @@ pub enum WireError {
     },
     /// More descriptors than any request wants; the surplus is lost.
     TooManyDescriptors,
+    /// This one of the descriptors, counted from 0, is nothing that a request wants.
+    WrongDescriptor(usize),
     /// A field holds what it cannot.
     Field {
         /// Which.
@@ -65,6 +67,11 @@ impl fmt::Display for WireError {
             WireError::TooManyDescriptors => {
                 write!(f, "came with more than {MAX_FDS} file descriptors")
             }
+            WireError::WrongDescriptor(nth) => write!(
+                f,
+                "its file descriptor {nth} is no eventfd, no unix socket, and no memory: that is a memfd, \
+                 a device, or a file that is not on FUSE, overlayfs or a network's file system"
+            ),
             WireError::Field { name, value, allowed } => {
                 write!(f, "{name} is {value:#x}, allowed is {allowed}")
             }

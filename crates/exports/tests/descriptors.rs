@@ -1,0 +1,86 @@
+//! Descriptors that take whoever asks them anything, or closes them, as long as a stranger likes.
+
+mod common;
+
+use std::os::fd::AsRawFd;
+
+use common::{
+    Daemon, Dir, NEED_REPLY, PATIENCE, ask, connect, message, number, send_with, with_reply_ack,
+};
+use exports::vhost_user::Listen;
+use exports::vhost_user::wire::{MAX_FDS, Request};
+use guest_memory::test_util::fuse::Fuse;
+use nix::sys::socket::{MsgFlags, recv};
+
+const SIZE: u64 = 1 << 20;
+
+fn region() -> Vec<u8> {
+    [0, 0, SIZE, 0x7000_0000_0000, 0].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// A file on FUSE; `None`, and a word of it, where there can be none.
+fn fuse() -> Option<Fuse> {
+    if let Err(why) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+        use std::io::Write;
+        let text = "\n*** NOT TESTED: descriptors of files on FUSE, which takes /dev/fuse:";
+        let _ = writeln!(std::io::stderr().lock(), "{text} {why}. ***\n");
+        return None;
+    }
+    Some(Fuse::mount(SIZE).unwrap())
+}
+
+/// What a file that hangs comes along with, and how many of it.
+#[test]
+fn whoever_closes_a_file_that_hangs_is_no_thread_of_others() {
+    let Some(fuse) = fuse() else { return };
+    let event = nix::sys::eventfd::EventFd::new().unwrap();
+    for (request, payload, count) in [
+        (Request::GetQueueNum, Vec::new(), 1),
+        (Request::SetVringCall, 0u64.to_ne_bytes().to_vec(), 1),
+        (Request::SetVringKick, 0u64.to_ne_bytes().to_vec(), 2),
+        (Request::SetBackendReqFd, Vec::new(), 1),
+        (Request::AddMemReg, region(), 1),
+        (Request::SetMemTable, [0; 8].to_vec(), MAX_FDS + 1),
+    ] {
+        let daemon = Daemon::new();
+        let dir = Dir::new();
+        let config = daemon.config(Listen::Path(dir.socket()), 1);
+        let _neighbour = daemon.start(config).unwrap();
+        let file = fuse.open().unwrap();
+        let hanging = fuse.hang();
+        let stream = with_reply_ack(daemon.connect());
+        let mut fds = vec![event.as_raw_fd(); count - 1];
+        fds.push(file.as_raw_fd());
+        send_with(&stream, &message(request, NEED_REPLY, &payload), &fds);
+        // Nobody is answered before it is closed, and all others are.
+        stream.set_read_timeout(Some(common::NOT_YET)).unwrap();
+        recv(stream.as_raw_fd(), &mut [0], MsgFlags::empty()).unwrap_err();
+        let mut other = connect(&dir.socket());
+        assert_ne!(ask(&mut other, Request::GetFeatures, 0, &[]), 0, "{request:?}");
+        // It leaves; the next one is served once that is closed.
+        drop(stream);
+        let mut next = daemon.connect();
+        next.set_read_timeout(Some(common::NOT_YET)).unwrap();
+        send_with(&next, &message(Request::GetFeatures, 0, &[]), &[]);
+        recv(next.as_raw_fd(), &mut [0], MsgFlags::empty()).unwrap_err();
+        assert_ne!(ask(&mut other, Request::GetFeatures, 0, &[]), 0, "{request:?}");
+        drop(hanging);
+        next.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_ne!(number(&mut next, Request::GetFeatures as u32), 0, "{request:?}");
+    }
+}
+
+/// An export whose front end hands over such a file can be stopped.
+#[test]
+fn an_export_that_waits_for_a_file_to_be_closed_can_be_stopped() {
+    let Some(fuse) = fuse() else { return };
+    let mut daemon = Daemon::new();
+    let file = fuse.open().unwrap();
+    let hanging = fuse.hang();
+    let stream = daemon.connect();
+    send_with(&stream, &message(Request::GetFeatures, 0, &[]), &[file.as_raw_fd()]);
+    stream.set_read_timeout(Some(common::NOT_YET)).unwrap();
+    recv(stream.as_raw_fd(), &mut [0], MsgFlags::empty()).unwrap_err();
+    daemon.stop().unwrap();
+    drop(hanging);
+}
