@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use block::NodeRegistry;
 use block::options::BlockdevOptions;
 use devices::QueueStats;
-use devices::virtio::Virtqueue;
+use devices::virtio::{Held, Virtqueue};
 use devices::virtio_blk::start_queue;
 use event_loop::{EventLoop, LoopConfig, Signal};
 use guest_memory::MemoryView;
@@ -130,7 +130,7 @@ impl OneThread {
 
 impl Drop for OneThread {
     fn drop(&mut self) {
-        self.handler.stop(Box::new(|_| {}));
+        self.handler.stop(Held::Left, Box::new(|_| {}));
         if let Err(error) = self.event_loop.shut_down() {
             log::error!("the loop: {error}");
         }

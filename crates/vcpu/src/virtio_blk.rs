@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use block::node::{BlockNode, Geometry};
 use devices::QueueStats;
+use devices::virtio::Held;
 use devices::virtio_blk::{Device, DeviceConfig, start_queue};
 use event_loop::{Signal, oneshot};
 use guest_memory::{GuestMemory, MemoryView};
@@ -137,7 +138,7 @@ fn start_queues(
         Ok(async move {
             for handler in handlers {
                 let (sender, stopped) = oneshot::channel();
-                handler.stop(Box::new(move |_| sender.send(())));
+                handler.stop(Held::Left, Box::new(move |_| sender.send(())));
                 let _ = stopped.await;
             }
         })

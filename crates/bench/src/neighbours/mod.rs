@@ -27,10 +27,15 @@ use crate::report::{Table, write_section};
 /// Requests per second of the victim: what leaves either CPU some time.
 const RATE: f64 = 20_000.0;
 
-/// What a victim may lose of its requests, at most; and in the short form, where a phase of 0.2 s on a busy
-/// machine tells no more than that it is served.
+/// What a victim may lose of its requests, at most.
 const MOST_LOST: f64 = 0.05;
-const MOST_LOST_QUICK: f64 = 0.9;
+/// What seems to cost it more in the short form, whose phases are so short that a hiccup of the machine's shows, is
+/// measured again as in the long one, so often at most.
+const AGAIN: usize = 3;
+
+/// Of the long form: a phase, milliseconds, and how many there are.
+const LONG_MS: u64 = 700;
+const ROUNDS: usize = 3;
 
 /// Of an attack, in all rounds.
 struct Row {
@@ -75,10 +80,10 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     if let Some(cpu) = client_cpu {
         affinity::bind_this_thread(cpu)?;
     }
-    let run_time = options.run_time(100, 700);
+    let run_time = options.run_time(100, LONG_MS);
     let mut bench = Bench { server, sockets, run_time, client_cpu };
     (0..exports.len()).try_for_each(|nth| bench.server.listening(nth).map(drop))?;
-    let rounds = options.rounds(3);
+    let rounds = options.rounds(ROUNDS);
     let mut rows = Vec::new();
     for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
         let places: &[&str] = match attack {
@@ -97,7 +102,15 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
                 continue;
             }
             eprintln!("{name}");
-            let row = bench.row(attack, place, name.clone(), rounds);
+            let mut row = bench.row(attack, place, name.clone(), rounds);
+            for _ in 0..AGAIN {
+                if !options.quick || row.as_ref().is_ok_and(|row| row.lost() <= MOST_LOST) {
+                    break;
+                }
+                bench.run_time = Duration::from_millis(LONG_MS);
+                row = bench.row(attack, place, name.clone(), ROUNDS);
+                bench.run_time = run_time;
+            }
             rows.push(row.with_context(|| format!("under {name}"))?);
         }
     }
@@ -111,8 +124,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         let section = format!("{}- {method}\n\n{}", lines.concat(), table.markdown());
         write_section(file, "bench neighbours", &section)?;
     }
-    let most = if options.quick { MOST_LOST_QUICK } else { MOST_LOST };
-    let lost = rows.iter().find(|row| row.lost() > most);
+    let lost = rows.iter().find(|row| row.lost() > MOST_LOST);
     lost.map_or(Ok(()), |row| bail!("too much is lost under {}", row.name))
 }
 
