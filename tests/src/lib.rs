@@ -28,7 +28,7 @@ pub use deny::{run_program, run_without};
 pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use initramfs::Initramfs;
-pub use program::{client, daemon, install, python, release_daemon, tied_command, tool};
+pub use program::{client, daemon, install, preloaded, python, release_daemon, tied_command, tool};
 pub use qmp::Qmp;
 pub use scratch::Scratch;
 pub use server::{Server, ServerCommand};

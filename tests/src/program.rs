@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use crate::Scratch;
+
 /// The top of the repository.
 fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is a folder of the workspace")
@@ -38,6 +40,19 @@ pub fn python() -> PathBuf {
 /// A client of the tests' own, by the name of its file.
 pub fn client(name: &str) -> PathBuf {
     workspace().join("tests/clients").join(name)
+}
+
+/// Builds a library that is loaded before libc, from a source beside the [clients](client): what `LD_PRELOAD` is set to.
+///
+/// # Panics
+///
+/// When it does not build.
+pub fn preloaded(scratch: &Scratch, source: &str) -> String {
+    let library = scratch.path(source).with_extension("so");
+    let mut cc = Command::new(tool("gcc"));
+    cc.args(["-shared", "-fPIC", "-O", "-o"]).arg(&library).arg(client(source));
+    assert!(cc.status().expect("gcc runs").success(), "{source} does not build");
+    library.to_str().expect("a path in UTF-8").to_owned()
 }
 
 /// A file of the guest that `scripts/setup-tests.sh` makes, by name.

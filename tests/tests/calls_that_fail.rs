@@ -5,9 +5,8 @@
 //! each of them fail, and sees nothing of what a ring is given to do.
 
 use std::fs;
-use std::process::Command;
 
-use integration::{BlkClient, Image, Scratch, ServerCommand, pattern, request, tool};
+use integration::{BlkClient, Image, Scratch, ServerCommand, pattern, preloaded, request};
 
 /// The disk's first half is written and read, the second discarded and zeroed.
 const MIB: u64 = 2;
@@ -16,14 +15,9 @@ const BLOCKS: u64 = MIB * 128;
 /// Has an image carried out by `aio`; what of it fails is `named`.
 fn nobody_hears_of_what_fails(aio: &str, named: &[&str]) {
     let scratch = Scratch::new();
-    let library = scratch.path("calls.so");
-    let mut cc = Command::new(tool("gcc"));
-    cc.args(["-shared", "-fPIC", "-O", "-o"]).arg(&library);
-    cc.arg(integration::client("calls_that_fail.c"));
-    assert!(cc.status().expect("gcc runs").success());
     let image = Image::filled(&scratch, "disk.img", MIB);
     let server = ServerCommand::new(&scratch)
-        .env("LD_PRELOAD", library.to_str().expect("UTF-8"))
+        .env("LD_PRELOAD", preloaded(&scratch, "calls_that_fail.c"))
         .iothread("io0")
         .file("disk", &image, &format!("aio={aio},cache.direct=on,discard=unmap"))
         .export("disk", "iothread=io0")

@@ -18,8 +18,8 @@ use common::footprint::{Alone, Footprint};
 use common::{Load, MIB, check};
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
-    BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually, pattern, request,
-    tied_command, tool, wire,
+    BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
+    preloaded, request, tied_command, tool, wire,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
@@ -345,16 +345,11 @@ fn a_zram_device_that_is_reset_and_has_no_memory() {
 #[test]
 fn a_clock_that_is_set() {
     let scratch = Scratch::new();
-    let library = scratch.path("clock.so");
-    let source = integration::client("clock_that_jumps.c");
-    let mut cc = Command::new(tool("gcc"));
-    cc.args(["-shared", "-fPIC", "-O", "-o"]).arg(&library).arg(source);
-    assert!(cc.status().expect("gcc runs").success());
     let image = Image::filled(&scratch, "disk.img", MIB);
     let limits = r#"{"qom-type":"throttle-group","id":"tg","limits":{"iops-total":200}}"#;
     let slow = "throttle,node-name=slow,throttle-group=tg,file.driver=null-co,file.size=1048576";
     let command = ServerCommand::new(&scratch)
-        .env("LD_PRELOAD", library.to_str().expect("UTF-8"))
+        .env("LD_PRELOAD", preloaded(&scratch, "clock_that_jumps.c"))
         .iothread("io0")
         .monitor("qmp")
         .file("disk", &image, "")

@@ -1,0 +1,69 @@
+//! The kernel tells of writes that it has lost once, and the next flush goes well. So a daemon that was told gives no place
+//! to another process, which would believe its image whole.
+//!
+//! By a library that is loaded before libc (`tests/clients/flushes_that_fail.c`): when a flush fails, and that it does once,
+//! is up to the test.
+
+use std::io::{self, Write};
+use std::process::Command;
+use std::thread;
+
+use integration::{
+    BlkClient, Completion, Image, Qmp, Request, Scratch, ServerCommand, daemon, eventually,
+    pattern, preloaded, request,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+/// `VIRTIO_BLK_S_IOERR`.
+const IO_ERROR: u8 = 1;
+
+/// It fails while the other process gets ready, and is known from then on.
+#[test]
+fn an_image_is_handed_over_no_more_when_a_flush_of_it_has_failed() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (failures, mut fail) = io::pipe().expect("a pipe");
+    let mut server = ServerCommand::new(&scratch)
+        .env("LD_PRELOAD", preloaded(&scratch, "flushes_that_fail.c"))
+        .stdin(failures)
+        .monitor("qmp")
+        .iothread("io0")
+        .file("disk", &image, "aio=threads")
+        .export("disk", "iothread=io0")
+        .start();
+    let socket = server.socket("qmp");
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    client.write(8, &pattern::block(1, 1));
+    let flush = Request { kind: request::FLUSH, sector: 0, segments: vec![] };
+    let id = client.submit(0, &flush);
+
+    let started = || server.log().matches("started the new program").count();
+    let monitor = socket.clone();
+    let upgrading = thread::spawn(move || Qmp::connect(&monitor).refused("x-upgrade", json!({})));
+    eventually("the other process", || (started() == 1).then_some(()));
+    fail.write_all(b"!").expect("the daemon listens");
+    drop(fail);
+    assert_eq!(client.wait(0).expect("an answer"), [Completion { id, status: IO_ERROR }]);
+    let why = upgrading.join().expect("it is refused");
+    let failed = format!("flushing {} has failed", image.path().display());
+    assert!(why.contains(&failed), "{why}");
+
+    let still_fails = |client: &mut BlkClient| {
+        assert_eq!(client.call(request::FLUSH, 0, &[], 0).status, IO_ERROR);
+    };
+    still_fails(&mut client);
+    let refused = Command::new(daemon()).arg("upgrade").arg(&socket).output().expect("it runs");
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains(&failed), "{refused:?}");
+    assert_eq!(started(), 1, "none is started in vain");
+    for (block, generation) in [(1, 1), (2, 0)] {
+        let found = client.read(block * 8, pattern::BLOCK);
+        assert_eq!(pattern::generation(block, &found), Ok(generation));
+    }
+    client.write(16, &pattern::block(2, 2));
+    still_fails(&mut client);
+    drop(client);
+    server.signal(Signal::SIGTERM);
+    assert!(!server.wait().success(), "not all is flushed");
+}
