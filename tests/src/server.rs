@@ -403,6 +403,13 @@ impl Server {
         files.chain(threads).map(|line| format!("  {}\n", line.trim_end())).collect()
     }
 
+    /// The process that starts who takes over: its one child.
+    pub fn spawner(&self) -> Option<u32> {
+        let pid = self.pid();
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        fs::read_to_string(path).expect("its children").trim().parse().ok()
+    }
+
     /// What /proc has of its threads, without those that the kernel has for its io_uring, which come and go, and of
     /// which the last one stays and wakes every 5 s. Until such a one runs, it has the name of who has started it.
     pub fn tasks(&self) -> impl Iterator<Item = PathBuf> {

@@ -261,6 +261,10 @@ fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let node = json!({"driver": "file", "node-name": "s", "filename": secret});
     assert!(qmp.refused("blockdev-add", node).contains("Permission denied"));
+    // Nor is there a process that has kept what was given up.
+    assert_eq!(server.spawner(), None);
+    let why = qmp.refused("x-upgrade", json!({}));
+    assert!(why.contains("with --user"), "{why}");
     drop((client, qmp));
     // The folder of the sockets is not its own.
     server.kill();
@@ -469,4 +473,36 @@ fn a_queue_reaches_its_own_guest_s_memory_and_no_other() {
         drop((a, b));
         server.stop();
     }
+}
+
+/// Who takes over has the paths of the first command line, whatever that of its own making is.
+#[test]
+fn an_upgrade_keeps_the_paths() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let [inside, outside] = ["inside", "outside"].map(|name| {
+        let folder = scratch.path(name);
+        fs::create_dir(&folder).expect("a folder");
+        fs::write(folder.join("a.img"), [0; 4096]).expect("an image");
+        folder
+    });
+    let command = ServerCommand::new(&scratch).file("disk", &image, "").monitor("qmp");
+    let paths = format!("on,paths={}", inside.display());
+    let mut server = command.arg("--sandbox").arg(paths).start();
+    let told =
+        |server: &Server| Qmp::connect(&server.socket("qmp")).execute("x-query-sandbox", json!({}));
+    let before = told(&server);
+    for _ in 0..2 {
+        server.upgrade();
+        assert_eq!(told(&server), before);
+    }
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let node = |folder: &Path| json!({"driver": "file", "node-name": "a", "filename": folder.join("a.img")});
+    if has_landlock(&server) {
+        let why = qmp.refused("blockdev-add", node(&outside));
+        assert!(why.contains("Permission denied") && why.contains("--sandbox"), "{why}");
+    }
+    qmp.execute("blockdev-add", node(&inside));
+    drop(qmp);
+    server.stop();
 }

@@ -81,7 +81,7 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
         open();
         eventually("as many threads", || (server.threads() == threads).then_some(()));
         // The standard ones and the way to the daemon: no memory, no image, no socket.
-        let spawner = spawner_of(&server).expect("a spawner");
+        let spawner = server.spawner().expect("a spawner");
         let kept = || fs::read_dir(format!("/proc/{spawner}/fd")).expect("its files").count();
         eventually("a spawner that keeps nothing", || (kept() == 4).then_some(()));
         if round == 0 {
@@ -614,16 +614,9 @@ fn a_daemon_without_a_spawner_is_not_upgraded() {
     let image = Image::filled(&scratch, "disk.img", MIB);
     let command = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "");
     let server = command.arg("--sandbox").arg("on,upgrade=off").export("disk", "").start();
-    assert_eq!(spawner_of(&server), None);
+    assert_eq!(server.spawner(), None);
     let refused = upgrade(&server.socket("qmp"));
     let text = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && text.contains("upgrade=off"), "{refused:?}");
     server.stop();
-}
-
-/// The daemon's one child.
-fn spawner_of(server: &Server) -> Option<u32> {
-    let pid = server.pid();
-    let path = format!("/proc/{pid}/task/{pid}/children");
-    fs::read_to_string(path).expect("its children").trim().parse().ok()
 }
