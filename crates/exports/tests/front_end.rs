@@ -7,74 +7,16 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use common::vmm::{QUEUE_SIZE, Vmm, inflight_of};
 use common::{
-    Daemon, Guest, NOT_YET, Options, PATIENCE, SECTOR, connect, eventually, is_signalled, run_on,
+    Daemon, Guest, NOT_YET, Options, PATIENCE, SECTOR, connect, eventually, is_signalled,
 };
 use devices::Kind;
 use event_loop::RingChoice;
-use exports::vhost_user::handover::SavedServer;
-use exports::vhost_user::session::{
-    VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, protocol_features,
-};
-use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
 use vhost::VhostBackend;
-use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
-};
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-
-const QUEUE_SIZE: u16 = 16;
-
-/// A front end and its guest.
-struct Vmm {
-    front_end: Frontend,
-    guest: Guest,
-}
-
-impl Vmm {
-    /// Connects and negotiates, in QEMU's order.
-    fn new(daemon: &Daemon, num_queues: u16) -> Self {
-        Self::with_guest(daemon, Guest::new(num_queues, QUEUE_SIZE))
-    }
-
-    /// The same for a guest that there is already.
-    fn with_guest(daemon: &Daemon, guest: Guest) -> Self {
-        let num_queues = guest.queues.len();
-        let stream = connect(&daemon.socket());
-        let mut front_end = Frontend::from_stream(stream, num_queues as u64);
-        let features = front_end.get_features().unwrap();
-        assert_ne!(features & VHOST_USER_F_PROTOCOL_FEATURES, 0);
-        let offered = front_end.get_protocol_features().unwrap();
-        assert_eq!(offered.bits(), protocol_features::OFFERED);
-        let wanted = offered & VhostUserProtocolFeatures::all();
-        front_end.set_protocol_features(wanted).unwrap();
-        front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        assert!(front_end.get_queue_num().unwrap() >= num_queues as u64);
-        front_end.set_owner().unwrap();
-        front_end.set_features(features).unwrap();
-        Vmm { front_end, guest }
-    }
-
-    fn start(&mut self) {
-        let regions = [self.guest.region()];
-        self.front_end.set_mem_table(&regions).unwrap();
-        for queue in 0..self.guest.queues.len() {
-            self.start_queue(queue, 0);
-        }
-    }
-
-    fn start_queue(&mut self, index: usize, base: u16) {
-        let queue = &self.guest.queues[index];
-        let config = queue.driver.config();
-        self.front_end.set_vring_num(index, config.size).unwrap();
-        self.front_end.set_vring_base(index, base).unwrap();
-        self.front_end.set_vring_addr(index, &common::vring_config(config)).unwrap();
-        self.front_end.set_vring_kick(index, &queue.kick).unwrap();
-        self.front_end.set_vring_call(index, &queue.call).unwrap();
-        self.front_end.set_vring_enable(index, true).unwrap();
-    }
-}
 
 #[test]
 fn a_queue_starts_serves_and_stops() {
@@ -452,10 +394,6 @@ fn a_queue_that_is_full_when_it_starts_is_served_on() {
     assert_eq!(vmm.guest.wait(0), 0);
 }
 
-fn inflight_of(num_queues: u16) -> VhostUserInflight {
-    VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues, queue_size: QUEUE_SIZE }
-}
-
 #[test]
 fn what_a_daemon_leaves_in_flight_is_done_by_the_next() {
     let first = Daemon::new();
@@ -513,56 +451,6 @@ fn what_is_offered_while_there_is_no_daemon_is_done_by_the_next() {
     assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0, "and it goes on");
     assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 7);
     second.disk.open_gate();
-}
-
-/// Its guest was restored with requests that nobody does any more, and has a new record.
-fn begin_behind_flushes(vmm: &mut Vmm) {
-    let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;
-    vmm.front_end.set_features(features).unwrap();
-    let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
-    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
-    vmm.guest.offer_flushes(0, 2);
-    vmm.front_end.set_mem_table(&[vmm.guest.region()]).unwrap();
-    vmm.start_queue(0, 2);
-    assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0);
-}
-
-fn done_by(export: &VhostUserExport) -> [u64; 2] {
-    [Kind::Flush, Kind::Write].map(|kind| export.queue_stats()[0].done(kind))
-}
-
-#[test]
-fn a_queue_goes_on_where_its_front_end_was_told_that_it_stopped() {
-    let daemon = Daemon::new();
-    let mut vmm = Vmm::new(&daemon, 1);
-    begin_behind_flushes(&mut vmm);
-    let base = vmm.front_end.get_vring_base(0).unwrap() as u16;
-    assert_eq!(base, 3);
-    vmm.start_queue(0, base);
-    assert_eq!(vmm.guest.write(0, 5, &[2; SECTOR]), 0);
-    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
-    assert_eq!(done_by(daemon.export()), [0, 2], "nothing twice");
-}
-
-#[test]
-fn a_queue_goes_on_where_the_process_before_has_stopped_it() {
-    let mut daemon = Daemon::new();
-    let mut vmm = Vmm::new(&daemon, 1);
-    begin_behind_flushes(&mut vmm);
-    let config = daemon.config(Listen::Path(daemon.socket()), 1);
-    let (disk, export) = (daemon.disk.clone(), daemon.take());
-    let next = run_on(&daemon.control, move |event_loop| async move {
-        let SavedServer { listener, file, session } = export.hand_over().describe().await.unwrap();
-        let listen = Listen::TakenOver(Arc::new(listener), file);
-        let config = VhostUserConfig { listen, taken_over: Some(TakenOver { session }), ..config };
-        let next = VhostUserExport::blk(event_loop, config, disk, "serial".into()).await.unwrap();
-        next.begin(export.hand_over().stop(true).await.unwrap()).await;
-        next
-    });
-    assert_eq!(vmm.guest.write(0, 5, &[2; SECTOR]), 0);
-    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
-    assert_eq!(done_by(&next), [0, 1], "nothing twice");
-    run_on(&daemon.control, move |_| next.stop()).unwrap();
 }
 
 #[test]

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
 
+pub(crate) mod vmm;
+
 use std::future::Future;
 use std::io::{self, IoSlice, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

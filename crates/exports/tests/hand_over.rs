@@ -1,0 +1,113 @@
+//! Rings go on where they were stopped, also when another process has done that; and which front ends are not handed over.
+#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+
+mod common;
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use common::vmm::{Vmm, inflight_of};
+use common::{Daemon, SECTOR, run_on};
+use devices::Kind;
+use exports::vhost_user::handover::SavedServer;
+use exports::vhost_user::session::VHOST_F_LOG_ALL;
+use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
+use guest_memory::LOG_PAGE;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::{VhostBackend, VhostUserDirtyLogRegion};
+
+/// Its guest was restored with requests that nobody does any more, and has a new record.
+fn begin_behind_flushes(vmm: &mut Vmm) {
+    let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;
+    vmm.front_end.set_features(features).unwrap();
+    let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
+    vmm.front_end.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
+    vmm.guest.offer_flushes(0, 2);
+    vmm.front_end.set_mem_table(&[vmm.guest.region()]).unwrap();
+    vmm.start_queue(0, 2);
+    assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0);
+}
+
+fn done_by(export: &VhostUserExport) -> [u64; 2] {
+    [Kind::Flush, Kind::Write].map(|kind| export.queue_stats()[0].done(kind))
+}
+
+#[test]
+fn a_queue_goes_on_where_its_front_end_was_told_that_it_stopped() {
+    let daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    begin_behind_flushes(&mut vmm);
+    let base = vmm.front_end.get_vring_base(0).unwrap() as u16;
+    assert_eq!(base, 3);
+    vmm.start_queue(0, base);
+    assert_eq!(vmm.guest.write(0, 5, &[2; SECTOR]), 0);
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
+    assert_eq!(done_by(daemon.export()), [0, 2], "nothing twice");
+}
+
+#[test]
+fn a_queue_goes_on_where_the_process_before_has_stopped_it() {
+    let mut daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    begin_behind_flushes(&mut vmm);
+    let config = daemon.config(Listen::Path(daemon.socket()), 1);
+    let (disk, export) = (daemon.disk.clone(), daemon.take());
+    let next = run_on(&daemon.control, move |event_loop| async move {
+        let SavedServer { listener, file, session } = export.hand_over().describe().await.unwrap();
+        let listen = Listen::TakenOver(Arc::new(listener), file);
+        let config = VhostUserConfig { listen, taken_over: Some(TakenOver { session }), ..config };
+        let next = VhostUserExport::blk(event_loop, config, disk, "serial".into()).await.unwrap();
+        next.begin(export.hand_over().stop(true).await.unwrap()).await;
+        next
+    });
+    assert_eq!(vmm.guest.write(0, 5, &[2; SECTOR]), 0);
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
+    assert_eq!(done_by(&next), [0, 1], "nothing twice");
+    run_on(&daemon.control, move |_| next.stop()).unwrap();
+}
+
+/// Whether it could be handed over, or why not; it goes on.
+fn describe(daemon: &Daemon, export: VhostUserExport) -> (VhostUserExport, Result<(), String>) {
+    run_on(&daemon.control, move |_| async move {
+        let described = export.hand_over().describe().await.map(drop);
+        export.hand_over().resume();
+        (export, described)
+    })
+}
+
+/// Neither while writes are logged nor while they might soon be: another process would go on without that log.
+#[test]
+fn a_front_end_with_a_log_of_a_migration_is_not_handed_over() {
+    let mut daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    vmm.start();
+    let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;
+    let log = memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap();
+    let mmap_size = common::MEMORY / LOG_PAGE / 8;
+    nix::unistd::ftruncate(&log, mmap_size as i64).unwrap();
+    let mmap_handle = log.as_raw_fd();
+    let region = VhostUserDirtyLogRegion { mmap_size, mmap_offset: 0, mmap_handle };
+    let mut export = daemon.take();
+    // It may be switched on before there is memory for it, or afterwards.
+    for (on, log, is_refused) in [
+        (true, None, true),
+        (false, None, false),
+        (false, Some(region), true),
+        (true, None, true),
+        (false, None, true),
+    ] {
+        let log_all = if on { VHOST_F_LOG_ALL } else { 0 };
+        vmm.front_end.set_features(features | log_all).unwrap();
+        if log.is_some() {
+            vmm.front_end.set_log_base(0, log).unwrap();
+        }
+        let described;
+        (export, described) = describe(&daemon, export);
+        let why = is_refused.then_some("its guest is being migrated, or was");
+        assert_eq!(described.err().as_deref(), why);
+        assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0);
+    }
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 5);
+    run_on(&daemon.control, move |_| export.stop()).unwrap();
+}
