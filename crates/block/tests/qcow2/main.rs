@@ -5,6 +5,7 @@
 mod common;
 mod cut_off;
 mod image;
+mod kept;
 mod killed;
 mod model;
 mod resize;
