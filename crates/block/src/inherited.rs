@@ -38,8 +38,9 @@ impl Inherited {
         &self.owned
     }
 
-    /// From now on they do.
-    pub(crate) fn own(&self) {
+    /// From now on they do, and those that no node has taken are nobody's.
+    pub(crate) fn own(&mut self) {
+        self.images.clear();
         self.owned.store(true, Ordering::Relaxed);
     }
 
@@ -61,6 +62,13 @@ impl Inherited {
         let index = self.images.iter().position(|image| image.path == path && fits(&image.fd))?;
         let OpenImage { fd, lock, .. } = self.images.swap_remove(index);
         Some((fd.into(), lock))
+    }
+
+    /// The file of that name, wherever it lies, if it is there: no other is called so.
+    pub(crate) fn take_named(&mut self, name: &str) -> Option<File> {
+        let is_it = |image: &OpenImage<_>| image.path.file_name() == Some(name.as_ref());
+        let index = self.images.iter().position(is_it)?;
+        Some(self.images.swap_remove(index).fd.into())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::future::{Future, ready};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use event_loop::{EventLoop, mailbox};
 
 pub use crate::resize::ResizeError;
 
+use crate::inherited::OpenImage;
 use crate::request::Request;
 
 /// An opened image, shared by all threads.
@@ -39,9 +41,15 @@ pub trait BlockNode: Send + Sync {
         }
     }
 
-    /// Another process is about to open what this node has open, which is flushed and at rest: from now on
-    /// nothing says that it is in use. That begins with the call. If it comes to nothing, the node goes on; so it does
-    /// when nobody waits any more for a disk that does not answer, however late it does.
+    /// The journal of what this node has answered and not written, if it has one: who goes on with the image has to
+    /// have its descriptor.
+    fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
+        None
+    }
+
+    /// Another process is about to open what this node has open, which is at rest, with its [`journal`](Self::journal):
+    /// from now on, all that it has to find is where it finds it. That begins with the call. If it comes to nothing, the
+    /// node goes on; so it does when nobody waits any more for a disk that does not answer, however late it does.
     ///
     /// # Errors
     ///

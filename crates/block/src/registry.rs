@@ -173,14 +173,14 @@ impl NodeRegistry {
         self.inherited.add(image);
     }
 
-    /// The images that are open, to be handed over.
+    /// The images that are open, to be handed over, and the journals of some.
     pub fn images(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
-        self.images.all()
+        self.images.all().chain(self.all().filter_map(|info| info.node.journal()))
     }
 
     /// From now on images that another process has handed over are this one's alone. Before, their locks are
-    /// not given up, whatever becomes of a node.
-    pub fn own_images(&self) {
+    /// not given up, nor is anything written to them, whatever becomes of a node.
+    pub fn own_images(&mut self) {
         self.inherited.own();
     }
 
@@ -368,8 +368,8 @@ impl NodeRegistry {
         Some(NodeInfo { name, node, options, children, active })
     }
 
-    /// Another process is about to open the images of all nodes, which are flushed and at rest. If that
-    /// comes to nothing, or nobody waits for it any more, they go on here.
+    /// Another process is about to open the images of all nodes, which are at rest, with the descriptors that
+    /// [`images`](Self::images) gives. If that comes to nothing, or nobody waits for it any more, they go on here.
     ///
     /// # Errors
     ///

@@ -24,7 +24,8 @@ impl NodeRegistry {
         children: &mut Vec<Child>,
         nested: &mut Vec<Opened>,
     ) -> Result<Qcow2Node, OpenError> {
-        let opening = Opening::begin(common, child(children, "file", &name)?)?;
+        let file = child(children, "file", &name)?;
+        let opening = Opening::begin(common, file)?.with_inherited(&mut self.inherited);
         let path = self.path_of(&options.file);
         if options.data_file.is_some() && !opening.has_data_file() {
             let why = "'data-file' can only be set for images with an external data file";

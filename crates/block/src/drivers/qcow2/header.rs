@@ -11,9 +11,8 @@ use crate::error::OpenError;
 const V2_LEN: usize = 72;
 /// Bytes of one of version 3, at least.
 const V3_LEN: usize = 104;
-/// Bytes to read from the beginning of the image: the largest cluster there is, which the header with
-/// its extensions and the name of the backing file never leaves.
-pub(super) const READ: usize = 1 << MAX_CLUSTER_BITS;
+/// Bytes of a cluster, as a rule.
+pub(super) const USUAL: usize = 1 << 16;
 
 const MAGIC: &[u8; 4] = b"QFI\xfb";
 /// QEMU's limit.
@@ -96,6 +95,13 @@ pub(crate) fn is_qcow2(start: &[u8]) -> bool {
     start.starts_with(MAGIC) && matches!(number(start, 4, 4), Some(2 | 3))
 }
 
+/// Bytes to read of an image that begins with these: its first cluster, which the header with its extensions and the name
+/// of the backing file never leaves. The largest one there is takes a while.
+pub(super) fn to_read(start: &[u8]) -> usize {
+    let bits = number(start, 20, 4).unwrap_or_default().min(u64::from(MAX_CLUSTER_BITS));
+    1 << bits
+}
+
 /// A number in the format's order of bytes, `len` of them.
 fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
     let bytes = bytes.get(at..)?.get(..len)?;
@@ -107,7 +113,7 @@ fn invalid(why: impl std::fmt::Display) -> OpenError {
 }
 
 impl Header {
-    /// Reads the header from the image's first bytes: [`READ`] of them, or as many as it has.
+    /// Reads the header from the image's first bytes: [as many as it takes](to_read), or as it has.
     /// `read_only`: nothing will be written to the image.
     pub(crate) fn parse(bytes: &[u8], read_only: bool) -> Result<Header, OpenError> {
         if !bytes.starts_with(MAGIC) {

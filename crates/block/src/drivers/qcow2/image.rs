@@ -282,26 +282,43 @@ impl Image {
     }
 
     /// Whether the image has all of it, and says that nothing is missing.
-    pub(super) fn is_let_go(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         self.is_clean() && !self.shared.metadata.as_ref().is_some_and(Metadata::is_marked)
     }
 
-    /// Has nothing left elsewhere of one that is let go. Nobody uses it any more.
+    /// Has nothing left elsewhere of one that is whole. Nobody uses it any more.
     pub(super) fn drop_journal(&self) {
         self.shared.metadata.iter().for_each(Metadata::drop_journal);
     }
 
-    /// Has all of it in the file, and the image say that nothing is missing. Where somebody changes it all the same, as
-    /// nobody has waited for the disk, it says so or is marked still: `EBUSY`.
+    /// Has all of it where another process finds it that has the journal from this one: there, so that guests do not
+    /// wait for the disk. Without a journal, in the file.
     pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
         // Limits are for guests, and somebody waits.
         channels.all().for_each(|channel| channel.drain_begin());
-        let let_go = self.try_let_go(channels).await;
+        let let_go = match self.leave_to_journal(channels).await {
+            Ok(false) => self.close(channels).await,
+            left => left.map(drop),
+        };
         channels.all().for_each(|channel| channel.drain_end());
         let_go
     }
 
-    async fn try_let_go(&self, channels: &Channels) -> Result<(), Errno> {
+    /// `false`: the journal does not have all of it.
+    async fn leave_to_journal(&self, channels: &Channels) -> Result<bool, Errno> {
+        if !self.has_journal() || self.is_whole() {
+            return Ok(self.is_whole());
+        }
+        // The other process does not know which clusters were given up, and are not in the file as free.
+        self.write_what_is_due(channels).await?;
+        let _turn = self.flushing.lock().await;
+        let alone = self.changing.write().await;
+        Ok(self.keep_changed(channels, &alone).await? && self.is_free())
+    }
+
+    /// Has all of it in the file, and the image say that nothing is missing. Where somebody changes it all the same, as
+    /// nobody has waited for the disk, it says so or is marked still: `EBUSY`.
+    pub(super) async fn close(&self, channels: &Channels) -> Result<(), Errno> {
         self.flush(channels).await?;
         let _turn = self.flushing.lock().await;
         // What is changed from here on is marked for again.

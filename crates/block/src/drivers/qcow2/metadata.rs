@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +22,8 @@ use super::context::Channels;
 use super::header::Header;
 use super::journal::Journal;
 use super::marker::set_dirty;
-use super::steps::{Layout, SECTOR, SIZE, Sectors, numbers, read};
+use super::steps::{Layout, SECTOR, SIZE, Sectors, number, numbers, read};
+use crate::inherited::OpenImage;
 
 /// The metadata of an image that is not in its file yet.
 #[derive(Debug)]
@@ -96,7 +98,13 @@ impl Metadata {
 
     /// Has sectors that another process has kept.
     pub(super) fn with_left(self, sectors: Sectors) -> Metadata {
-        lock(&self.state).dirty = sectors;
+        {
+            let mut state = lock(&self.state);
+            if let Some(header) = sectors.get(&0) {
+                state.size = number(&header[SIZE]);
+            }
+            state.dirty = sectors;
+        }
         // Of what they lead to nobody knows whether it is on stable storage.
         self.new_data.store(true, Ordering::Release);
         self
@@ -272,6 +280,14 @@ impl Metadata {
     pub(super) fn is_marked(&self) -> bool {
         let state = lock(&self.state);
         state.marked || state.unmarking
+    }
+
+    /// The journal's file, for a process that goes on with it. `None`: there is none, or it has failed.
+    pub(super) fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
+        let state = lock(&self.state);
+        let journal = state.journal.as_ref().filter(|_| !state.failed)?;
+        // Without it, the other process finds the journal in use.
+        journal.file().inspect_err(|error| log::warn!("qcow2 journal: {error}")).ok()
     }
 
     /// There is no journal any more. Not on threads that may remove no file.

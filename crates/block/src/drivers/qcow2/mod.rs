@@ -25,8 +25,10 @@ mod zero;
 
 use std::future::ready;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
@@ -36,6 +38,7 @@ use self::context::{Channels, With};
 use self::image::{Image, errno_of};
 use self::let_go::LettingGo;
 use self::zero::Discarding;
+use crate::inherited::OpenImage;
 use crate::node::{BlockNode, Channel, Geometry, LetGo, ResizeError, Resized, Watcher, Watchers};
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
@@ -60,6 +63,8 @@ pub(crate) struct Qcow2Node {
     pass_discard: bool,
     watchers: Watchers,
     letting_go: LettingGo,
+    /// Of an image that is gone on with: whether it is this process' alone.
+    owned: Option<Arc<AtomicBool>>,
 }
 
 impl Qcow2Node {
@@ -110,6 +115,10 @@ impl BlockNode for Qcow2Node {
         self.watchers.add(watcher);
     }
 
+    fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
+        self.image.shared.metadata.as_ref()?.journal()
+    }
+
     fn let_go(self: Arc<Self>) -> LetGo {
         if self.read_only {
             return Box::pin(ready(Ok(())));
@@ -153,7 +162,9 @@ impl Drop for Qcow2Node {
     /// What is in memory of the metadata goes to the file.
     fn drop(&mut self) {
         self.letting_go.end();
-        if !self.read_only {
+        // The process that hands over goes on with the image and its journal, unless this one does.
+        let is_ours = self.owned.as_ref().is_none_or(|owned| owned.load(Ordering::Relaxed));
+        if !self.read_only && is_ours {
             open::close(&self.name, &self.below, &self.image);
         }
     }

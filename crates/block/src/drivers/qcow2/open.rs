@@ -1,10 +1,12 @@
 //! Opening an image, and closing it: on a loop of its own, before the image has channels and after.
 
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use event_loop::{EventLoop, LoopConfig};
 use imago::qcow2::Qcow2;
@@ -14,13 +16,14 @@ use super::Qcow2Node;
 use super::context::{Channels, With};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
-use super::journal::{Found, Journal, Journals};
+use super::journal::{self, Found, Journal, Journals};
 use super::let_go::LettingGo;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{NodeStorage, Role, Shared, sync};
 use crate::error::OpenError;
+use crate::inherited::Inherited;
 use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
 
@@ -106,8 +109,19 @@ pub(crate) enum ImplicitBacking {
 /// An image of which the header has been read.
 pub(crate) struct Opening {
     file: Arc<dyn BlockNode>,
+    /// Its first bytes.
+    start: Vec<u8>,
     header: Header,
     read_only: bool,
+    /// Its journal, of a process that gives place to this one.
+    going_on: Option<GoingOn>,
+}
+
+/// A journal that another process has, which gives place to this one, or goes on if nothing comes of that.
+struct GoingOn {
+    file: File,
+    /// Whether it does not any more.
+    owned: Arc<AtomicBool>,
 }
 
 impl Opening {
@@ -122,8 +136,17 @@ impl Opening {
                 .with_hint("read-only=on opens the image on top of it"));
         }
         let read_only = common.read_only || below.read_only;
-        let header = header_of(&file, &Sectors::new(), read_only)?;
-        Ok(Opening { file, header, read_only })
+        let start = read_start(&file)?;
+        let header = Header::parse(&start, read_only)?;
+        Ok(Opening { file, start, header, read_only, going_on: None })
+    }
+
+    /// Goes on with what another process has handed over, if the image is among that and not whole.
+    pub(crate) fn with_inherited(self, inherited: &mut Inherited) -> Opening {
+        let mark = self.header.mark.as_ref().filter(|_| !self.read_only && self.header.is_dirty);
+        let file = mark.and_then(|(mark, _)| inherited.take_named(&journal::name(mark)));
+        let going_on = file.map(|file| GoingOn { file, owned: inherited.owned().clone() });
+        Opening { going_on, ..self }
     }
 
     /// The backing image that the header names. `path`: that of the image.
@@ -162,7 +185,7 @@ impl Opening {
         backing: Option<Arc<dyn BlockNode>>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
-        let Opening { file, mut header, read_only } = self;
+        let Opening { file, mut start, mut header, read_only, going_on } = self;
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
             && !read_only
@@ -173,23 +196,32 @@ impl Opening {
         below.file.let_grow();
         below.data().let_grow();
         let inode = below.file.inode();
-        let (mut journal, left) = find_left(&name, &header, journals, inode, read_only)?;
-        if !left.is_empty() {
+        let (handed_over, owned) = going_on.map(|on| (on.file, on.owned)).unzip();
+        let goes_on = owned.is_some();
+        let (mut journal, left) =
+            find_left(&name, &header, journals, handed_over, inode, read_only)?;
+        let in_file = header.clone();
+        let lacks = !left.is_empty();
+        if lacks {
             // A journal may be rotten, and where tables are is in it, too.
-            let with_left = header_of(&below.file, &left, read_only).map_err(|error| {
+            let (sectors, _) = start.as_chunks_mut::<SECTOR>();
+            for (sector, number) in sectors.iter_mut().zip(0..) {
+                left.get(&number).into_iter().for_each(|left| *sector = **left);
+            }
+            let with_left = Header::parse(&start, read_only).map_err(|error| {
                 let error = io::Error::other(format!("its journal has a wrong header: {error}"));
                 failed(&name, "recover", &error)
                     .with_hint("qemu-img check -r all has the image do without")
             })?;
-            if read_only {
+            if read_only || goes_on {
                 // It is seen as if it was there.
                 header = with_left;
             }
         }
-        if !read_only && header.mark.is_some() {
+        if !read_only && !goes_on && header.mark.is_some() {
             let cleared = clear_up(&below, &header, left.clone(), journal.as_mut());
             cleared.map_err(|error| failed(&name, "recover", &error))?;
-            header = header_of(&below.file, &Sectors::new(), read_only)?;
+            header = Header::parse(&read_start(&below.file)?, read_only)?;
         }
         if !read_only && journal.is_none() && header.has_room {
             journal = create(&name, journals, inode);
@@ -200,6 +232,11 @@ impl Opening {
                 let metadata = match read_only {
                     true if left.is_empty() => None,
                     true => Some(Metadata::new(&header, &[]).with_left(left)),
+                    false if goes_on => {
+                        // As the other process has it: nothing is written, and nobody waits for the disk.
+                        let metadata = metadata_in_file(&channels, &in_file).await?;
+                        Some(metadata.with_left(left).with_journal(journal, true))
+                    }
                     false => {
                         // What is still marked is so with this journal's.
                         let marked = header.is_dirty;
@@ -213,8 +250,12 @@ impl Opening {
         };
         let (qcow2, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
+        let image = Image::new(qcow2, shared, &header, below.backing.is_some());
+        if lacks && goes_on {
+            image.changed();
+        }
         Ok(Qcow2Node {
-            image: Arc::new(Image::new(qcow2, shared, &header, below.backing.is_some())),
+            image: Arc::new(image),
             name,
             below,
             read_only,
@@ -223,6 +264,7 @@ impl Opening {
             no_unref: options.discard_no_unref,
             watchers: Watchers::default(),
             letting_go: LettingGo::default(),
+            owned,
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
         })
     }
@@ -243,11 +285,13 @@ async fn open(
     Ok(qcow2)
 }
 
-/// What a process that was killed has kept of the image's metadata, and the journal where it is.
+/// What a process that was killed has kept of the image's metadata, and the journal where it is; or one that gives place
+/// to this one, with the journal `handed_over`.
 fn find_left(
     name: &str,
     header: &Header,
     journals: Option<&Journals>,
+    handed_over: Option<File>,
     inode: Option<u64>,
     read_only: bool,
 ) -> Result<(Option<Journal>, Sectors), OpenError> {
@@ -262,8 +306,12 @@ fn find_left(
         );
         return nothing;
     }
-    let find = |journals: &Journals| journals.find(mark, *as_of, inode, read_only);
-    let found = journals.map_or(Ok(Found::Nothing), find);
+    let is_handed_over = handed_over.is_some();
+    let found = match (journals, handed_over) {
+        (Some(journals), Some(file)) => journals.look_into(file, mark, *as_of, inode, read_only),
+        (Some(journals), None) => journals.find(mark, *as_of, inode, read_only),
+        (None, _) => Ok(Found::Nothing),
+    };
     match found.map_err(|error| failed(name, "recover", &error))? {
         Found::Left(journal, left) => Ok((journal, left)),
         // Its owner has the image open, or is yet to open it, and it is looked at all the same.
@@ -278,6 +326,10 @@ fn find_left(
             Err(failed(name, "recover", &error).with_hint(
                 "of a copy made of an image in use, qemu-img check -r all makes one by itself",
             ))
+        }
+        Found::Nothing if is_handed_over => {
+            let error = io::Error::other("there is no use for the journal that was handed over");
+            Err(failed(name, "recover", &error))
         }
         Found::Nothing => {
             log::error!(
@@ -318,9 +370,7 @@ fn clear_up(
             return Ok(marker::unmark(&channels, header.cluster).await?);
         };
         if !left.is_empty() {
-            let (offset, len) = header.refcount_table;
-            let table = read(&channels, offset, len as usize).await?;
-            let metadata = Metadata::new(&header, &table).with_left(left);
+            let metadata = metadata_in_file(&channels, &header).await?.with_left(left);
             metadata.begin().carry_out(&channels).await?;
             sync(&channels).await?;
         }
@@ -330,21 +380,23 @@ fn clear_up(
     journal.map_or(Ok(()), Journal::make_void)
 }
 
-/// The header of an image, with what was left of it.
-fn header_of(
-    file: &Arc<dyn BlockNode>,
-    left: &Sectors,
-    read_only: bool,
-) -> Result<Header, OpenError> {
-    let mut start = first_bytes(file, header::READ)?;
-    let (sectors, _) = start.as_chunks_mut::<SECTOR>();
-    for (sector, number) in sectors.iter_mut().zip(0..) {
-        left.get(&number).into_iter().for_each(|left| *sector = **left);
+/// As much of an image as its header takes.
+fn read_start(file: &Arc<dyn BlockNode>) -> Result<Vec<u8>, OpenError> {
+    let start = first_bytes(file, header::USUAL)?;
+    match header::to_read(&start) {
+        ..=header::USUAL => Ok(start),
+        more => first_bytes(file, more),
     }
-    Header::parse(&start, read_only)
 }
 
-/// Where the metadata of an image is that will be written to.
+/// Where the metadata is that the file has.
+async fn metadata_in_file(channels: &Channels, header: &Header) -> Result<Metadata, Errno> {
+    let (offset, len) = header.refcount_table;
+    let table = read(channels, offset, len as usize).await?;
+    Ok(Metadata::new(header, &table))
+}
+
+/// The same, of an image that will be written to and that nobody has judged yet.
 ///
 /// Whoever looks for a free cluster goes through the blocks that the refcount table names, without
 /// waiting for anything where they are in memory. So it must not name one twice, nor any that is not
@@ -420,15 +472,15 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
 
 /// Writes what is in memory of the metadata, and has nothing left elsewhere.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
-    let let_go = match image.is_let_go() {
+    let closed = match image.is_whole() {
         // One that nobody has changed needs no loop for that.
         true => Ok(()),
         false => {
             let image = image.clone();
-            run_apart(below, move |channels| async move { Ok(image.let_go(&channels).await?) })
+            run_apart(below, move |channels| async move { Ok(image.close(&channels).await?) })
         }
     };
-    match let_go {
+    match closed {
         Ok(()) => image.drop_journal(),
         Err(error) => log::error!("{}", failed(name, "close", &error)),
     }

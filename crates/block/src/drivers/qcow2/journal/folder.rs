@@ -134,11 +134,23 @@ impl Journals {
             Err(Errno::NOENT) => return Ok(Found::Nothing),
             opened => opened?,
         };
+        self.look_into(file, mark, as_of, inode, for_a_look)
+    }
+
+    /// The same, in the file of the journal.
+    pub(in crate::drivers::qcow2) fn look_into(
+        &self,
+        file: File,
+        mark: &Mark,
+        as_of: u64,
+        inode: Option<u64>,
+        for_a_look: bool,
+    ) -> io::Result<Found> {
+        check_is_file(&file)?;
         if !lock(&file)? {
             return Ok(Found::InUse);
         }
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut &file, &mut bytes)?;
+        let bytes = read(&file)?;
         let begins = bytes.strip_prefix(MAGIC).is_some_and(|rest| rest.starts_with(&mark.bytes()));
         let commits = (number(&bytes, COMMITS as usize), number(&bytes, COMMITS as usize + 8));
         let (true, (Some(committed), Some(written))) = (begins, commits) else {
@@ -169,11 +181,9 @@ impl Journals {
 impl Folder {
     /// Opens a file in it. One that is no file, and may keep whoever reads it waiting, is none: `EINVAL`.
     fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
-        let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
-        match FileType::from_raw_mode(fstat(&file)?.st_mode) {
-            FileType::RegularFile => Ok(file.into()),
-            _ => Err(Errno::INVAL),
-        }
+        let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?.into();
+        check_is_file(&file)?;
+        Ok(file)
     }
 
     pub(super) fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
@@ -195,7 +205,7 @@ impl Folder {
     }
 }
 
-pub(super) fn name(mark: &Mark) -> String {
+pub(in crate::drivers::qcow2) fn name(mark: &Mark) -> String {
     format!("qcow2-{mark}")
 }
 
@@ -212,7 +222,26 @@ pub(in crate::drivers::qcow2) enum Found {
     Left(Option<Journal>, Sectors),
 }
 
-/// One owner at a time. `false`: there is another.
+fn check_is_file(file: &File) -> rustix::io::Result<()> {
+    match FileType::from_raw_mode(fstat(file)?.st_mode) {
+        FileType::RegularFile => Ok(()),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// All of it, wherever whoever else has the file open has read to.
+fn read(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        match file.read_at(&mut chunk, bytes.len() as u64)? {
+            0 => return Ok(bytes),
+            len => bytes.extend_from_slice(&chunk[..len]),
+        }
+    }
+}
+
+/// One owner at a time, which may be two processes of which one gives place to the other. `false`: there is another.
 fn lock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Ok(false),

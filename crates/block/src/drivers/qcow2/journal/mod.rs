@@ -15,17 +15,20 @@ mod slots;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::fstat;
 
+use self::folder::Folder;
 pub(super) use self::folder::Found;
 pub(crate) use self::folder::Journals;
-use self::folder::{Folder, name};
+pub(super) use self::folder::name;
 use self::slots::{Run, Slot, Slots};
 use super::marker::Mark;
 use super::steps::SECTOR;
+use crate::inherited::OpenImage;
 
 /// What a journal begins with; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
@@ -135,6 +138,12 @@ impl Journal {
     /// Whether an image may be marked with it, from now on.
     pub(super) fn set_named(&self, named: bool) -> io::Result<()> {
         self.file.write_all_at(&u64::from(named).to_ne_bytes(), NAMED)
+    }
+
+    /// Its file, for a process that goes on with it. Whoever has that has the lock as well.
+    pub(super) fn file(&self) -> io::Result<OpenImage<Arc<OwnedFd>>> {
+        let path = self.folder.path.join(name(&self.mark));
+        Ok(OpenImage { path, fd: Arc::new(self.file.try_clone()?.into()), lock: None })
     }
 
     fn write_commits(&self) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Images over a disk that answers late, or with an error. What a process that is killed right then would leave is
+//! Images over a disk that answers late, or with an error, or is not to be asked. What a process that is killed right then would leave is
 //! looked at read-only, with a copy of the journals.
 
 use std::fs;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Condvar;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
@@ -20,9 +21,10 @@ use super::super::header::{DIRTY_AT, DIRTY_BIT};
 use super::super::{CreateQcow2, Journals, Opening, Qcow2Node, create_qcow2};
 use super::*;
 use crate::NodeRegistry;
+use crate::inherited::{Inherited, OpenImage};
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{
-    Backing, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking, Qcow2Options,
+    Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
     ThrottleOptions,
 };
 use crate::request::{Op, Request};
@@ -92,6 +94,13 @@ impl Home {
         image[DIRTY_AT] & DIRTY_BIT == 0 && mark.iter().all(|byte| *byte == 0)
     }
 
+    /// From now on there is no journal any more, and it takes a commit to find that out.
+    fn lose_journals(&self) {
+        for entry in fs::read_dir(self.journals()).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+    }
+
     /// Nothing of the image is anywhere else.
     fn is_closed(&self) -> bool {
         self.is_unmarked() && fs::read_dir(self.journals()).unwrap().next().is_none()
@@ -118,6 +127,8 @@ fn qcow2(file: BlockdevRef) -> Qcow2Options {
 struct Gate {
     below: Arc<dyn BlockNode>,
     next: Mutex<Option<(Kind, Fate)>>,
+    /// Requests that were no reads.
+    changes: AtomicUsize,
     waiting: Mutex<Option<Sender<()>>>,
     came: Condvar,
 }
@@ -177,6 +188,9 @@ struct Gated {
 
 impl Channel for Gated {
     fn submit(&self, request: Request) {
+        if !request.op.only_reads() {
+            self.gate.changes.fetch_add(1, Ordering::Relaxed);
+        }
         let fate = lock(&self.gate.next).take_if(|(kind, _)| kind(&request));
         match fate.map(|(_, fate)| fate) {
             None => self.below.submit(request),
@@ -219,18 +233,40 @@ impl Disk {
     }
 
     fn over(below: Arc<dyn BlockNode>, home: &Home) -> Disk {
-        let gate =
-            Gate { below, next: Mutex::default(), waiting: Mutex::default(), came: Condvar::new() };
-        let gate = Arc::new(gate);
+        let gate = Gate {
+            below,
+            next: Mutex::default(),
+            changes: AtomicUsize::new(0),
+            waiting: Mutex::default(),
+            came: Condvar::new(),
+        };
+        Disk::on(Arc::new(gate), home, &mut Inherited::default())
+    }
+
+    fn on(gate: Arc<Gate>, home: &Home, inherited: &mut Inherited) -> Disk {
         let qcow2 = qcow2(BlockdevRef::Name("gate".into()));
         let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2.clone()));
+        let options = BlockdevOptions { discard: Discard::Unmap, ..options };
         let journals = Journals::in_folder(&home.journals(), geteuid().as_raw()).unwrap();
         let node = Opening::begin(&options, gate.clone())
             .and_then(|opening| {
+                let opening = opening.with_inherited(inherited);
                 opening.finish("disk".into(), &options, &qcow2, None, None, Some(&journals))
             })
             .unwrap();
         Disk { node: Arc::new(node), gate }
+    }
+
+    /// What another process that goes on with it is given.
+    fn handed_over(&self) -> Inherited {
+        let OpenImage { path, fd, .. } = self.node.journal().unwrap();
+        let mut inherited = Inherited::default();
+        inherited.add(OpenImage { path, fd: fd.try_clone().unwrap(), lock: None });
+        inherited
+    }
+
+    fn changes(&self) -> usize {
+        self.gate.changes.load(Ordering::Relaxed)
     }
 
     fn let_go(&self) -> crate::node::LetGo {
@@ -309,6 +345,93 @@ fn writes_mark(request: &Request) -> bool {
     matches!(request.op, Op::Write { .. }) && request.offset == MARK
 }
 
+/// The disk is asked for nothing, by none of the two processes, and the new one knows all that the old one has answered.
+/// Until it serves, the old one goes on if nothing comes of it.
+#[test]
+fn an_image_goes_from_a_process_to_another_without_its_disk() {
+    let home = Home::new("without");
+    let disk = Disk::new(&home);
+    let guest = Guest::new(disk.node.clone());
+    guest.write(0, 1);
+    guest.flush();
+    guest.write(1, 2);
+    for number in 0..2 {
+        let before = disk.changes();
+        guest.wait(disk.let_go()).unwrap();
+        assert!(!disk.node.image.is_whole());
+        let next = Disk::on(disk.gate.clone(), &home, &mut disk.handed_over());
+        let seen = Guest::new(next.node.clone());
+        assert_eq!((seen.read(0), seen.read(1), seen.read(2)), (1, 2, 3 * number));
+        drop((seen, next));
+        assert_eq!(disk.changes(), before);
+        guest.write(2, 3);
+        assert_eq!(home.left(), [1, 2, 3]);
+    }
+
+    guest.wait(disk.let_go()).unwrap();
+    let mut inherited = disk.handed_over();
+    let next = Disk::on(disk.gate.clone(), &home, &mut inherited);
+    inherited.own();
+    // As a process leaves that takes nothing down.
+    drop(guest);
+    std::mem::forget(disk.node);
+    let guest = Guest::new(next.node.clone());
+    let before = next.changes();
+    guest.write(3, 4);
+    // Of the disk, but nothing of what is written elsewhere first.
+    assert_eq!(next.changes(), before + 1);
+    assert_eq!(home.left(), [1, 2, 3, 4]);
+    // All of it is in the file then.
+    guest.flush();
+    home.lose_journals();
+    assert_eq!(home.left(), [1, 2, 3, 4]);
+    drop((guest, next));
+    assert!(home.is_closed());
+    assert_eq!(home.read(), [1, 2, 3, 4]);
+}
+
+/// Nobody finds room where the file does not say yet that there is some: the other process would not know.
+#[test]
+fn what_is_given_up_is_in_the_file_before_an_image_is_let_go() {
+    let home = Home::new("given-up");
+    let disk = Disk::new(&home);
+    let guest = Guest::new(disk.node.clone());
+    (0..4).for_each(|cluster| guest.write(cluster, 1));
+    guest.flush();
+    let zeroes = AlignedBuf::io_bufs(2 * CLUSTER as usize, 512).unwrap();
+    guest.wait(guest.ask(Op::Discard, 0, zeroes)).0.unwrap();
+    assert!(!disk.node.image.is_free());
+    guest.wait(disk.let_go()).unwrap();
+    assert!(disk.node.image.is_free());
+    assert_eq!(home.left(), [0, 0, 1, 1]);
+}
+
+/// Another journal than the image's own is not taken for it, and the image not for one whose journal is gone.
+#[test]
+fn an_image_is_not_gone_on_with_without_its_journal() {
+    let home = Home::new("other");
+    let disk = Disk::new(&home);
+    let guest = Guest::new(disk.node.clone());
+    guest.write(0, 1);
+    guest.wait(disk.let_go()).unwrap();
+    let options =
+        BlockdevOptions::new(Some("next"), Driver::Qcow2(qcow2(BlockdevRef::Name("gate".into()))));
+    let Driver::Qcow2(of_qcow2) = &options.driver else { unreachable!() };
+    let open = |inherited: &mut Inherited, journals: Option<&Journals>| {
+        let opening = Opening::begin(&options, disk.gate.clone()).unwrap();
+        let opening = opening.with_inherited(inherited);
+        let opened = opening.finish("next".into(), &options, of_qcow2, None, None, journals);
+        opened.err().unwrap().to_string()
+    };
+    let journals = Journals::in_folder(&home.journals(), geteuid().as_raw()).unwrap();
+    let why = open(&mut Inherited::default(), Some(&journals));
+    assert!(why.contains("another process has its journal"), "{why}");
+    let why = open(&mut disk.handed_over(), None);
+    assert!(why.contains("no use for the journal"), "{why}");
+    guest.write(1, 2);
+    assert_eq!(home.left(), [1, 2]);
+}
+
 /// The disk does not flush, and nobody waits for it.
 #[test]
 fn an_image_that_is_let_go_in_vain_is_used_on() {
@@ -316,41 +439,40 @@ fn an_image_that_is_let_go_in_vain_is_used_on() {
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);
+    home.lose_journals();
     disk.gate.set(flushes, Fate::Waits);
     let let_go = disk.let_go();
     disk.gate.wait();
     drop(let_go);
     let again = guest.wait(disk.let_go()).unwrap_err();
     assert_eq!(again.kind(), io::ErrorKind::ResourceBusy);
-    guest.write(1, 2);
-    assert_eq!(home.left(), [1, 2]);
+    guest.write(0, 2);
+    assert_eq!(guest.read(0), 2);
 
     disk.gate.open();
     disk.node.letting_go.end();
-    assert!(!disk.node.image.is_let_go());
-    assert_eq!(home.left(), [1, 2]);
-    guest.write(2, 3);
-
-    guest.wait(disk.let_go()).unwrap();
-    assert!(disk.node.image.is_let_go() && home.is_unmarked());
-    assert_eq!(home.left(), [1, 2, 3]);
+    assert!(disk.node.image.is_whole() && home.is_unmarked());
+    assert_eq!(home.left(), [2]);
     // In vain, too.
-    guest.write(3, 4);
-    assert!(!home.is_unmarked());
-    assert_eq!(home.left(), [1, 2, 3, 4]);
+    guest.write(1, 3);
+    assert!(!disk.node.image.is_whole());
+    assert_eq!(home.left(), [2, 3]);
+    guest.wait(disk.let_go()).unwrap();
+    assert!(disk.node.image.is_whole());
     drop((guest, disk));
     assert!(home.is_closed());
-    assert_eq!(home.read(), [1, 2, 3, 4]);
+    assert_eq!(home.read(), [2, 3]);
 }
 
 /// The mark is on its way out when nobody waits any more.
 #[test]
-fn what_changes_while_a_mark_goes_is_marked_for_again() {
+fn what_changes_while_a_mark_goes_is_not_lost() {
     let home = Home::new("mark");
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);
     guest.flush();
+    home.lose_journals();
     disk.gate.set(writes_header, Fate::Waits);
     drop(disk.let_go());
     disk.gate.wait();
@@ -374,10 +496,11 @@ fn a_mark_that_stays_is_known_of() {
         let guest = Guest::new(disk.node.clone());
         guest.write(0, 1);
         guest.flush();
+        home.lose_journals();
         disk.gate.set(writes_mark, Fate::Fails);
         let failed = guest.wait(disk.let_go()).unwrap_err();
         assert_eq!(failed.raw_os_error(), Some(Errno::EIO as i32));
-        assert!(!disk.node.image.is_let_go());
+        assert!(!disk.node.image.is_whole());
         assert_eq!(home.left(), [1, 0]);
         if goes_on {
             guest.write(1, 2);
@@ -394,6 +517,7 @@ fn an_image_is_closed_when_it_is_not_being_let_go_any_more() {
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);
+    home.lose_journals();
     disk.gate.set(flushes, Fate::Waits);
     drop(disk.let_go());
     disk.gate.wait();
@@ -418,6 +542,7 @@ fn an_image_is_let_go_whatever_the_limits_below_it_are() {
     let disk = Disk::over(nodes.open(&throttle).unwrap(), &home);
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);
+    home.lose_journals();
     // A sector takes as long as anybody waits.
     let bps_total = Limit { average: 8, ..Limit::default() };
     group.set_limits(ThrottleLimits { bps_total, ..ThrottleLimits::default() }).unwrap();
