@@ -18,6 +18,7 @@ use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
 use crate::journal::{Folder, is_marked};
 use crate::kinds::{Kind, Start};
 use crate::left::{Left, contents, keep};
+use crate::path_of;
 use crate::recovery::{Reopened, interrupted};
 
 /// Of so many ends of an image that names a journal, one has its recovery interrupted: if the journal has
@@ -61,6 +62,8 @@ pub(crate) struct Seen {
     pub(crate) replayed: usize,
     /// Cuts and kills while an image was being recovered.
     pub(crate) interrupted: usize,
+    /// Times that another process has gone on with an image of which not all was written.
+    pub(crate) handed_over: usize,
     pub(crate) requests: usize,
 }
 
@@ -70,6 +73,7 @@ impl Seen {
         self.kills += other.kills;
         self.replayed += other.replayed;
         self.interrupted += other.interrupted;
+        self.handed_over += other.handed_over;
         self.requests += other.requests;
     }
 }
@@ -178,8 +182,12 @@ impl<'a> Life<'a> {
         let may_fail = faults.fail > 0;
         sim.set_faults(faults);
         let size = left.contents.len() / SECTOR;
-        // Who replays a journal flushes what it is about.
-        let disk = if left.replayed { Disk::new(&left.contents) } else { left.disk() };
+        // Who replays a journal flushes what it is about; who goes on with one does not.
+        let disk = if left.replayed && !left.is_handed_over {
+            Disk::new(&left.contents)
+        } else {
+            left.disk()
+        };
         let (asked, seen) = (BTreeMap::new(), Seen::default());
         Life {
             kind,
@@ -205,6 +213,8 @@ impl<'a> Life<'a> {
     fn live(mut self, stamp: &mut Stamp, seen: &mut Seen) -> Result<Left, String> {
         self.stamp = *stamp;
         let lived = self.read_all().and_then(|()| self.go_on()).and_then(|()| self.leave());
+        // Whatever has been left: what comes of this changes no course.
+        let lived = lived.and_then(|left| self.hand_over().map(|()| left));
         seen.add(self.seen);
         *stamp = self.stamp;
         let asked = self.asked.len();
@@ -471,15 +481,60 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
+    /// Has another process go on with the image, as in an upgrade, until that one ends. To this one it is in vain.
+    fn hand_over(&mut self) -> Result<(), String> {
+        let is_first = self.recoveries.is_some();
+        if !is_first || self.may_fail || self.journals.is_none() || !self.kind.is_qcow2() {
+            return Ok(());
+        }
+        self.answer_all()?;
+        // What has been given up, which is all that would be written.
+        let tag = self.rig.submit(Op::Flush, 0, 0, IoBufs::new());
+        self.asked.insert(tag, Asked { op: Op::Flush, range: 0..0, at: self.disk.now() });
+        self.answer_all()?;
+        let (depth, longest) = (8, self.kind.cluster.max(4096) / SECTOR);
+        let writes =
+            Habits { depth, requests: depth, write_through: false, writes: 100, frees: 0, longest };
+        (0..1 + self.random.below(depth)).for_each(|_| self.ask(&writes));
+        self.answer_all()?;
+        let before = std::fs::read(path_of(&self.fd)).unwrap();
+        let (event_loop, let_go) = (self.rig.event_loop.clone(), self.node.clone().let_go());
+        event_loop.block_on(let_go).unwrap().map_err(|error| format!("let go: {error}"))?;
+        let seed = self.random.next();
+        let image = self.sim.killed(&self.fd, seed).unwrap();
+        // One that was not changed, or could not but be, as compressed clusters were given up: no ring has seen that.
+        if !is_marked(&image) || image != before {
+            return Ok(());
+        }
+        let (kind, start) = (self.kind, self.start);
+        let journals = self.journals.as_deref().map(Folder::left);
+        let left = Left::by_kill(kind, start, &image, &self.disk, journals)
+            .inspect_err(|_| keep(&image))
+            .map_err(|error| format!("{error} (let go)"))?;
+        self.seen.handed_over += usize::from(left.replayed);
+        let unflushed = self.unflushed();
+        let left = Left { image, is_handed_over: true, unflushed, ..left };
+        let (mut stamp, mut seen) = (self.stamp, Seen::default());
+        let lived = Life::begin(kind, start, seed, None, left).live(&mut stamp, &mut seen);
+        lived.map_err(|error| format!("handed over, {error}"))?;
+        self.seen.add(Seen { requests: 0, ..seen });
+        Ok(())
+    }
+
+    fn answer_all(&mut self) -> Result<(), String> {
+        while !self.asked.is_empty() || self.resizing.is_some() {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
     /// Has the rest answered, as if nothing had been: nobody may go without an answer.
     fn end(mut self) -> Result<(), String> {
         self.sim.set_faults(Faults::default());
-        while !self.asked.is_empty() || self.resizing.is_some() {
-            if let Err(error) = self.turn() {
-                // Its memory must not be freed.
-                std::mem::forget(self);
-                return Err(error);
-            }
+        if let Err(error) = self.answer_all() {
+            // Its memory must not be freed.
+            std::mem::forget(self);
+            return Err(error);
         }
         let Life { rig, node, .. } = self;
         let event_loop = rig.event_loop.clone();

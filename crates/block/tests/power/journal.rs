@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::NodeRegistry;
+use block::{NodeRegistry, OpenImage};
 
 use crate::common::tmpfs;
 use crate::guest::SECTOR;
@@ -37,6 +37,17 @@ impl Folder {
     /// What a process opens nodes with.
     pub(crate) fn registry(&self) -> NodeRegistry {
         NodeRegistry::new().with_journals(&self.0).expect("a folder in memory")
+    }
+
+    /// The same, for one that goes on with what another one has let go.
+    pub(crate) fn registry_with_journals(&self) -> NodeRegistry {
+        let mut registry = self.registry();
+        for entry in std::fs::read_dir(&self.0).unwrap() {
+            let path = entry.unwrap().path();
+            let fd = File::options().read(true).write(true).open(&path).unwrap().into();
+            registry.inherit_image(OpenImage { path, fd, lock: None });
+        }
+        registry
     }
 
     /// What is left of it now if its process is killed: nobody has a lock there.

@@ -17,6 +17,8 @@ pub(crate) struct Left {
     pub(crate) journals: Option<Arc<Folder>>,
     /// By a process that was killed, not by a power cut.
     pub(crate) is_killed: bool,
+    /// By one that gives place to the next, which has its journal.
+    pub(crate) is_handed_over: bool,
     /// A part of it was in a journal: all of it is stable once it has been opened.
     pub(crate) replayed: bool,
     /// What is on the disk without that.
@@ -66,8 +68,9 @@ impl Left {
     /// Nothing of it can be lost. The image is the caller's.
     pub(crate) fn with(contents: Vec<u8>, journals: Option<Arc<Folder>>) -> Left {
         let image = Vec::new();
-        let (is_killed, replayed, bare, unflushed) = (false, false, None, None);
-        Left { image, contents, journals, is_killed, replayed, bare, unflushed }
+        let (is_killed, is_handed_over, replayed) = (false, false, false);
+        let (bare, unflushed) = (None, None);
+        Left { image, contents, journals, is_killed, is_handed_over, replayed, bare, unflushed }
     }
 
     /// The disk as its next user has it, before it has been opened.

@@ -53,7 +53,11 @@ impl Reopened {
         }
         let [file, disk] = kind.options(start, &fd, random);
         let journals = left.journals.clone();
-        let mut registry = journals.as_deref().map_or_else(NodeRegistry::new, Folder::registry);
+        let registry = match left.is_handed_over {
+            true => Folder::registry_with_journals,
+            false => Folder::registry,
+        };
+        let mut registry = journals.as_deref().map_or_else(NodeRegistry::new, registry);
         let file = registry.open(&file).unwrap();
         let moments = moments.map(|random| {
             let state = Mutex::new(State { random, changes: false, passed: 0, ended: None });
@@ -67,7 +71,13 @@ impl Reopened {
         let node = registry.open(&disk).unwrap_or_else(|error| {
             panic!("what was left cannot be opened: {error:?}");
         });
+        registry.own_images();
         let ended = moments.as_ref().and_then(|moments| moments.end());
+        let is_changed = || std::fs::read(path_of(&fd)).unwrap() != left.image;
+        assert!(
+            !left.is_handed_over || !is_changed(),
+            "who goes on with an image writes nothing yet"
+        );
         // What was written meanwhile the ring has not seen.
         if moments.is_none() {
             let opened = std::fs::read(path_of(&fd)).unwrap();
