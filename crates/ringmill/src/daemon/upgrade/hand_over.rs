@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 
-use block::OpenImage;
 use block::options::Driver;
+use block::{Child, OpenImage};
 use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
@@ -133,12 +133,17 @@ impl Daemon {
         }
     }
 
+    /// Whether a node, or one below it, is of such a driver, and active: one that is not has written all.
+    fn is_any(&self, name: &str, is: fn(&Driver) -> bool) -> bool {
+        self.nodes.info(name).filter(|node| node.active).is_some_and(|node| {
+            let below = |child: &Child| self.is_any(child.edge.node().name(), is);
+            is(&node.options.driver) || node.children.iter().any(below)
+        })
+    }
+
     /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
     fn holds_back(&self, name: &str) -> bool {
-        self.nodes.info(name).is_some_and(|node| {
-            matches!(node.options.driver, Driver::Throttle(_))
-                || node.children.iter().any(|child| self.holds_back(child.edge.node().name()))
-        })
+        self.is_any(name, |driver| matches!(driver, Driver::Throttle(_)))
     }
 
     /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a
@@ -244,13 +249,15 @@ impl Daemon {
         Ok((0..).map(nbd_listener).zip(sockets).collect())
     }
 
-    /// Whether a node, or one below it, does not write everything at once, or writes it where it is
-    /// durable only for who has written it. One that is inactive has written all.
+    /// Whether a node, or one below it, does not write everything at once. What little of it is left when queues stop
+    /// need not be written for another process to have it.
     fn keeps_back(&self, name: &str) -> bool {
-        self.nodes.info(name).filter(|node| node.active).is_some_and(|node| {
-            matches!(node.options.driver, Driver::Qcow2(_) | Driver::Nbd(_))
-                || node.children.iter().any(|child| self.keeps_back(child.edge.node().name()))
-        })
+        self.is_any(name, |driver| matches!(driver, Driver::Qcow2(_) | Driver::Nbd(_)))
+    }
+
+    /// Whether what a node is written, or one below it, is durable only for who has written it.
+    fn is_elsewhere(&self, name: &str) -> bool {
+        self.is_any(name, |driver| matches!(driver, Driver::Nbd(_)))
     }
 
     /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try.
@@ -282,7 +289,7 @@ impl Daemon {
 
     async fn stopped_queues(&self) -> Result<Vec<(String, Stopped)>, String> {
         let mut all = Vec::new();
-        for (id, stopped) in self.exports.stop_queues(|node| self.keeps_back(node)) {
+        for (id, stopped) in self.exports.stop_queues(|node| self.is_elsewhere(node)) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
             all.push((id, stopped));
         }

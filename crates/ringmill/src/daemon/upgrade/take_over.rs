@@ -232,6 +232,12 @@ impl Daemon {
         let (late, early): (Vec<_>, Vec<_>) =
             steps.into_iter().partition(|step| is_late(&step.action, &mut late_nodes));
         self.make(&early).await?;
+        for step in &late {
+            if let Action::Export(export) = &step.action {
+                // A thread takes a while to start, and hangs on no node.
+                self.threads.handles(&export.iothreads)?;
+            }
+        }
         // Afterwards it could only serve without.
         self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
@@ -266,7 +272,7 @@ pub(super) fn nbd_listener(number: usize) -> String {
 }
 
 /// Whether something can be made only when the other process has stopped: qcow2 images, whose metadata
-/// it keeps in its memory and writes then, and all that lies on them.
+/// it keeps in its memory and its journal has as they are then, and all that lies on them.
 fn is_late(action: &Action, late: &mut BTreeSet<String>) -> bool {
     match action {
         Action::Blockdev(node) => {
