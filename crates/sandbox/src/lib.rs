@@ -10,6 +10,8 @@ mod libraries;
 mod privileges;
 mod reach;
 mod refused;
+#[cfg(test)]
+mod unfiltered;
 
 use std::fmt;
 use std::io;

@@ -3,13 +3,19 @@
 
 #![allow(unsafe_code)]
 
+mod common;
+
 use std::ffi::{c_int, c_long};
 use std::fs::File;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, exit};
 use std::{env, io, ptr, thread};
 
-use sandbox::{Beneath, Config, Purpose, Reach, Sandbox};
+use sandbox::{Beneath, Config, Mode, Purpose, Reach, Sandbox};
+
+use common::landlock_of_the_kernel;
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,28 +24,36 @@ enum End {
     Done,
     /// It fails with this errno.
     Fails(c_int),
+    /// It fails with EPERM, and a line says that the sandbox refused it.
+    Refused,
+    /// Landlock has it fail with this errno, from this version on. Earlier ones have it end as at the start.
+    Denied(c_int, i32),
     /// The process ends by SIGSYS.
     Deadly,
 }
 
-use End::{Deadly, Done, Fails};
+use End::{Deadly, Denied, Done, Fails, Refused};
 
-const REFUSED: End = Fails(libc::EPERM);
-/// By Landlock.
-const DENIED: End = Fails(libc::EACCES);
+const REFUSED: End = Refused;
+const NO_FILE: End = Denied(libc::EACCES, 1);
+const NO_TCP: End = Denied(libc::EACCES, 4);
+const OUT_OF_SCOPE: End = Denied(libc::EPERM, 6);
 
-const KINDS: [&str; 4] = ["start", "control", "io", "pool"];
+/// Kinds of threads, and which of a case's ends is theirs. A helper reaches what the control thread can.
+const KINDS: [(&str, usize); 5] =
+    [("start", 0), ("control", 1), ("helper", 1), ("io", 2), ("pool", 3)];
 
-/// A call; what becomes of it on each of `KINDS`.
+/// A call; what becomes of it at the start, on the control thread, an I/O thread, a pool's.
 type Case = (&'static str, fn() -> c_long, [End; 4]);
 
 /// The control thread can read /proc and nothing else.
 const CASES: &[Case] = &[
     ("openat of a file that was named", || open("/proc/self/stat"), [Done, Done, REFUSED, REFUSED]),
-    ("openat of another", || open("/etc/passwd"), [Done, DENIED, REFUSED, REFUSED]),
+    ("openat of another", || open("/etc/passwd"), [Done, NO_FILE, REFUSED, REFUSED]),
     ("unlinkat", || call(libc::SYS_unlinkat, [-1, 0, 0, 0]), [BAD, BAD, REFUSED, REFUSED]),
     ("socket of TCP", || socket(libc::AF_INET), [Done, Done, REFUSED, REFUSED]),
-    ("connect by TCP", connect_by_tcp, [NOBODY, DENIED, REFUSED, REFUSED]),
+    ("connect by TCP", connect_by_tcp, [NOBODY, NO_TCP, REFUSED, REFUSED]),
+    ("connect to an abstract socket", connect_to_us, [Done, OUT_OF_SCOPE, REFUSED, REFUSED]),
     ("socket of packets", || socket(libc::AF_PACKET), [REFUSED; 4]),
     ("bind", || call(libc::SYS_bind, [-1, 0, 0, 0]), [FD, FD, REFUSED, REFUSED]),
     ("io_uring_setup", || call(libc::SYS_io_uring_setup, [0; 4]), [BAD, BAD, REFUSED, REFUSED]),
@@ -89,6 +103,21 @@ const CASES: &[Case] = &[
     ("userfaultfd", || call(libc::SYS_userfaultfd, [0; 4]), [Deadly; 4]),
     ("pidfd_getfd", || call(libc::SYS_pidfd_getfd, [0; 4]), [Deadly; 4]),
     ("process_vm_readv", || call(libc::SYS_process_vm_readv, [0; 4]), [Deadly; 4]),
+];
+
+/// With `Mode::Log` these are carried out on all kinds of threads, but for what is not there for anybody.
+const LOGGED: &[(&str, End)] = &[
+    ("openat of another", Done),
+    ("connect by TCP", NOBODY),
+    ("connect to an abstract socket", Done),
+    ("setsockopt(SO_ATTACH_FILTER)", FD),
+    ("memfd_create", BAD),
+    ("pidfd_open", Done),
+    ("mmap of code", Done),
+    ("setresuid", Done),
+    ("execve", BAD),
+    ("unshare", Done),
+    ("clone3", Fails(libc::ENOSYS)),
 ];
 
 const NO_SIGNAL: c_long = libc::MSG_NOSIGNAL as c_long;
@@ -143,11 +172,23 @@ fn map(protection: c_int) -> c_long {
     if at == libc::MAP_FAILED { -1 } else { 0 }
 }
 
+/// To that of the program that tries all of this, which is outside.
+fn connect_to_us() -> c_long {
+    let name = env::args().nth(5).expect("a name");
+    let address = SocketAddr::from_abstract_name(name).expect("a short name");
+    // As for TCP: who cannot have a socket may still try the other call.
+    match socket(libc::AF_UNIX) {
+        0.. => UnixStream::connect_addr(&address).map_or(-1, |_| 0),
+        _ => call(libc::SYS_connect, [-1, 0, 0, 0]),
+    }
+}
+
 /// In a program of its own: becomes a thread of that kind and makes the call.
-fn attempt(kind: &str, number: usize) -> End {
+fn attempt(mode: Mode, kind: &str, number: usize) -> End {
     let proc = Beneath { path: "/proc".into(), purpose: Purpose::Read };
     let reach = Reach { files: Some(vec![proc]), connect: Some(Vec::new()) };
-    let sandbox = Sandbox::begin(Config { reach, ..Config::default() }).expect("a sandbox");
+    let config = Config { mode, reach, ..Config::default() };
+    let sandbox = Sandbox::begin(config).expect("a sandbox");
     let on_thread = |confine: fn(&Sandbox), number: usize| {
         let attempt = || {
             confine(&sandbox);
@@ -158,12 +199,13 @@ fn attempt(kind: &str, number: usize) -> End {
     match kind {
         "start" => outcome(CASES[number].1),
         "control" => {
-            let in_force = sandbox.serve(true).expect("less");
-            eprintln!("{in_force}");
+            sandbox.serve(true).expect("less");
             outcome(CASES[number].1)
         }
+        "helper" => on_thread(|sandbox| sandbox.helper_thread().expect("less"), number),
         "io" => on_thread(|sandbox| sandbox.io_thread().expect("less"), number),
-        _ => on_thread(|sandbox| sandbox.pool_thread().expect("less"), number),
+        "pool" => on_thread(|sandbox| sandbox.pool_thread().expect("less"), number),
+        _ => unreachable!("one of KINDS"),
     }
 }
 
@@ -175,15 +217,20 @@ fn outcome(make: fn() -> c_long) -> End {
 }
 
 /// Runs this program anew.
-fn run(kind: &str, number: usize) -> (ExitStatus, String) {
+fn run(mode: &str, kind: &str, number: usize, socket: &str) -> (ExitStatus, String) {
     let program = env::current_exe().expect("a path");
-    let output = Command::new(program).args(["attempt", kind, &number.to_string()]).output();
+    let mut command = Command::new(program);
+    let output = command.args(["attempt", mode, kind, &number.to_string(), socket]).output();
     let output = output.expect("it runs");
     (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-fn end_of(status: ExitStatus) -> Option<End> {
+fn end_of(status: ExitStatus, text: &str) -> Option<End> {
+    // A call that is in no table is told of.
+    let is_told = text.contains("sandbox: refused system call");
     match (status.code(), status.signal()) {
+        (Some(libc::EPERM), _) if is_told => Some(Refused),
+        _ if is_told => None,
         (Some(0), _) => Some(Done),
         (Some(errno), _) => Some(Fails(errno)),
         (None, Some(libc::SIGSYS)) => Some(Deadly),
@@ -191,39 +238,47 @@ fn end_of(status: ExitStatus) -> Option<End> {
     }
 }
 
-/// 0: there is none.
-fn landlock_version(in_force: &str) -> u32 {
-    let after = in_force.split("Landlock ABI ").nth(1).unwrap_or_default();
-    after.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
 fn main() {
     let arguments: Vec<String> = env::args().collect();
-    if let [_, what, kind, number] = arguments.as_slice()
+    if let [_, what, mode, kind, number, _] = arguments.as_slice()
         && what == "attempt"
     {
-        match attempt(kind, number.parse().expect("a number")) {
+        let mode = if mode == "log" { Mode::Log } else { Mode::On };
+        match attempt(mode, kind, number.parse().expect("a number")) {
             Done => exit(0),
             Fails(errno) => exit(errno),
-            Deadly => unreachable!("it is the process's end"),
+            Refused | Denied(..) | Deadly => unreachable!("it is seen from outside"),
         }
     }
+    let socket = format!("ringmill-kinds-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&socket).expect("a short name");
+    let _listener = UnixListener::bind_addr(&address).expect("nobody else has it");
     // A kernel without Landlock, or with an early one, leaves more to the control thread.
-    let version = landlock_version(&run("control", 0).1);
+    let version = landlock_of_the_kernel();
     let mut wrong = 0;
-    for (number, (name, _, ends)) in CASES.iter().enumerate() {
-        for (kind, expected) in KINDS.iter().zip(ends) {
-            let wanted = if name.contains("TCP") { 4 } else { 1 };
-            let is_denied = *expected == DENIED && version >= wanted;
-            let expected = if is_denied || *expected != DENIED { expected } else { &ends[0] };
-            let (status, text) = run(kind, number);
-            let end = end_of(status);
-            // A call that is in no table is told of.
-            let is_told = text.contains("sandbox: refused system call");
-            if end != Some(*expected) || is_told != (*expected == REFUSED) {
-                println!("{name}, {kind}: {end:?} ({status}), not {expected:?}: {text}");
-                wrong += 1;
-            }
+    let mut expect = |mode: &str, kind: &str, number: usize, expected: End| {
+        let (status, text) = run(mode, kind, number, &socket);
+        let end = end_of(status, &text);
+        if end != Some(expected) {
+            let name = CASES[number].0;
+            println!("{name}, {kind}, {mode}: {end:?} ({status}), not {expected:?}: {text}");
+            wrong += 1;
+        }
+    };
+    for (number, (_, _, ends)) in CASES.iter().enumerate() {
+        for (kind, column) in KINDS {
+            let expected = match ends[column] {
+                Denied(errno, since) if version >= since => Fails(errno),
+                Denied(..) => ends[0],
+                end => end,
+            };
+            expect("on", kind, number, expected);
+        }
+    }
+    for (name, end) in LOGGED {
+        let number = CASES.iter().position(|(case, ..)| case == name).expect("one of them");
+        for (kind, _) in KINDS {
+            expect("log", kind, number, *end);
         }
     }
     let (calls, kinds) = (CASES.len(), KINDS.len());
