@@ -395,6 +395,11 @@ impl Server {
         self.proc_entries("fd").count()
     }
 
+    /// Whether one of its descriptors has this number.
+    pub fn has_open(&self, number: u32) -> bool {
+        Path::new(&format!("/proc/{}/fd/{number}", self.pid())).symlink_metadata().is_ok()
+    }
+
     /// What its files and threads are, for a test that has failed.
     pub fn what_is_open(&self) -> String {
         let files = self.proc_entries("fd").filter_map(|path| fs::read_link(path).ok());

@@ -1,13 +1,18 @@
 //! What strangers can occupy: docs/SECURITY.md has the list. Limits of messages have tests beside their parsers.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::wire;
-use integration::{BlkClient, Image, Scratch, ServerCommand, eventually};
+use integration::{
+    BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually, pattern, tool,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 /// A front end that breaks the rules without end fills no log, and hides nothing that others have to be told.
 #[test]
@@ -80,4 +85,51 @@ fn connections_take_at_most_half_of_the_descriptors() {
         drop((served, waiting));
         server.stop();
     }
+}
+
+/// From here on the numbers of the daemon's descriptors are below this one.
+fn limit_descriptors(server: &Server, most: u32) {
+    let mut prlimit = Command::new(tool("prlimit"));
+    prlimit.args(["--pid", &server.pid().to_string(), &format!("--nofile={most}:")]);
+    assert!(prlimit.status().expect("prlimit runs").success());
+}
+
+/// Who comes while there are no descriptors is served once there are some, however little happens meanwhile; those who
+/// are there go on, monitors too.
+#[test]
+fn who_comes_while_there_are_no_descriptors_waits() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let command = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "locking=off");
+    let command = command.file("more", &image, "locking=off");
+    let command = command.export("disk", "writable=off").export("more", "writable=off");
+    // By TCP, as with a unix socket its server accepts by the same code as an export.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let command = command.stdin(listener).arg("--nbd-server").arg("addr.type=fd,addr.str=0");
+    let server = nbd_export(command, "disk", "").start();
+    let mut there = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    // Nothing of its connection is on the way any more.
+    there.read(0, pattern::BLOCK);
+
+    let is_free = |number: &u32| !server.has_open(*number);
+    limit_descriptors(&server, (0..).find(is_free).expect("a number"));
+    let mut client = TcpStream::connect(address).expect("the backlog");
+    client.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    let mut front_end = wire::connect(&server.socket("more"));
+    for who in ["NBD server", "export more"] {
+        let line = format!("{who}: accept failed: Too many open files");
+        eventually(&line, || server.log().contains(&line).then_some(()));
+    }
+    assert_eq!(pattern::generation(1, &there.read(8, pattern::BLOCK)), Ok(0));
+    qmp.execute("query-block-exports", json!({}));
+
+    limit_descriptors(&server, 1000);
+    let mut greeting = [0; 16];
+    client.read_exact(&mut greeting).expect("the client is greeted");
+    assert_eq!(&greeting, b"NBDMAGICIHAVEOPT");
+    wire::get_features(&mut front_end);
+    drop((there, client, front_end, qmp));
+    server.stop();
 }

@@ -291,3 +291,28 @@ fn inherited(fd: &OwnedFd, name: &str) -> Result<Kind, ExportError> {
         _ => Err(refuse()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+    use std::rc::Rc;
+
+    use event_loop::LoopConfig;
+
+    use super::*;
+
+    /// The kernel finds out about a client whose machine is gone; replies do not wait for acknowledgements.
+    #[test]
+    fn a_connection_by_tcp_is_asked_whether_it_is_still_there() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let at = NbdListen::Fds(vec![Arc::new(socket.into())]);
+        let listener = Rc::new(Listener::new(&event_loop, at).unwrap());
+        let _client = TcpStream::connect(address).unwrap();
+        let accepted =
+            event_loop.block_on(async move { listener.accept().await }).unwrap().unwrap();
+        assert_eq!(getsockopt(&accepted, sockopt::KeepAlive), Ok(true));
+        assert_eq!(getsockopt(&accepted, sockopt::TcpNoDelay), Ok(true));
+    }
+}
