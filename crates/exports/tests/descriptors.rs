@@ -11,6 +11,7 @@ use exports::vhost_user::Listen;
 use exports::vhost_user::wire::{MAX_FDS, Request};
 use guest_memory::test_util::fuse::Fuse;
 use nix::sys::socket::{MsgFlags, recv};
+use untested::untested;
 
 const SIZE: u64 = 1 << 20;
 
@@ -21,9 +22,7 @@ fn region() -> Vec<u8> {
 /// A file on FUSE; `None`, and a word of it, where there can be none.
 fn fuse() -> Option<Fuse> {
     if let Err(why) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-        use std::io::Write;
-        let text = "\n*** NOT TESTED: descriptors of files on FUSE, which takes /dev/fuse:";
-        let _ = writeln!(std::io::stderr().lock(), "{text} {why}. ***\n");
+        untested("fuse", format_args!("descriptors of files on FUSE take /dev/fuse: {why}"));
         return None;
     }
     Some(Fuse::mount(SIZE).unwrap())
