@@ -5,6 +5,8 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +17,12 @@ use std::time::{Duration, Instant};
 use common::{Load, MIB, add_file, check, daemon};
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
-    BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, daemon as program,
-    eventually, install, pattern, request, tool, wire,
+    BlkClient, Image, PATIENCE, Qmp, Request, Scratch, Segment, Server, ServerCommand,
+    daemon as program, eventually, install, pattern, request, tool, wire,
 };
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+use nix::sys::socket::{MsgFlags, recv, send};
 use serde_json::{Value, json};
 
 /// `ringmill upgrade`.
@@ -447,6 +451,37 @@ fn a_front_end_within_a_message_keeps_a_daemon_from_its_next_version_for_seconds
     let text = String::from_utf8_lossy(&refused.stderr);
     assert!(text.contains("the front end of export 'disk' is within a message"), "{refused:?}");
     assert_eq!(front_end.read(&mut [0]).expect("the end"), 0);
+    server.upgrade();
+    server.stop();
+}
+
+/// Nor does one that asks and asks, and reads no reply.
+#[test]
+fn a_front_end_that_reads_no_replies_keeps_a_daemon_from_its_next_version_for_seconds_only() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", MIB);
+    let mut server = daemon(&scratch, &image, "");
+    let mut front_end = wire::connect(&server.socket("disk"));
+    wire::get_features(&mut front_end);
+    // As many replies as a socket holds, and more, to requests of one write.
+    let reply = [0; 20];
+    let (socket, _other) = UnixStream::pair().expect("a pair of sockets");
+    let send = || send(socket.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT);
+    let held = std::iter::from_fn(|| send().ok()).count();
+    let requests = wire::message(wire::GET_FEATURES, &[]).repeat(held + 8);
+    front_end.write_all(&requests).expect("room for them");
+    let mut replies = vec![0; requests.len() * 2];
+    eventually("replies that fill the socket", || {
+        let there = recv(front_end.as_raw_fd(), &mut replies, MsgFlags::MSG_PEEK).ok()?;
+        (there == held * reply.len()).then_some(())
+    });
+    let refused = upgrade(&server.socket("qmp"));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(text.contains("the front end of export 'disk' is within a message"), "{refused:?}");
+    // Reading would have it go on.
+    let mut end = [PollFd::new(front_end.as_fd(), PollFlags::empty())];
+    let patience = PollTimeout::try_from(PATIENCE).expect("a time");
+    assert_eq!(poll(&mut end, patience), Ok(1), "LOST: the end of the connection");
     server.upgrade();
     server.stop();
 }

@@ -212,7 +212,7 @@ pub(crate) enum ConnectionError {
     },
     /// The front end left in the middle of a message.
     CutShort,
-    /// It has begun a message and not ended it in time.
+    /// It has begun a message and not ended it in time, or not taken a reply.
     Late,
     /// It goes on sending requests that fail.
     TooManyRefused,
@@ -231,7 +231,9 @@ impl fmt::Display for ConnectionError {
             ConnectionError::Framing(error) => error.fmt(f),
             ConnectionError::Request { request, error } => write!(f, "{request}: {error}"),
             ConnectionError::CutShort => f.write_str("front end left in the middle of a message"),
-            ConnectionError::Late => f.write_str("front end stays in the middle of a message"),
+            ConnectionError::Late => {
+                f.write_str("front end does not send the rest of a message, or read its replies")
+            }
             ConnectionError::TooManyRefused => f.write_str("too many requests were refused"),
             ConnectionError::Os { call, error } => write!(f, "{call} failed: {error}"),
         }

@@ -38,7 +38,8 @@ use super::worker::{Worker, WorkerHandle};
 
 /// Requests that a front end may have refused before it is sent away: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
-/// How long the rest of a message may take, nanoseconds: front ends write them whole.
+/// How long the rest of a message, and the reply to it, may take, nanoseconds: front ends write messages whole, and wait
+/// for their replies.
 const MESSAGE_NS: u64 = 5_000_000_000;
 
 /// The most queues: SET_VRING_KICK and its kin have 8 bits for the queue's index.
@@ -399,7 +400,7 @@ impl Service {
                 }
                 Some(Ok(())) => {}
             }
-            let incoming = match self.stop.or(self.receive(connection)).await {
+            let incoming = match self.stop.or(self.in_time(connection.receive())).await {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
             };
@@ -434,8 +435,8 @@ impl Service {
                 }
             };
             let Answer { reply, fd } = reply;
-            let sent = self.stop.or(connection.reply(header.code, &reply, fd)).await;
-            let Some(sent) = sent else {
+            let sent = self.in_time(connection.reply(header.code, &reply, fd));
+            let Some(sent) = self.stop.or(sent).await else {
                 return Ok(End::Stopped);
             };
             if !sent? {
@@ -445,16 +446,17 @@ impl Service {
         }
     }
 
-    /// The next message, which has begun. Who never ends it would keep an export from being handed over.
-    async fn receive(
+    /// What comes of a message that has begun, or of a reply. Who never ends the one, or takes the other, would keep an
+    /// export from being handed over.
+    async fn in_time<T>(
         &self,
-        connection: &mut Connection,
-    ) -> Result<Option<Incoming>, ConnectionError> {
-        let mut receive = pin!(connection.receive());
+        part: impl Future<Output = Result<T, ConnectionError>>,
+    ) -> Result<T, ConnectionError> {
+        let mut part = pin!(part);
         let mut late = pin!(self.event_loop.sleep_until(self.event_loop.now_ns() + MESSAGE_NS));
-        std::future::poll_fn(|cx| match receive.as_mut().poll(cx) {
+        std::future::poll_fn(|cx| match part.as_mut().poll(cx) {
             Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ConnectionError::Late)),
-            received => received,
+            done => done,
         })
         .await
     }
