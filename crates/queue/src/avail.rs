@@ -41,6 +41,11 @@ impl AvailHalf {
         rings.avail_idx() != self.next.get()
     }
 
+    /// How many entries the driver says are to be popped.
+    pub(crate) fn offered(&self, rings: &Rings) -> u16 {
+        rings.avail_idx().wrapping_sub(self.next.get())
+    }
+
     /// Entries before this one are known to be filled.
     #[inline]
     pub(crate) fn seen(&self) -> u16 {

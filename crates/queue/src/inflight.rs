@@ -165,6 +165,11 @@ impl Inflight {
         self.redone.get() < self.redo.len()
     }
 
+    /// How many of them.
+    pub(crate) fn more_to_redo(&self) -> u32 {
+        self.redo.len().saturating_sub(self.redone.get()) as u32
+    }
+
     /// The next chain to be done again. It is in flight already.
     #[inline]
     pub(crate) fn next_to_redo(&self) -> Option<u16> {

@@ -204,6 +204,13 @@ impl Queue {
             && (self.avail.has_work(&self.state.borrow().rings) || self.has_more_to_redo())
     }
 
+    /// How many chains there are to pop. A driver that breaks the rules has more than the queue has
+    /// entries, which [`pop`](Self::pop) finds out.
+    pub fn offered(&self) -> u32 {
+        let to_redo = self.inflight.as_ref().map_or(0, Inflight::more_to_redo);
+        to_redo + u32::from(self.avail.offered(&self.state.borrow().rings))
+    }
+
     /// Takes the next chain; `false` when the driver offers none. Allocates nothing.
     ///
     /// # Errors

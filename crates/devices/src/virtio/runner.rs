@@ -150,7 +150,7 @@ impl<S: Service> Runner<S> {
     /// sources (contract E11). The rest is taken in the next iteration.
     pub(crate) fn take_turn(&self) {
         // A broken queue was reported when it broke, not with each kick from then on.
-        if !self.enabled.get() || self.queue.is_broken() {
+        if !self.is_taking() {
             return;
         }
         let Some(me) = self.me.upgrade() else { return };
@@ -234,6 +234,11 @@ impl<S: Service> Runner<S> {
         is_left
     }
 
+    /// Whether chains are taken, now or later.
+    pub(crate) fn is_taking(&self) -> bool {
+        self.enabled.get() && !self.queue.is_broken()
+    }
+
     /// Whether there is something that the driver does not see yet.
     pub(crate) fn is_unpublished(&self) -> bool {
         self.unpublished.get()
@@ -284,6 +289,8 @@ impl<S: Service> Runner<S> {
         if let Some(err) = &*self.err.borrow() {
             err.send();
         }
+        // Who waits for chains to be taken waits in vain.
+        self.finish_later();
     }
 }
 
@@ -292,6 +299,8 @@ impl<S: Service> Virtqueue for Runner<S> {
         self.enabled.set(enabled);
         if enabled {
             self.event_loop.section(|| self.take_turn());
+        } else {
+            self.finish_later();
         }
     }
 
@@ -307,7 +316,7 @@ impl<S: Service> Virtqueue for Runner<S> {
     }
 
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
-        self.queue.replace_memory(memory)
+        self.queue.replace_memory(memory).inspect_err(|_| self.finish_later())
     }
 
     fn set_used_log(&self, addr: Option<u64>) {
@@ -335,9 +344,7 @@ impl<S: Service> Virtqueue for Runner<S> {
         if is_first {
             self.event_loop.section(|| self.service.drain_begin());
         }
-        if !self.queued.get() {
-            self.finish_stop();
-        }
+        self.finish_later();
     }
 
     fn call_back(&self) -> bool {

@@ -15,7 +15,7 @@ use super::execute::{Data, Refused, Work, execute, repetitions};
 use super::sense::{CHECK_CONDITION, GOOD, Sense};
 use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
-use super::wire::{REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
+use super::wire::{Address, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
 use crate::stats::{Batch, Kind, QueueStats};
 use crate::virtio::{Broken, InFlight, Runner, Service};
 
@@ -25,9 +25,12 @@ pub(crate) struct Requests {
     /// To each logical unit's node.
     pub(crate) channels: Rc<[Rc<dyn Channel>]>,
     pub(crate) slots: RefCell<SlotTable>,
+    /// Of the chains that were taken.
     numbers: Sequence,
     /// Who waits for the end of tasks.
     waits: RefCell<Vec<Wait>>,
+    /// Chains from this number on came after all that is waited for.
+    waited_until: Cell<u64>,
     /// WRITE SAMEs whose next part is to be written.
     pub(crate) repeats: RefCell<Vec<(u32, IoBufs)>>,
     /// A write cache was switched on, which the driver does not see yet.
@@ -49,6 +52,7 @@ impl Requests {
             slots: RefCell::new(SlotTable::new(queue_size)),
             numbers: Sequence::default(),
             waits: RefCell::default(),
+            waited_until: Cell::default(),
             repeats: RefCell::default(),
             cache_on: Cell::default(),
             batch: Batch::default(),
@@ -100,6 +104,7 @@ impl Service for Requests {
         let memory = runner.queue.memory();
         let Parts { request, data, response } = Parts::of(&chain, &memory)?;
         let started_ns = runner.event_loop.now_ns();
+        let number = this.numbers.next();
         trace!(virtio_scsi_cmd_req(
             this.trace_name(),
             runner.queue.config().index,
@@ -122,6 +127,11 @@ impl Service for Requests {
             runner.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
             Ok(())
         };
+        if number < this.waited_until.get()
+            && let Some(response) = runner.ended_before(&request, number)
+        {
+            return answer(response, None, 0);
+        }
         let work = match execute(&this.device, &request, data, &memory) {
             Ok(Work::Answered(used)) => return answer(Response::Ok, None, used),
             Ok(Work::CacheOn(used)) => {
@@ -138,7 +148,7 @@ impl Service for Requests {
             head: chain.head(),
             lun: 0,
             id: request.id,
-            number: this.numbers.next(),
+            number,
             response: slots.take_response(response),
             memory,
             buffer: data.len(),
@@ -251,11 +261,15 @@ impl Service for Requests {
         // What has been answered since is shown at the end of another section, which comes.
         if !runner.is_unpublished() && !this.waits.borrow().is_empty() {
             let slots = this.slots.borrow();
+            // What is not taken any more is not waited for.
+            let taken = if runner.is_taking() { this.numbers.peek() } else { u64::MAX };
             // Whoever is not waited for any more is told outside of the borrows.
             let ended: Vec<Wait> = this
                 .waits
                 .borrow_mut()
-                .extract_if(.., |wait| slots.count(wait.tasks, wait.before) == 0)
+                .extract_if(.., |wait| {
+                    wait.before <= taken && slots.count(wait.tasks, wait.before) == 0
+                })
                 .collect();
             drop(slots);
             drop(ended);
@@ -267,18 +281,32 @@ impl Runner<Requests> {
     /// Ends tasks, the ones that the driver has put in until now. `tally` is let go of when it can see
     /// the last of them.
     pub(crate) fn end_tasks(&self, tasks: Tasks, response: Response, tally: Rc<Tally>) {
-        // What it has put in, and nobody has looked at yet, is in flight for the driver.
-        self.take_turn();
         let this = &self.service;
+        // What it has put in, and nobody has looked at yet, is in flight for the driver.
+        let before = this.numbers.peek() + u64::from(self.queue.offered());
         this.slots.borrow_mut().end(tasks, response);
-        this.waits.borrow_mut().push(Wait { tasks, before: this.numbers.peek(), _tally: tally });
+        this.waits.borrow_mut().push(Wait { tasks, response, before, _tally: tally });
+        this.waited_until.update(|until| until.max(before));
         // None waits for an operator any more: the function, and with it the control queue when it
         // stops, would wait along.
         let has_ended = |tag| this.slots.borrow().has_ended(tag);
         self.event_loop.section(|| {
             this.channels.iter().for_each(|channel| channel.abandon(&has_ended));
         });
+        // It may be more than a turn takes: the rest is ended in turns to come.
+        self.take_turn();
         self.finish_later();
+    }
+
+    /// What the driver is told of a command, chain `number`, that a task management function has ended
+    /// before it was taken.
+    #[cold]
+    fn ended_before(&self, request: &Request, number: u64) -> Option<Response> {
+        // Whoever waits for this one hears of it, whatever comes of it.
+        self.finish_later();
+        let Address::Lun(Some(lun)) = request.address else { return None };
+        let ends = |wait: &&Wait| number < wait.before && wait.tasks.have(lun, request.id);
+        self.service.waits.borrow().iter().find(ends).map(|wait| wait.response)
     }
 
     /// Traces the end of a command.

@@ -62,7 +62,9 @@ impl Drop for Tally {
 /// Tasks of a queue whose ends somebody waits for.
 pub(crate) struct Wait {
     pub(crate) tasks: Tasks,
-    /// Of those that came before this one.
+    /// What the driver is told of each.
+    pub(crate) response: Response,
+    /// Of those that came, or are still to be taken from the queue, before this one.
     pub(crate) before: u64,
     /// Let go of with this.
     pub(crate) _tally: Rc<Tally>,

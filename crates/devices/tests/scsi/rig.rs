@@ -12,6 +12,7 @@ use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::{EventLoop, LoopConfig};
 use guest_memory::MemoryView;
 use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use queue::driver::Driver;
 use queue::{Queue, Segment};
 
@@ -197,8 +198,10 @@ impl Rig {
         for index in 0..4 {
             let driver = Driver::new(&memory, u64::from(index) << 16, ENTRIES, false).unwrap();
             let queue = Queue::new(memory.clone(), driver.config()).unwrap();
-            let queue =
-                on_loop.start_queue(index, queue, None, None, Arc::new(QueueStats::default()));
+            // By which it wakes itself for what a turn has left.
+            let kick = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+            let (kick, stats) = (Some(Arc::new(kick.into())), Arc::new(QueueStats::default()));
+            let queue = on_loop.start_queue(index, queue, kick, None, stats);
             queue.set_enabled(true);
             drivers.push(driver);
             queues.push(queue);

@@ -74,16 +74,62 @@ fn tasks_end_before_the_function_that_ends_them() {
 #[test]
 fn what_the_device_has_not_looked_at_yet_is_ended_too() {
     let mut rig = Rig::new();
-    rig.disks[0].holds.set(true);
     let slot = rig.add(2, lun(0), 5, &READ, &[], 512, u32::MAX);
     let _ = rig.drivers[2].publish();
-    let answer = rig.add_control(&function(0, lun(0), 5), 1);
-    assert!(rig.nothing_comes(0));
-    rig.disks[0].clone().release();
-    rig.reap(0);
-    assert_eq!(rig.control_answer(answer, 1), [0]);
+    assert_eq!(rig.control(&function(0, lun(0), 5), 1), [0]);
     assert!(rig.drivers[2].reap().is_some());
     assert_eq!(rig.reply(slot, 512, 0).response, 2);
+    assert!(rig.disks[0].log.borrow().is_empty(), "it was not begun");
+}
+
+/// Writes of 124 KiB: a turn takes no more than 1 MiB of them.
+#[test]
+fn what_a_turn_leaves_in_the_ring_is_ended_too() {
+    const LONG: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 248, 0];
+    let mut rig = Rig::new();
+    let add = |rig: &mut Rig, number, id| {
+        rig.add(2, lun(number), id, &LONG, &[1; 248 * 512], 0, u32::MAX)
+    };
+    let slots: Vec<u64> = (0..16).map(|id| add(&mut rig, 0, id)).collect();
+    let other = add(&mut rig, 1, 16);
+    let _ = rig.drivers[2].publish();
+    assert_eq!(rig.control(&function(5, lun(0), 0), 1), [0], "LOGICAL UNIT RESET");
+    let shown = std::iter::from_fn(|| rig.drivers[2].reap()).count();
+    assert!(shown >= slots.len(), "the driver sees {shown} of their ends");
+    for slot in slots {
+        assert_eq!(rig.reply(slot, 0, 0).response, 4);
+    }
+    assert!(rig.disks[0].log.borrow().is_empty(), "none was begun");
+    if shown == 16 {
+        rig.reap(2);
+    }
+    assert_eq!(rig.reply(other, 0, 0).response, 0, "of the other logical unit");
+    // What comes after the function is not concerned.
+    add(&mut rig, 0, 17);
+    rig.publish(2);
+    rig.reap(2);
+}
+
+/// A queue that stops leaves the rest in the ring, and nobody waits for it.
+#[test]
+fn a_function_ends_when_its_tasks_are_not_taken_any_more() {
+    let mut rig = Rig::new();
+    rig.disks[0].holds.set(true);
+    let held = rig.add(2, lun(0), 1, &READ, &[], 512, u32::MAX);
+    rig.publish(2);
+    for id in 2..18 {
+        rig.add(2, lun(0), id, &READ, &[], 124 << 10, u32::MAX);
+    }
+    let _ = rig.drivers[2].publish();
+    let answer = rig.add_control(&function(5, lun(0), 0), 1);
+    // The control queue is looked at, the function begins, a first turn is taken.
+    assert!(!rig.nothing_comes(2));
+    let stopped = rig.stop(2);
+    rig.disks[0].clone().release();
+    assert!(!rig.nothing_comes(0), "the function is answered");
+    assert_eq!(rig.control_answer(answer, 1), [0]);
+    assert!(stopped.get() || !rig.nothing_comes(2));
+    assert_eq!(rig.reply(held, 512, 0).response, 4);
 }
 
 #[test]
@@ -241,9 +287,14 @@ fn no_more_is_written_for_a_task_that_has_ended() {
     // WRITE SAME (10) of all blocks, which takes many writes.
     const SAME: [u8; 10] = [0x41, 0, 0, 0, 0, 0, 0, 0x08, 0, 0];
     let mut rig = Rig::new();
+    rig.disks[0].holds.set(true);
     let slot = rig.add(2, lun(0), 5, &SAME, &[1; 512], 0, u32::MAX);
-    let _ = rig.drivers[2].publish();
-    assert_eq!(rig.control(&function(0, lun(0), 5), 1), [0]);
+    rig.publish(2);
+    let answer = rig.add_control(&function(0, lun(0), 5), 1);
+    assert!(rig.nothing_comes(0));
+    rig.disks[0].clone().release();
+    rig.reap(0);
+    assert_eq!(rig.control_answer(answer, 1), [0]);
     assert!(rig.drivers[2].reap().is_some());
     assert_eq!(rig.reply(slot, 0, 0).response, 2);
     assert_eq!(rig.disks[0].log.borrow().len(), 1, "the part that was under way");
