@@ -46,23 +46,52 @@ fn a_queue_goes_on_where_its_front_end_was_told_that_it_stopped() {
     assert_eq!(done_by(daemon.export()), [0, 2], "nothing twice");
 }
 
-#[test]
-fn a_queue_goes_on_where_the_process_before_has_stopped_it() {
-    let mut daemon = Daemon::new();
-    let mut vmm = Vmm::new(&daemon, 1);
-    begin_behind_flushes(&mut vmm);
+/// As to another process, with the front end that is connected.
+fn hand_over(daemon: &mut Daemon) -> VhostUserExport {
     let config = daemon.config(Listen::Path(daemon.socket()), 1);
     let (disk, export) = (daemon.disk.clone(), daemon.take());
-    let next = run_on(&daemon.control, move |event_loop| async move {
+    run_on(&daemon.control, move |event_loop| async move {
         let SavedServer { listener, file, session } = export.hand_over().describe().await.unwrap();
         let listen = Listen::TakenOver(Arc::new(listener), file);
         let config = VhostUserConfig { listen, taken_over: Some(TakenOver { session }), ..config };
         let next = VhostUserExport::blk(event_loop, config, disk, "serial".into()).await.unwrap();
         next.begin(export.hand_over().stop(true).await.unwrap()).await;
         next
-    });
+    })
+}
+
+#[test]
+fn a_queue_goes_on_where_the_process_before_has_stopped_it() {
+    let mut daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    begin_behind_flushes(&mut vmm);
+    let next = hand_over(&mut daemon);
     assert_eq!(vmm.guest.write(0, 5, &[2; SECTOR]), 0);
     assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 4);
+    assert_eq!(done_by(&next), [0, 1], "nothing twice");
+    run_on(&daemon.control, move |_| next.stop()).unwrap();
+}
+
+/// Its memory was taken away by mistake, and comes back when another process serves it; there is no record.
+#[test]
+fn a_queue_without_memory_goes_on_where_the_process_before_has_stopped_it() {
+    let mut daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;
+    vmm.front_end.set_features(features).unwrap();
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0);
+    let region = vmm.guest.region();
+    let mut elsewhere = region;
+    elsewhere.guest_phys_addr += 1 << 40;
+    elsewhere.userspace_addr += 1 << 40;
+    vmm.front_end.set_mem_table(&[elsewhere]).unwrap_err();
+    let next = hand_over(&mut daemon);
+    vmm.front_end.set_mem_table(&[region]).unwrap();
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 1);
+    vmm.front_end.set_vring_kick(0, &vmm.guest.queues[0].kick).unwrap();
+    assert_eq!(vmm.guest.write(0, 5, &[2; SECTOR]), 0);
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 2);
     assert_eq!(done_by(&next), [0, 1], "nothing twice");
     run_on(&daemon.control, move |_| next.stop()).unwrap();
 }

@@ -186,6 +186,9 @@ impl Backend {
             let kick = Saved::ring_fd(Request::SetVringKick, index, setup.kick.as_ref());
             saved.push(kick.map_err(RequestError::HandOver)?);
         }
+        // The front end starts these again, once their memory is there.
+        let lost = self.lost.iter();
+        saved.extend(lost.map(|(&i, &base)| Saved::ring(Request::SetVringBase, i, base.into())));
         Ok(saved)
     }
 
