@@ -135,6 +135,60 @@ fn a_ring_of_large_requests_is_taken_bit_by_bit() {
     assert!(turns >= 3, "{turns}");
 }
 
+/// The most requests that are taken in a turn, of those that are published, and how many turns there are.
+fn turns(rig: &mut Rig, count: u64) -> (u64, u32) {
+    rig.publish();
+    let (mut most, mut turns) = (0, 0);
+    while rig.stats.taken.get() < count {
+        let before = rig.stats.taken.get();
+        rig.event_loop.run_once(true).unwrap();
+        let taken = rig.stats.taken.get() - before;
+        most = most.max(taken);
+        turns += u32::from(taken > 0);
+    }
+    (most, turns)
+}
+
+/// Each of its descriptors is to be read, checked and translated.
+#[test]
+fn a_ring_of_requests_in_crumbs_is_taken_bit_by_bit() {
+    let mut rig = null(64);
+    let at = 1 << 20;
+    rig.memory.write_bytes(at, &[0; 16]).unwrap();
+    let header = queue::Segment { addr: at, len: 16 };
+    let crumb = |i: u64| queue::Segment { addr: at + 4096 + i, len: 1 };
+    // 512 bytes to be read, and the status; in an indirect table.
+    let crumbs: Vec<_> = (0..513).map(crumb).collect();
+    for _ in 0..16 {
+        rig.driver.add_indirect(at + (64 << 10), &[header], &crumbs).unwrap().unwrap();
+    }
+    let (most, _) = turns(&mut rig, 16);
+    assert!(most <= 3, "{most} requests of 514 segments in one turn");
+}
+
+#[test]
+fn a_ring_of_discards_is_taken_bit_by_bit() {
+    for kind in [DISCARD, WRITE_ZEROES] {
+        let mut rig = null(256);
+        let ranges: Vec<u8> = (0..16).flat_map(|n| range(n * 8, 8, 0)).collect();
+        for _ in 0..64 {
+            rig.add(kind, 0, &ranges, 0);
+        }
+        let (most, _) = turns(&mut rig, 64);
+        assert!(most <= 16, "{most} requests of 16 ranges in one turn");
+    }
+}
+
+/// What most requests are has its turns as long as before.
+#[test]
+fn a_ring_of_ordinary_requests_is_taken_at_once() {
+    let mut rig = null(1024);
+    for _ in 0..256 {
+        rig.add(IN, 0, &[], 4096);
+    }
+    assert_eq!(turns(&mut rig, 256), (256, 1));
+}
+
 #[test]
 fn a_chain_without_room_for_a_status_breaks_its_queue_only() {
     let mut rig = null(8);

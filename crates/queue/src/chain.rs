@@ -79,6 +79,12 @@ impl Chain {
         self.readable_len.saturating_add(self.writable_len)
     }
 
+    /// How many buffers there are.
+    pub fn segments(&self) -> u32 {
+        // At most `MAX_SEGMENTS`.
+        self.segments.len() as u32
+    }
+
     /// Forgets everything.
     fn reset(&mut self, head: u16) {
         self.head = head;

@@ -13,7 +13,7 @@ use crate::stats::Kind;
 
 pub use cache_record::CacheRecord;
 pub(crate) use cache_record::KeptModes;
-pub(crate) use runner::{Broken, Runner, Service};
+pub(crate) use runner::{Broken, RANGE_BYTES, Runner, Service};
 
 /// A started queue of any device, as whoever has started it sees it. Lives on its I/O thread.
 pub trait Virtqueue: std::fmt::Debug {

@@ -16,8 +16,14 @@ use super::{Held, InFlight, Virtqueue};
 
 /// Bytes that the requests taken in one turn move, but for the last of them. What the kernel copies from
 /// the page cache is copied within the loop's iteration, and all else on the thread waits for that.
-/// A ring of 256 requests of 4 KiB fits.
-const TURN_BYTES: u32 = 1 << 20;
+/// A ring of 256 requests of 4 KiB fits, with their headers and statuses.
+const TURN_BYTES: u32 = 256 * ((4 << 10) + 32);
+/// What a buffer counts for at least, however short: each is a descriptor to be read, checked and
+/// translated. The header, the status and 4 KiB of data count for no more than their bytes.
+const SEGMENT_BYTES: u32 = 1 << 10;
+/// What a request of the block layer counts for that no bytes of its chain stand for, as one of the many
+/// ranges that a chain may name: as much as a request of 4 KiB.
+pub(crate) const RANGE_BYTES: u32 = 4 << 10;
 
 /// What a device does on one of its queues.
 pub(crate) trait Service: Sized + 'static {
@@ -27,13 +33,14 @@ pub(crate) trait Service: Sized + 'static {
     /// The device's name in trace points.
     fn trace_name(&self) -> &CStr;
 
-    /// Takes a chain. It goes back by [`Runner::add_used`], now or later.
+    /// Takes a chain. It goes back by [`Runner::add_used`], now or later. Returns what it counts for in
+    /// its turn, in bytes, beyond those of its buffers: see [`RANGE_BYTES`].
     ///
     /// # Errors
     ///
     /// The chain leaves no room for an answer, or is not memory. It goes back unanswered, and the
     /// queue breaks.
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken>;
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken>;
 
     /// Whether chains are taken as soon as they are there. A queue that gives chains back only when
     /// the device has something to say leaves them in the ring until then.
@@ -146,7 +153,7 @@ impl<S: Service> Runner<S> {
         self.me.upgrade()
     }
 
-    /// Takes requests until there are none: a bounded number, of bounded bytes, for the sake of other
+    /// Takes requests until there are none: a bounded number, that do a bounded amount, for the sake of other
     /// sources (contract E11). The rest is taken in the next iteration.
     pub(crate) fn take_turn(&self) {
         // A broken queue was reported when it broke, not with each kick from then on.
@@ -168,9 +175,9 @@ impl<S: Service> Runner<S> {
             // What comes in meanwhile is taken too: it costs less now than with a submission, and a
             // kick, of its own.
             match me.take_one() {
-                Ok(Some(moved)) => {
+                Ok(Some(counts)) => {
                     taken += 1;
-                    bytes = bytes.saturating_add(moved);
+                    bytes = bytes.saturating_add(counts);
                 }
                 Ok(None) => break,
                 Err(reason) => {
@@ -202,15 +209,16 @@ impl<S: Service> Runner<S> {
         true
     }
 
-    /// Takes one request, of which the bytes are returned. `None`: there is none.
+    /// Takes one request. Returns what it counts for, in bytes; `None`: there is none.
     fn take_one(self: &Rc<Self>) -> Result<Option<u32>, Broken> {
         let mut chain = self.chain.borrow_mut();
         if !self.queue.pop(&mut chain).map_err(Broken::Queue)? {
             return Ok(None);
         }
-        let (head, bytes) = (chain.head(), chain.total_len());
-        S::take(self, chain).inspect_err(|_| self.add_used(head, 0))?;
-        Ok(Some(bytes))
+        let head = chain.head();
+        let bytes = chain.total_len().max(chain.segments() * SEGMENT_BYTES);
+        let beyond = S::take(self, chain).inspect_err(|_| self.add_used(head, 0))?;
+        Ok(Some(bytes.saturating_add(beyond)))
     }
 
     /// Gives the chain `head` back, of which `written` bytes were written. The driver sees it at the

@@ -19,7 +19,7 @@ use super::wire::{
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
 use crate::stats::{Batch, Kind, QueueStats};
-use crate::virtio::{Broken, InFlight, Runner, Service, Virtqueue};
+use crate::virtio::{Broken, InFlight, RANGE_BYTES, Runner, Service, Virtqueue};
 
 /// What a request queue does.
 pub(crate) struct Requests {
@@ -64,7 +64,7 @@ impl Service for Requests {
         self.channel.drain_end();
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
         let Requests { device, channel, slots, batch, stats } = &runner.service;
         let memory = runner.queue.memory();
         let Parsed { status_addr, request } = parse(&chain, &memory, device)?;
@@ -99,7 +99,7 @@ impl Service for Requests {
                 drop(chain);
                 batch.invalid(stats, kind);
                 runner.give_back_at_once(&slot);
-                return Ok(());
+                return Ok(0);
             }
             Ok(BlkRequest::GetId { data }) => {
                 other(Some(VIRTIO_BLK_T_GET_ID));
@@ -109,7 +109,7 @@ impl Service for Requests {
                 drop(chain);
                 batch.done(stats, Kind::Other, 0, slot.started_ns, slot.started_ns);
                 runner.give_back_at_once(&slot);
-                return Ok(());
+                return Ok(0);
             }
             Ok(BlkRequest::Ranges { discard, data }) => {
                 let kind = if discard { VIRTIO_BLK_T_DISCARD } else { VIRTIO_BLK_T_WRITE_ZEROES };
@@ -117,14 +117,17 @@ impl Service for Requests {
                 let ranges = Ranges::read(discard, data, &slot.memory, device)?;
                 drop(chain);
                 match ranges {
-                    Ok(ranges) => runner.submit_ranges(slot, &ranges, fua),
+                    Ok(ranges) => {
+                        runner.submit_ranges(slot, &ranges, fua);
+                        return Ok(ranges.iter().count() as u32 * RANGE_BYTES);
+                    }
                     Err(status) => {
                         slot.status = status;
                         batch.invalid(stats, Ranges::kind(discard));
                         runner.give_back_at_once(&slot);
+                        return Ok(0);
                     }
                 }
-                return Ok(());
             }
             Ok(BlkRequest::Flush) => {
                 other(Some(VIRTIO_BLK_T_FLUSH));
@@ -174,7 +177,7 @@ impl Service for Requests {
             let me: Rc<dyn Completion> = runner.clone();
             channel.submit(Request::new(op, offset, len, bufs, &me, tag));
         }
-        Ok(())
+        Ok(0)
     }
 
     fn took(&self, chains: u16) {

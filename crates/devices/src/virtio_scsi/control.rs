@@ -32,7 +32,7 @@ impl Service for Control {
         self.device.trace_name()
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
         let memory = runner.queue.memory();
         let part = |error| Broken::Part("a control request", error);
         let (kind, rest) = chain.readable().split_array::<4>(&memory).map_err(part)?;
@@ -62,7 +62,7 @@ impl Service for Control {
                         runner.break_queue(&format_args!("a control response: {error}"));
                     }
                 });
-                return Ok(());
+                return Ok(0);
             }
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
                 let (lun, _) = rest.split_array(&memory).map_err(part)?;
@@ -77,7 +77,7 @@ impl Service for Control {
         };
         memory.write_u8(response_addr, response as u8).map_err(Broken::Buffer)?;
         runner.add_used(head, written);
-        Ok(())
+        Ok(0)
     }
 }
 

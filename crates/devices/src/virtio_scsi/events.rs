@@ -31,7 +31,7 @@ impl Service for Events {
         self.device.has_event()
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
         let buffer = chain.writable();
         if (buffer.len() as usize) < EVENT_SIZE {
             let short = SegmentsError::Short { wanted: EVENT_SIZE as u32, len: buffer.len() };
@@ -48,6 +48,6 @@ impl Service for Events {
         };
         buffer.write(&runner.queue.memory(), &bytes).map_err(Broken::Buffer)?;
         runner.add_used(chain.head(), EVENT_SIZE as u32);
-        Ok(())
+        Ok(0)
     }
 }

@@ -17,7 +17,7 @@ use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
 use super::wire::{Address, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
 use crate::stats::{Batch, Kind, QueueStats};
-use crate::virtio::{Broken, InFlight, Runner, Service};
+use crate::virtio::{Broken, InFlight, RANGE_BYTES, Runner, Service};
 
 /// What a request queue does.
 pub(crate) struct Requests {
@@ -99,7 +99,7 @@ impl Service for Requests {
         self.channels.iter().for_each(|channel| channel.drain_end());
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<(), Broken> {
+    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
         let this = &runner.service;
         let memory = runner.queue.memory();
         let Parts { request, data, response } = Parts::of(&chain, &memory)?;
@@ -125,7 +125,7 @@ impl Service for Requests {
             }
             runner.trace_response(chain.head(), request.id, answer, sense);
             runner.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
-            Ok(())
+            Ok(0)
         };
         if number < this.waited_until.get()
             && let Some(response) = runner.ended_before(&request, number)
@@ -166,7 +166,7 @@ impl Service for Requests {
             started_ns,
         };
         let mut bufs = slots.take_bufs();
-        let mut discards = None;
+        let (mut discards, mut beyond) = (None, 0);
         let (offset, len) = match work {
             Work::Transfer { lun, op, offset, data } => {
                 let is_read = op == Op::Read;
@@ -187,6 +187,7 @@ impl Service for Requests {
                 let slot_of = Slot { lun, op, used, pending, ..slot };
                 slot = Slot { kind: Kind::Discard, offset: first, bytes, ..slot_of };
                 discards = Some(ranges);
+                beyond = pending * RANGE_BYTES;
                 (0, 0)
             }
             Work::WriteSame { lun, offset, len, block, may_unmap, fua } => {
@@ -203,6 +204,7 @@ impl Service for Requests {
                         block.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
                     }
                     let now = times * u64::from(block.len());
+                    beyond = u32::try_from(now).unwrap_or(u32::MAX);
                     slot.op = Op::Write { fua };
                     slot.kind = Kind::Write;
                     slot.repeat = Repeat::from(offset + now, len - now);
@@ -216,7 +218,7 @@ impl Service for Requests {
         drop(slots);
         drop(chain);
         let (Some(tag), Some(channel)) = (tag, this.channels.get(usize::from(lun))) else {
-            return Ok(());
+            return Ok(beyond);
         };
         let me: Rc<dyn Completion> = runner.clone();
         match discards {
@@ -228,7 +230,7 @@ impl Service for Requests {
                 }
             }
         }
-        Ok(())
+        Ok(beyond)
     }
 
     fn took(&self, chains: u16) {

@@ -219,3 +219,30 @@ fn a_chain_without_room_for_a_response_breaks_its_queue_only() {
     assert_eq!(rig.reap(3).1, 108, "the other one does");
     assert!(rig.stop(2).get(), "and it can be stopped");
 }
+
+/// Discards and repeated blocks are more to do than the bytes of their chains.
+#[test]
+fn a_ring_of_unmaps_is_taken_bit_by_bit() {
+    let ranges: Vec<u8> = (0..64u64)
+        .flat_map(|n| [&n.to_be_bytes()[..], &1u32.to_be_bytes(), &[0; 4]].concat())
+        .collect();
+    let len = ranges.len() as u16;
+    let header = [(len + 6).to_be_bytes(), len.to_be_bytes(), [0; 2], [0; 2]].concat();
+    let list = [header, ranges].concat();
+    let [high, low] = (len + 8).to_be_bytes();
+    let unmap = [0x42, 0, 0, 0, 0, 0, 0, high, low, 0];
+    // WRITE SAME (10) of 1024 blocks: 512 KiB.
+    let same = [0x41, 0, 0, 0, 0, 0, 0, 4, 0, 0];
+    for (cdb, out, most) in [(unmap, &list[..], 4 * 64), (same, &[1; 512][..], 3)] {
+        let mut rig = Rig::new();
+        for id in 0..16 {
+            rig.add(2, [1, 0, 0x40, 0, 0, 0, 0, 0], id, &cdb, out, 0, u32::MAX);
+        }
+        rig.publish(2);
+        let begun = rig.disks[0].log.borrow().len();
+        assert!((1..=most).contains(&begun), "{begun} requests of {cdb:?} in one turn");
+        for _ in 0..16 {
+            rig.reap(2);
+        }
+    }
+}
