@@ -40,6 +40,11 @@ impl EventLoop {
         result
     }
 
+    /// Whether it has begun to [shut down](Self::shut_down): what completes with `-ECANCELED` then may not have been done.
+    pub fn is_shut_down(&self) -> bool {
+        self.0.closing.get()
+    }
+
     fn let_go(&self) {
         for _ in 0..ROUNDS {
             let handlers = self.0.handlers.borrow().ids();

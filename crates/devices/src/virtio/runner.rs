@@ -8,8 +8,10 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use block::policy::GIVEN_UP;
 use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger, trace};
 use guest_memory::{AccessError, MemoryView};
+use nix::errno::Errno;
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
 use super::{Held, InFlight, Virtqueue};
@@ -227,6 +229,13 @@ impl<S: Service> Runner<S> {
         self.queue.add_used(head, written);
         self.unpublished.set(true);
         self.finish_later();
+    }
+
+    /// Whether a request that has failed in this way is for whoever serves the queue next: it was held
+    /// and given up, or its loop ends without having begun it, as one does whose ring fails.
+    #[cold]
+    pub(crate) fn is_given_up(&self, errno: Errno) -> bool {
+        errno == GIVEN_UP || errno == Errno::ECANCELED && self.event_loop.is_shut_down()
     }
 
     /// Leaves the chain `head` to whoever serves the queue next, who finds it in the record of what is

@@ -1,6 +1,5 @@
 //! The way back of a request: its status.
 
-use block::policy::GIVEN_UP;
 use block::request::Completion;
 use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
@@ -51,7 +50,7 @@ impl Runner<Requests> {
     /// A part of a request has failed, or was given up.
     #[cold]
     fn failed(&self, tag: u32, errno: Errno) -> Status {
-        if errno == GIVEN_UP {
+        if self.is_given_up(errno) {
             self.service.slots.borrow_mut().give_up(tag);
         }
         Status::IoErr

@@ -12,7 +12,8 @@ use crate::virtio::Runner;
 impl Completion for Runner<Requests> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let this = &self.service;
-        let progress = this.slots.borrow_mut().answer(tag, result, bufs);
+        let given_up = result.is_err_and(|errno| self.is_given_up(errno));
+        let progress = this.slots.borrow_mut().answer(tag, result, given_up, bufs);
         match progress {
             Progress::Waits => {}
             // Not from within: a node that answers at once would be called from its own answer, as

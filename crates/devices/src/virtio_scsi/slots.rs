@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use block::policy::GIVEN_UP;
 use block::request::Op;
 use event_loop::IoBufs;
 use guest_memory::MemoryView;
@@ -97,15 +96,21 @@ impl SlotTable {
         self.slots.get_mut(tag as usize)?.as_mut()
     }
 
-    /// Accounts for one answer under `tag`.
-    pub(crate) fn answer(&mut self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> Progress {
+    /// Accounts for one answer under `tag`; `given_up`: it is an error by which nothing was done.
+    pub(crate) fn answer(
+        &mut self,
+        tag: u32,
+        result: Result<(), Errno>,
+        given_up: bool,
+        bufs: IoBufs,
+    ) -> Progress {
         let Some(place) = self.slots.get_mut(tag as usize) else { return Progress::Waits };
         let Some(slot) = place.as_mut() else { return Progress::Waits };
         if slot.op == Op::Read {
             slot.memory.mark_bufs(&bufs, slot.bytes);
         }
         if let Err(errno) = result {
-            slot.given_up |= errno == GIVEN_UP;
+            slot.given_up |= given_up;
             slot.sense.get_or_insert(Sense::of_errno(slot.op, errno));
         }
         if slot.repeat.is_some() && slot.sense.is_none() && slot.ended.is_none() {

@@ -15,7 +15,7 @@ use event_loop::{EventLoop, LoopConfig, PollParams, Signal};
 use guest_memory::MemoryView;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use queue::driver::Driver;
-use queue::{Queue, Segment};
+use queue::{Chain, Inflight, Queue, Segment};
 
 pub const IN: u32 = 0;
 pub const OUT: u32 = 1;
@@ -32,7 +32,7 @@ pub const UNSUPP: u8 = 2;
 const SLOTS_AT: u64 = 1 << 20;
 const SLOT: u64 = 64 << 10;
 /// In a slot: the header, the status, the data.
-const STATUS_AT: u64 = 64;
+pub const STATUS_AT: u64 = 64;
 const DATA_AT: u64 = 4096;
 
 pub struct Rig {
@@ -101,6 +101,17 @@ impl Rig {
         queue_size: u16,
         change: impl FnOnce(&mut DeviceConfig),
     ) -> Rig {
+        Rig::on_with(event_loop, node, queue_size, change, None)
+    }
+
+    /// The same with a record of what is in flight, of as many entries.
+    pub fn on_with(
+        event_loop: EventLoop,
+        node: &Arc<dyn BlockNode>,
+        queue_size: u16,
+        change: impl FnOnce(&mut DeviceConfig),
+        record: Option<Inflight>,
+    ) -> Rig {
         let mut config = device_config(&**node);
         change(&mut config);
         let device = Arc::new(Device::new(config).unwrap());
@@ -108,7 +119,7 @@ impl Rig {
         let size = SLOTS_AT + SLOT * u64::from(queue_size);
         let memory = MemoryView::new(guest_memory::test_util::memfd_memory(&[(0, size)]).unwrap());
         let driver = Driver::new(&memory, 0, queue_size, true).unwrap();
-        let queue = Queue::new(memory.clone(), driver.config()).unwrap();
+        let queue = Queue::with_inflight(memory.clone(), driver.config(), record).unwrap();
         let channel = node.clone().open_channel(&event_loop).unwrap();
         let (kick, call) = (eventfd(), eventfd());
         let stats = Arc::new(QueueStats::default());
@@ -156,6 +167,14 @@ impl Rig {
         if self.driver.publish() {
             nix::unistd::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
         }
+    }
+
+    /// The rings as another process finds them, with the record: the heads that it does again.
+    pub fn redone(&self, record: Inflight) -> Vec<u16> {
+        let config = self.driver.config();
+        let queue = Queue::with_inflight(self.memory.clone(), config, Some(record)).unwrap();
+        let mut chain = Chain::new();
+        std::iter::from_fn(|| queue.pop(&mut chain).unwrap().then(|| chain.head())).collect()
     }
 
     /// Turns the loop until the driver has `count` answers.

@@ -1,9 +1,15 @@
 //! Commands that do something, and the ways in which they do not.
 
-use block::request::Op;
-use nix::errno::Errno;
+use std::rc::Rc;
 
-use crate::rig::{BLOCKS, Rig};
+use block::node::Channel;
+use block::request::Op;
+use event_loop::{EventLoop, LoopConfig};
+use guest_memory::test_util::memfd_memory;
+use nix::errno::Errno;
+use queue::Inflight;
+
+use crate::rig::{BLOCKS, Disk, ENTRIES, Rig};
 
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 9, 0, 0, 2, 0];
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 9, 0, 0, 2, 0];
@@ -244,5 +250,30 @@ fn a_ring_of_unmaps_is_taken_bit_by_bit() {
         for _ in 0..16 {
             rig.reap(2);
         }
+    }
+}
+
+/// A disk may say so at any time. When the loop has ended it means that nothing was done.
+#[test]
+fn what_is_cancelled_with_its_loop_is_left_in_the_record() {
+    let memory = memfd_memory(&[(0, Inflight::region_len(ENTRIES) as u64)]).unwrap();
+    let record = || Inflight::new(&memory, memory.regions()[0].user_addr(), ENTRIES).ok();
+    for (ends, has_record) in [(false, true), (true, false), (true, true)] {
+        let disks = [Disk::new(), Disk::new()];
+        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let record = if has_record { record() } else { None };
+        let mut rig = Rig::on_with(event_loop, channels, disks, |_| {}, record);
+        assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 0), "POWER ON");
+        rig.disks[0].holds.set(true);
+        rig.disks[0].fails.set(Some(Errno::ECANCELED));
+        rig.add(2, [1, 0, 0x40, 0, 0, 0, 0, 0], 1, &WRITE, &[1; 1024], 0, u32::MAX);
+        rig.publish(2);
+        if ends {
+            rig.event_loop.shut_down().unwrap();
+        }
+        rig.disks[0].release();
+        let is_answered = rig.drivers[2].reap().is_some();
+        assert_eq!(is_answered, !(ends && has_record), "ends: {ends}, record: {has_record}");
     }
 }

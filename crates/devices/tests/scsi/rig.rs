@@ -14,14 +14,14 @@ use guest_memory::MemoryView;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use queue::driver::Driver;
-use queue::{Queue, Segment};
+use queue::{Inflight, Queue, Segment};
 
 /// Bytes of a disk.
 pub(crate) const SIZE: usize = 1 << 20;
 /// Logical blocks of a disk.
 pub(crate) const BLOCKS: u32 = (SIZE / 512) as u32;
 /// Entries of each queue.
-const ENTRIES: u16 = 64;
+pub(crate) const ENTRIES: u16 = 64;
 /// Where things are in the guest's memory: rings first, then slots of this size.
 const SLOTS_AT: u64 = 1 << 20;
 const SLOT: u64 = 128 << 10;
@@ -179,6 +179,17 @@ impl Rig {
         disks: [Rc<Disk>; 2],
         change: impl FnOnce(&mut DeviceConfig),
     ) -> Rig {
+        Rig::on_with(event_loop, channels, disks, change, None)
+    }
+
+    /// The same with a record of what is in flight on the first request queue.
+    pub(crate) fn on_with(
+        event_loop: EventLoop,
+        channels: Vec<Rc<dyn Channel>>,
+        disks: [Rc<Disk>; 2],
+        change: impl FnOnce(&mut DeviceConfig),
+        mut record: Option<Inflight>,
+    ) -> Rig {
         let lun = |n| LunConfig { geometry: geometry(), serial: format!("test-{n}") };
         let mut config = DeviceConfig {
             name: "test".to_owned(),
@@ -197,7 +208,8 @@ impl Rig {
         let (mut drivers, mut queues) = (Vec::new(), Vec::new());
         for index in 0..4 {
             let driver = Driver::new(&memory, u64::from(index) << 16, ENTRIES, false).unwrap();
-            let queue = Queue::new(memory.clone(), driver.config()).unwrap();
+            let record = if index == 2 { record.take() } else { None };
+            let queue = Queue::with_inflight(memory.clone(), driver.config(), record).unwrap();
             // By which it wakes itself for what a turn has left.
             let kick = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
             let (kick, stats) = (Some(Arc::new(kick.into())), Arc::new(QueueStats::default()));
