@@ -7,11 +7,14 @@ pub mod replaced;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually, pattern};
+use integration::{
+    BlkClient, Image, Qmp, Scratch, Server, ServerCommand, daemon as program, eventually, pattern,
+};
 use serde_json::json;
 
 /// Size of the disks.
@@ -26,6 +29,15 @@ pub fn daemon(scratch: &Scratch, image: &Image, options: &str) -> Server {
         .file("disk", image, options)
         .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
         .start()
+}
+
+pub fn connect(server: &Server, queues: usize) -> BlkClient {
+    BlkClient::connect(&server.socket("disk"), queues, 128).expect("the export serves")
+}
+
+/// `ringmill upgrade`.
+pub fn upgrade(of: &Path) -> Output {
+    Command::new(program()).arg("upgrade").arg(of).output().expect("ringmill can be run")
 }
 
 pub fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
