@@ -4,13 +4,13 @@
 //! By a library that is loaded before libc (`tests/clients/flushes_that_fail.c`): when a flush fails, and that it does once,
 //! is up to the test.
 
-use std::io::{self, Write};
+use std::io::{self, PipeWriter, Write};
 use std::process::Command;
 use std::thread;
 
 use integration::{
-    BlkClient, Completion, Image, Qmp, Request, Scratch, ServerCommand, daemon, eventually,
-    pattern, preloaded, request,
+    BlkClient, Completion, Image, Qmp, Request, Scratch, Server, ServerCommand, daemon, eventually,
+    pattern, preloaded, request, tool,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -18,27 +18,36 @@ use serde_json::json;
 /// `VIRTIO_BLK_S_IOERR`.
 const IO_ERROR: u8 = 1;
 
+/// A daemon whose flushes wait for a byte, and fail then, until there are no more to come.
+fn with_flushes_that_fail<'a>(scratch: &'a Scratch) -> (ServerCommand<'a>, PipeWriter) {
+    let (failures, fail) = io::pipe().expect("a pipe");
+    let command = ServerCommand::new(scratch)
+        .env("LD_PRELOAD", preloaded(scratch, "flushes_that_fail.c"))
+        .stdin(failures)
+        .monitor("qmp")
+        .iothread("io0");
+    (command, fail)
+}
+
+fn times(server: &Server, what: &str) -> usize {
+    server.log().matches(what).count()
+}
+
 /// It fails while the other process gets ready, and is known from then on.
 #[test]
 fn an_image_is_handed_over_no_more_when_a_flush_of_it_has_failed() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
-    let (failures, mut fail) = io::pipe().expect("a pipe");
-    let mut server = ServerCommand::new(&scratch)
-        .env("LD_PRELOAD", preloaded(&scratch, "flushes_that_fail.c"))
-        .stdin(failures)
-        .monitor("qmp")
-        .iothread("io0")
-        .file("disk", &image, "aio=threads")
-        .export("disk", "iothread=io0")
-        .start();
+    let (command, mut fail) = with_flushes_that_fail(&scratch);
+    let command = command.file("disk", &image, "aio=threads");
+    let mut server = command.export("disk", "iothread=io0").start();
     let socket = server.socket("qmp");
     let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
     client.write(8, &pattern::block(1, 1));
     let flush = Request { kind: request::FLUSH, sector: 0, segments: vec![] };
     let id = client.submit(0, &flush);
 
-    let started = || server.log().matches("started the new program").count();
+    let started = || times(&server, "started the new program");
     let monitor = socket.clone();
     let upgrading = thread::spawn(move || Qmp::connect(&monitor).refused("x-upgrade", json!({})));
     eventually("the other process", || (started() == 1).then_some(()));
@@ -63,6 +72,37 @@ fn an_image_is_handed_over_no_more_when_a_flush_of_it_has_failed() {
     }
     client.write(16, &pattern::block(2, 2));
     still_fails(&mut client);
+    drop(client);
+    server.signal(Signal::SIGTERM);
+    assert!(!server.wait().success(), "not all is flushed");
+}
+
+/// It is the daemon's own, before queues stop, takes longer than that is waited for, and fails.
+#[test]
+fn a_flush_that_goes_on_is_waited_for() {
+    let scratch = Scratch::new();
+    let raw = Image::filled(&scratch, "disk.img", 1);
+    // All is allocated: what is written changes no metadata, whose flush would be waited for.
+    let path = scratch.path("disk.qcow2");
+    let mut convert = Command::new(tool("qemu-img"));
+    convert.args(["convert", "-f", "raw", "-O", "qcow2"]).arg(raw.path()).arg(&path);
+    assert!(convert.status().expect("qemu-img can be run").success());
+    let (command, mut fail) = with_flushes_that_fail(&scratch);
+    let file = format!("file.driver=file,file.aio=threads,file.filename={}", path.display());
+    let command = command.arg("--blockdev").arg(format!("qcow2,node-name=disk,{file}"));
+    let mut server = command.export("disk", "iothread=io0").start();
+    let socket = server.socket("qmp");
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    client.write(8, &pattern::block(1, 1));
+
+    let upgrading = thread::spawn(move || Qmp::connect(&socket).refused("x-upgrade", json!({})));
+    // The first is not waited for any more.
+    eventually("queues to be stopped", || (times(&server, "take long") > 0).then_some(()));
+    fail.write_all(b"!").expect("the daemon listens");
+    drop(fail);
+    let why = upgrading.join().expect("it is refused");
+    assert!(why.contains("flush"), "{why}");
+    assert_eq!(client.call(request::FLUSH, 0, &[], 0).status, IO_ERROR);
     drop(client);
     server.signal(Signal::SIGTERM);
     assert!(!server.wait().success(), "not all is flushed");

@@ -25,12 +25,20 @@ pub struct OpenImage<Fd> {
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     images: Vec<OpenImage<OwnedFd>>,
+    /// Another process has them, too.
+    shared: bool,
     owned: Arc<AtomicBool>,
 }
 
 impl Inherited {
     pub(crate) fn add(&mut self, image: OpenImage<OwnedFd>) {
         self.images.push(image);
+        self.shared = true;
+    }
+
+    /// Whether another process has images that this one opens, and goes on with them if nothing comes of that.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// Whether those that were handed over belong to this process alone, which may then unlock them.
@@ -41,6 +49,7 @@ impl Inherited {
     /// From now on they do, and those that no node has taken are nobody's.
     pub(crate) fn own(&mut self) {
         self.images.clear();
+        self.shared = false;
         self.owned.store(true, Ordering::Relaxed);
     }
 

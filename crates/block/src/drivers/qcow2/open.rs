@@ -115,6 +115,8 @@ pub(crate) struct Opening {
     read_only: bool,
     /// Its journal, of a process that gives place to this one.
     going_on: Option<GoingOn>,
+    /// There is such a process: nothing is written.
+    is_shared: bool,
 }
 
 /// A journal that another process has, which gives place to this one, or goes on if nothing comes of that.
@@ -138,7 +140,7 @@ impl Opening {
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, read_only)?;
-        Ok(Opening { file, start, header, read_only, going_on: None })
+        Ok(Opening { file, start, header, read_only, going_on: None, is_shared: false })
     }
 
     /// Goes on with what another process has handed over, if the image is among that and not whole.
@@ -146,7 +148,7 @@ impl Opening {
         let mark = self.header.mark.as_ref().filter(|_| !self.read_only && self.header.is_dirty);
         let file = mark.and_then(|(mark, _)| inherited.take_named(&journal::name(mark)));
         let going_on = file.map(|file| GoingOn { file, owned: inherited.owned().clone() });
-        Opening { going_on, ..self }
+        Opening { going_on, is_shared: inherited.is_shared(), ..self }
     }
 
     /// The backing image that the header names. `path`: that of the image.
@@ -185,7 +187,7 @@ impl Opening {
         backing: Option<Arc<dyn BlockNode>>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
-        let Opening { file, mut start, mut header, read_only, going_on } = self;
+        let Opening { file, mut start, mut header, read_only, going_on, is_shared } = self;
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
             && !read_only
@@ -219,6 +221,10 @@ impl Opening {
             }
         }
         if !read_only && !goes_on && header.mark.is_some() {
+            if is_shared {
+                let error = io::Error::other("the process that hands it over has marked it since");
+                return Err(failed(&name, "open", &error));
+            }
             let cleared = clear_up(&below, &header, left.clone(), journal.as_mut());
             cleared.map_err(|error| failed(&name, "recover", &error))?;
             header = Header::parse(&read_start(&below.file)?, read_only)?;
@@ -299,7 +305,7 @@ fn find_left(
     let Some((mark, as_of)) = header.mark.as_ref().filter(|_| header.is_dirty) else {
         return nothing;
     };
-    if !mark.is_of_this_boot() {
+    if handed_over.is_none() && !mark.is_of_this_boot() {
         log::warn!(
             "qcow2 image of node '{name}' was not closed, before a power cut or on another machine: it is as \
              it was last flushed, or later"

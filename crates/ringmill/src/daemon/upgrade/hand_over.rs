@@ -5,6 +5,7 @@ use std::env;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 
 use block::options::Driver;
 use block::{Child, OpenImage};
@@ -179,8 +180,9 @@ impl Daemon {
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
         // So that little is left to write while all stand still.
-        let _ = until(self.exports.flush(|node| self.keeps_back(node)), limit(OLDEST_NS)).await;
-        let Still { stopped, since_ns, before_ns } = self.stop_queues().await?;
+        let flushed =
+            until(self.exports.flush(|node| self.keeps_back(node)), limit(OLDEST_NS)).await;
+        let Still { stopped, since_ns, before_ns } = self.stop_queues(flushed.is_ok()).await?;
         let awaited = Cell::new("");
         let end = self.control.sleep_until(since_ns + STILL_NS);
         let passed_on = until(self.pass_on(packets, stopped, &awaited), end).await;
@@ -202,6 +204,7 @@ impl Daemon {
         let mut images = Vec::new();
         for OpenImage { path, fd, lock } in self.nodes.images() {
             let lock = lock.map(|lock| Ok::<_, String>(fds.add(duplicate(&lock)?))).transpose()?;
+            let path = path.to_str().ok_or_else(|| format!("{} is not UTF-8", path.display()))?;
             images.push(json!({"path": path, "fd": fds.add(duplicate(&fd)?), "lock": lock}));
         }
         let mut listeners = Map::new();
@@ -231,7 +234,7 @@ impl Daemon {
             "program": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
             "pid": std::process::id(),
             "arguments": arguments,
-            "directory": env::current_dir().ok(),
+            "directory": env::current_dir().ok().as_deref().and_then(Path::to_str),
             "stdin": stdin,
             "watchdog": self.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
             "pidfile": pidfile,
@@ -260,14 +263,15 @@ impl Daemon {
         self.is_any(name, |driver| matches!(driver, Driver::Nbd(_)))
     }
 
-    /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try.
-    async fn stop_queues(&self) -> Result<Still, String> {
+    /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try. `flushed`:
+    /// nothing of what was to be written before is under way.
+    async fn stop_queues(&self, flushed: bool) -> Result<Still, String> {
         let mut before_ns = 0;
         for tried in 0..=TRIES {
             let since_ns = self.control.now_ns();
             let limit_ns = if tried < TRIES { TRY_NS } else { STILL_NS };
             let end = self.control.sleep_until(since_ns + limit_ns);
-            match until(self.stopped_queues(), end).await {
+            match until(self.stopped_queues(flushed), end).await {
                 Ok(stopped) => return Ok(Still { stopped: stopped?, since_ns, before_ns }),
                 Err(()) if tried == TRIES => break,
                 Err(()) => {}
@@ -287,9 +291,11 @@ impl Daemon {
         Err(late("requests in flight have not ended", STILL_NS))
     }
 
-    async fn stopped_queues(&self) -> Result<Vec<(String, Stopped)>, String> {
+    async fn stopped_queues(&self, flushed: bool) -> Result<Vec<(String, Stopped)>, String> {
         let mut all = Vec::new();
-        for (id, stopped) in self.exports.stop_queues(|node| self.is_elsewhere(node)) {
+        // A flush that goes on is waited for: that writes were lost, the kernel tells whoever asks first.
+        let flushes = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
+        for (id, stopped) in self.exports.stop_queues(flushes) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
             all.push((id, stopped));
         }
