@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern, request};
+use integration::{BlkClient, Image, Scratch, Server, ServerCommand, eventually, pattern, request};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 /// A line of the log: `TID@SECONDS.MICROSECONDS:event argument value ...`.
 #[derive(Debug)]
@@ -228,6 +230,21 @@ fn the_thread_pool_is_logged() {
     }
 }
 
+/// Has that thread of the daemon's and this one be on CPUs of their own: who polls where its client is to run finds nothing, and
+/// gives polling up.
+fn apart(server: &Server, name: &str) {
+    let only = |cpu: usize, pid: Pid| {
+        let mut set = CpuSet::new();
+        set.set(cpu).and_then(|()| sched_setaffinity(pid, &set)).expect("a CPU");
+    };
+    let allowed = sched_getaffinity(Pid::this()).expect("it is known");
+    let mut cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true));
+    let (Some(first), Some(second)) = (cpus.next(), cpus.next()) else { return };
+    only(first, server.thread(name));
+    // This thread's.
+    only(second, Pid::from_raw(0));
+}
+
 #[test]
 fn busy_polling_is_logged() {
     let scratch = Scratch::new();
@@ -244,6 +261,7 @@ fn busy_polling_is_logged() {
         .arg("--trace")
         .arg("run_poll_handlers_*")
         .start();
+    apart(&server, "io0");
     let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
     let lines =
         eventually("each event of busy polling but poll_remove, and something found by it", || {
