@@ -111,9 +111,15 @@ impl Faults {
                     return Verdict::Good;
                 }
                 let part = 1 + random.below(len - 1);
-                // Disks stop at sectors, memory anywhere.
+                // Disks stop at sectors, memory anywhere. But what is written of a sector is so at once: who cuts the
+                // power would find one torn within.
                 let sectors = part / 512 * 512;
-                Verdict::Short(if sectors > 0 && random.percent(50) { sectors } else { part })
+                let whole = sectors > 0 && random.percent(50);
+                match op {
+                    SimOp::Write { .. } if sectors == 0 => Verdict::Good,
+                    SimOp::Write { .. } => Verdict::Short(sectors),
+                    _ => Verdict::Short(if whole { sectors } else { part }),
+                }
             }
             _ => Verdict::Good,
         }
