@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Load, MIB, check, connect, daemon, upgrade};
+use common::{Load, MIB, check, connect, daemon, refused_upgrade, upgrade};
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
     BlkClient, Image, PATIENCE, Qmp, Request, Scratch, Segment, Server, ServerCommand, eventually,
@@ -226,11 +226,10 @@ fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
     let mut nbd = RawNbd::go(&scratch.path("nbd.sock"), "nbd");
     nbd.request(0, 1, 0, 512);
     let refused = || {
-        let refused = upgrade(&server.socket("qmp"));
-        assert!(!refused.status.success(), "{refused:?}");
+        let text = refused_upgrade(&server.socket("qmp"));
         // Its own rings cannot, but the others' go on.
         load.go_on();
-        String::from_utf8_lossy(&refused.stderr).into_owned()
+        text
     };
     let text = refused();
     let of_age = "has a request that has taken ";
@@ -257,9 +256,8 @@ fn a_front_end_within_a_message_keeps_a_daemon_from_its_next_version_for_seconds
     let mut front_end = wire::connect(&server.socket("disk"));
     wire::get_features(&mut front_end);
     front_end.write_all(&[1, 0, 0, 0, 1, 0]).expect("it is connected");
-    let refused = upgrade(&server.socket("qmp"));
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(text.contains("the front end of export 'disk' is within a message"), "{refused:?}");
+    let text = refused_upgrade(&server.socket("qmp"));
+    assert!(text.contains("the front end of export 'disk' is within a message"), "{text}");
     assert_eq!(front_end.read(&mut [0]).expect("the end"), 0);
     server.upgrade();
     server.stop();
@@ -285,9 +283,8 @@ fn a_front_end_that_reads_no_replies_keeps_a_daemon_from_its_next_version_for_se
         let there = recv(front_end.as_raw_fd(), &mut replies, MsgFlags::MSG_PEEK).ok()?;
         (there == held * reply.len()).then_some(())
     });
-    let refused = upgrade(&server.socket("qmp"));
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(text.contains("the front end of export 'disk' is within a message"), "{refused:?}");
+    let text = refused_upgrade(&server.socket("qmp"));
+    assert!(text.contains("the front end of export 'disk' is within a message"), "{text}");
     // Reading would have it go on.
     let mut end = [PollFd::new(front_end.as_fd(), PollFlags::empty())];
     let patience = PollTimeout::try_from(PATIENCE).expect("a time");

@@ -40,6 +40,13 @@ pub fn upgrade(of: &Path) -> Output {
     Command::new(program()).arg("upgrade").arg(of).output().expect("ringmill can be run")
 }
 
+/// The same, refused: what it says.
+pub fn refused_upgrade(of: &Path) -> String {
+    let refused = upgrade(of);
+    assert!(!refused.status.success(), "{refused:?}");
+    String::from_utf8_lossy(&refused.stderr).into_owned()
+}
+
 pub fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
     qmp.execute(
         "blockdev-add",
