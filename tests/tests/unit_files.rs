@@ -62,9 +62,9 @@ fn little_is_exposed() {
     }
 }
 
-/// The sockets' paths are those that the services are told.
+/// Each socket's path is one that the service is told.
 #[test]
-fn a_service_asks_for_its_socket() {
+fn a_service_asks_for_its_sockets() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
     for unit in ["ringmill", "ringmill@"] {
         let read = |kind: &str| {
@@ -72,9 +72,34 @@ fn a_service_asks_for_its_socket() {
             fs::read_to_string(path).expect("a unit file")
         };
         let (service, socket) = (read("service"), read("socket"));
-        let path = socket.lines().find_map(|line| line.strip_prefix("ListenStream="));
+        let paths = socket.lines().filter_map(|line| line.strip_prefix("ListenStream="));
+        let paths: Vec<&str> = paths.collect();
+        // One for programs, one for people.
+        assert_eq!(paths.len(), if unit == "ringmill" { 2 } else { 1 }, "{socket}");
         let command = service.split_once("ExecStart=").expect("a command").1;
         let command = command.split("\nRestart=").next().expect("its end");
-        assert!(command.contains(path.expect("a path")), "{unit}: {command}");
+        for path in paths {
+            assert!(command.contains(path), "{unit}: {path}: {command}");
+        }
+    }
+}
+
+/// `Documentation=` names man pages that `--generate` prints.
+#[test]
+fn man_pages_exist() {
+    let titles = ["man-ringmill", "man-storage-daemon", "man-qmp"].map(|page| {
+        let output = Command::new(daemon()).args(["--generate", page]).output().expect("it runs");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let mut words = text.strip_prefix(".TH ").expect("a title").split(' ');
+        let mut word = || words.next().expect("a name and a section").to_lowercase();
+        format!("man:{}({})", word(), word())
+    });
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
+    for unit in UNITS {
+        let text = fs::read_to_string(folder.join(unit)).expect("a unit file");
+        let pages = text.lines().find_map(|line| line.strip_prefix("Documentation="));
+        for page in pages.expect("documentation").split(' ') {
+            assert!(titles.contains(&page.to_owned()), "{unit}: {page} is none of {titles:?}");
+        }
     }
 }
