@@ -121,7 +121,7 @@ fn qemu_storage_daemon_is_told_and_asked() {
 #[test]
 fn events_are_followed_until_the_daemon_ends() {
     let scratch = Scratch::new();
-    let null = "null-co,node-name=n,size=1M";
+    let null = "null-co,node-name=n,size=1048576";
     // A monitor serves one client at a time.
     let command = ServerCommand::new(&scratch).monitor("qmp").monitor("lines").monitor("json");
     let server = command.arg("--blockdev").arg(null).start();

@@ -39,7 +39,7 @@ fn nbdinfo_lists_exports_with_what_they_can() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 3);
     let command = ServerCommand::new(&scratch).file("disk", &image, "read-only=on");
-    let command = command.arg("--blockdev").arg("null-co,node-name=null,size=1M");
+    let command = command.arg("--blockdev").arg("null-co,node-name=null,size=1048576");
     let command = nbd_server(command, &scratch, "");
     let command = nbd_export(command, "disk", ",name=a b/ü,description=Für Leute");
     let server = nbd_export(command, "null", ",writable=on").start();

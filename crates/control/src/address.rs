@@ -65,12 +65,7 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
         need: Need::Required,
         help: "path of the socket to create and listen on",
     },
-    Field {
-        name: "abstract",
-        kind: Kind::Bool(|_, on| only_off("addr.abstract", on)),
-        need: Need::Default("off"),
-        help: "abstract socket name; only off so far",
-    },
+    Field::unoffered("abstract", only_off),
     tight(),
 ];
 

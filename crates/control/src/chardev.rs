@@ -89,12 +89,7 @@ static COMMON: &[Field<Draft>] = &[
         need: Need::Optional("required"),
         help: "name of the character device, for --monitor to refer to",
     },
-    Field {
-        name: "mux",
-        kind: Kind::Bool(|_, on| only_off("mux", on)),
-        need: Need::Default("off"),
-        help: "share the device; only off so far",
-    },
+    Field::unoffered("mux", only_off),
 ];
 
 /// Options of `socket`.
@@ -145,25 +140,10 @@ static SOCKET: &[Field<Draft>] = &[
         need: Need::Default("off"),
         help: "send at once (TCP); without effect, as that is always done",
     },
-    Field {
-        name: "abstract",
-        kind: Kind::Bool(|_, on| only_off("abstract", on)),
-        need: Need::Default("off"),
-        help: "abstract socket name; only off so far",
-    },
+    Field::unoffered("abstract", only_off),
     tight(),
-    Field {
-        name: "telnet",
-        kind: Kind::Bool(|_, on| only_off("telnet", on)),
-        need: Need::Default("off"),
-        help: "speak telnet; only off so far",
-    },
-    Field {
-        name: "websocket",
-        kind: Kind::Bool(|_, on| only_off("websocket", on)),
-        need: Need::Default("off"),
-        help: "speak the websocket protocol; only off so far",
-    },
+    Field::unoffered("telnet", only_off),
+    Field::unoffered("websocket", only_off),
 ];
 
 /// Options of `stdio`.
@@ -230,7 +210,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ChardevOptions, O
     table::read(COMMON, &mut draft, &mut object, at)?;
     table::read(fields, &mut draft, &mut object, at)?;
     if let Some((name, _)) = object.first() {
-        let known: Vec<&str> = COMMON.iter().chain(*fields).map(|field| field.name).collect();
+        let known: Vec<&str> = table::names(COMMON).chain(table::names(fields)).collect();
         return Err(OptionError::new(format!("Invalid parameter '{name}'"))
             .hint(format!("Known parameters of '{backend}': {}", known.join(", "))));
     }
@@ -322,7 +302,7 @@ pub(crate) fn read_monitor(
 ) -> Result<MonitorOptions, OptionError> {
     let mut monitor = MonitorOptions { chardev: String::new(), pretty: false };
     table::read(MONITOR, &mut monitor, &mut object, at)?;
-    let known = MONITOR.iter().map(|field| field.name);
+    let known = table::names(MONITOR);
     table::refuse_rest(&object, at, "--monitor", known)?;
     Ok(monitor)
 }

@@ -312,7 +312,10 @@ mod tests {
         let path = completed("qemu-storage-daemon --blockdev file,filename=/sr");
         assert!(path.files && path.open && path.candidates.is_empty());
         // What is given is not offered again.
-        assert_eq!(words("qemu-storage-daemon --blockdev raw,offset=1M,off"), Vec::<String>::new());
+        assert_eq!(
+            words("qemu-storage-daemon --blockdev raw,offset=512,off"),
+            Vec::<String>::new()
+        );
     }
 
     #[test]

@@ -284,7 +284,8 @@ mod tests {
 
     #[test]
     fn text_becomes_what_the_command_takes() {
-        let raw = ["blockdev-add", "raw", "node-name=1", "read-only=on", "size=1M,offset=512"];
+        let raw =
+            ["blockdev-add", "raw", "node-name=1", "read-only=on", "size=0x100000,offset=512"];
         let file = ["file.driver=file", "file.filename=a,,b", "file.cache.direct=yes"];
         assert_eq!(
             arguments(&[&raw[..], &file].concat()),

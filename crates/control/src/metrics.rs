@@ -98,7 +98,7 @@ pub(crate) fn members() -> Vec<Member> {
 pub(crate) fn read(mut object: Object, at: &Context) -> Result<MetricsOptions, OptionError> {
     let mut draft = Draft::default();
     table::read(FIELDS, &mut draft, &mut object, at)?;
-    let known = FIELDS.iter().map(|field| field.name);
+    let known = table::names(FIELDS);
     table::refuse_rest(&object, at, "--metrics", known)?;
     let addr = draft.addr.ok_or_else(|| table::missing("addr"))?;
     Ok(MetricsOptions { addr })

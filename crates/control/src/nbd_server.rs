@@ -180,18 +180,8 @@ static INET: &[Field<InetDraft>] = &[
     },
     InetDraft::IPV4,
     InetDraft::IPV6,
-    Field {
-        name: "numeric",
-        kind: Kind::Bool(|_, on| only_off("addr.numeric", on)),
-        need: Need::Default("off"),
-        help: "refuse names; only off so far",
-    },
-    Field {
-        name: "keep-alive",
-        kind: Kind::Bool(|_, on| only_off("addr.keep-alive", on)),
-        need: Need::Default("off"),
-        help: "probe idle connections; only off so far",
-    },
+    Field::unoffered("numeric", only_off),
+    Field::unoffered("keep-alive", only_off),
 ];
 
 const TYPES: [&str; 3] = ["inet", "unix", "fd"];
@@ -266,7 +256,6 @@ pub(crate) fn members() -> Vec<Member> {
 pub(crate) fn read(mut object: Object, at: &Context) -> Result<NbdServerOptions, OptionError> {
     let mut server = NbdServerOptions::default();
     table::read(FIELDS, &mut server, &mut object, at)?;
-    let known = FIELDS.iter().map(|field| field.name);
-    table::refuse_rest(&object, at, "--nbd-server", known)?;
+    table::refuse_rest(&object, at, "--nbd-server", table::names(FIELDS))?;
     Ok(server)
 }

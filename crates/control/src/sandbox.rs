@@ -137,6 +137,6 @@ fn members() -> Vec<Member> {
 
 fn read(sandbox: &mut SandboxOptions, mut object: Object, at: &Context) -> table::Set {
     table::read(FIELDS, sandbox, &mut object, at)?;
-    let known = FIELDS.iter().map(|field| field.name);
+    let known = table::names(FIELDS);
     table::refuse_rest(&object, at, "--sandbox", known)
 }

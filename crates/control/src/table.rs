@@ -52,8 +52,8 @@ pub(crate) enum Kind<T: 'static> {
         /// Receives it.
         set: fn(&mut T, i64) -> Set,
     },
-    /// A number of bytes. QSD takes suffixes (`4k`) for some of its sizes and not for others;
-    /// here all of them do.
+    /// A number of bytes, with or without a suffix (`4k`): QAPI's type `size`. Many of QSD's sizes are of
+    /// type `int`, and take none.
     Bytes(fn(&mut T, u64) -> Set),
     /// Text.
     Text {
@@ -88,6 +88,9 @@ pub(crate) enum Kind<T: 'static> {
         /// Reads it.
         read: fn(&mut T, Value, &Context) -> Set,
     },
+    /// What QSD takes and ringmill does not, or not with every value. It is read, for the sake of a good
+    /// error or of a value that asks for nothing, and stands in no schema, help text or list.
+    Unoffered(fn(&mut T, Value, &str, &Context) -> Set),
 }
 
 /// How the text of an object is written.
@@ -109,6 +112,21 @@ pub(crate) struct Choice<T: 'static> {
     /// Carries it out; may refuse.
     pub(crate) set: fn(&mut T) -> Set,
 }
+
+impl<T> Choice<T> {
+    /// A word that QSD takes and ringmill refuses, or takes in some cases only: in no schema, help text or
+    /// list, as with [`Kind::Unoffered`].
+    pub(crate) const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
+        Choice { name, help: UNOFFERED, set }
+    }
+
+    fn is_offered(&self) -> bool {
+        self.help != UNOFFERED
+    }
+}
+
+/// The help text of a word that is not offered.
+const UNOFFERED: &str = "";
 
 /// Where the reader is.
 #[derive(Debug, Clone)]
@@ -186,7 +204,7 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
     ) -> Result<Out, OptionError> {
         let mut draft = T::default();
         read(self.fields, &mut draft, &mut object, at)?;
-        let known = self.fields.iter().map(|field| field.name);
+        let known = names(self.fields);
         refuse_rest(&object, at, whom, beside.iter().copied().chain(known))?;
         (self.build)(draft)
     }
@@ -248,7 +266,7 @@ pub(crate) fn read_typed<T: Default>(
 ) -> Result<T, OptionError> {
     let mut draft = T::default();
     read(fields, &mut draft, &mut object, at)?;
-    let known = ["type"].into_iter().chain(fields.iter().map(|field| field.name));
+    let known = ["type"].into_iter().chain(names(fields));
     refuse_rest(&object, at, &format!("'{}' of type '{kind}'", at.whole()), known)?;
     Ok(draft)
 }
@@ -271,7 +289,7 @@ pub(crate) fn read_list<T>(
         let Value::Object(mut object) = item else { return Err(wrong_type(at.whole(), "object")) };
         let mut draft = start();
         read(fields, &mut draft, &mut object, &at)?;
-        let known = fields.iter().map(|field| field.name);
+        let known = names(fields);
         refuse_rest(&object, &at, &format!("'{}'", at.whole()), known)?;
         Ok(draft)
     };
@@ -307,7 +325,16 @@ pub(crate) fn not_accepted<'a>(
 
 /// What a table says with its types erased.
 pub(crate) fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
-    fields.iter().map(Field::member).collect()
+    offered(fields).map(Field::member).collect()
+}
+
+/// The names of what a table offers.
+pub(crate) fn names<T>(fields: &[Field<T>]) -> impl Iterator<Item = &str> {
+    offered(fields).map(|field| field.name)
+}
+
+fn offered<T>(fields: &[Field<T>]) -> impl Iterator<Item = &Field<T>> {
+    fields.iter().filter(|field| !matches!(field.kind, Kind::Unoffered(_)))
 }
 
 /// Puts a value where it belongs: for setters that have nothing to check.
@@ -316,11 +343,26 @@ pub(crate) fn put<V>(into: &mut V, value: V) -> Set {
     Ok(())
 }
 
-/// Sets nothing: `name` is there for commands that are written for the peer, and can only be off so far.
-pub(crate) fn only_off(name: &str, on: bool) -> Set {
-    match on {
+/// [`Kind::Unoffered`]: a switch that can only be off.
+pub(crate) fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> Set {
+    match boolean(value, name, at)? {
         true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
         false => Ok(()),
+    }
+}
+
+/// [`Kind::Unoffered`]: refused whatever it is.
+pub(crate) fn not_yet<T>(_: &mut T, _: Value, name: &str, _: &Context) -> Set {
+    Err(OptionError::not_yet(format!("Parameter '{name}'")))
+}
+
+/// `on` or `off`; in JSON, `true` or `false`.
+pub(crate) fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionError> {
+    match value {
+        Value::Bool(on) => Ok(on),
+        Value::Text(text) if at.dialect == Dialect::Keyval => scalar::boolean(&text)
+            .ok_or_else(|| OptionError::new(format!("Parameter '{name}' expects 'on' or 'off'"))),
+        other => Err(mismatch(other, name, "boolean", at)),
     }
 }
 
@@ -360,22 +402,20 @@ impl<T> Field<T> {
                 set(into);
                 Ok(())
             }
-            Kind::Bool(set) => match value {
-                Value::Bool(on) => set(into, on),
-                Value::Text(text) if at.dialect == Dialect::Keyval => {
-                    let on = scalar::boolean(&text).ok_or_else(|| {
-                        OptionError::new(format!("Parameter '{name}' expects 'on' or 'off'"))
-                    })?;
-                    set(into, on)
-                }
-                other => Err(mismatch(other, &name, "boolean", at)),
-            },
+            Kind::Bool(set) => set(into, boolean(value, &name, at)?),
             Kind::Int { range, set } => {
                 let number = match value {
                     Value::Integer(number) => number,
                     Value::Text(text) if at.dialect == Dialect::Keyval => scalar::integer(&text)
                         .ok_or_else(|| {
-                            OptionError::new(format!("Parameter '{name}' expects integer"))
+                            let error =
+                                OptionError::new(format!("Parameter '{name}' expects integer"));
+                            match scalar::size(&text) {
+                                Some(bytes) => {
+                                    error.hint(format!("It takes no suffix: write {name}={bytes}."))
+                                }
+                                None => error,
+                            }
                         })?,
                     other => return Err(mismatch(other, &name, "integer", at)),
                 };
@@ -409,7 +449,8 @@ impl<T> Field<T> {
                 match choices.iter().find(|choice| choice.name == word) {
                     Some(choice) => (choice.set)(into),
                     None => {
-                        let known = choices.iter().map(|choice| choice.name);
+                        let offered = choices.iter().filter(|choice| choice.is_offered());
+                        let known = offered.map(|choice| choice.name);
                         Err(not_accepted(self.name, at, &word, known))
                     }
                 }
@@ -420,13 +461,22 @@ impl<T> Field<T> {
                 };
                 let below = at.below(self.name);
                 read(fields, into, &mut object, &below)?;
-                let known = fields.iter().map(|field| field.name);
+                let known = names(fields);
                 refuse_rest(&object, &below, &format!("'{name}'"), known)
             }
             // The command line takes its text apart.
             Kind::Structure { .. } => Err(wrong_type(&name, "text")),
             Kind::Nested { read, .. } => read(into, value, &at.below(self.name)),
+            Kind::Unoffered(read) => read(into, value, &name, at),
         }
+    }
+
+    /// An option that is read and not offered.
+    pub(crate) const fn unoffered(
+        name: &'static str,
+        read: fn(&mut T, Value, &str, &Context) -> Set,
+    ) -> Self {
+        Field { name, kind: Kind::Unoffered(read), need: Need::Optional(""), help: "" }
     }
 
     /// This row with its types erased.
@@ -466,10 +516,13 @@ impl<T> Kind<T> {
             Self::Path(_) => Shape::Path,
             Self::Choice(choices) => {
                 let word = |choice: &Choice<T>| Word { name: choice.name, help: choice.help };
-                Shape::Words(choices.iter().map(word).collect())
+                Shape::Words(
+                    choices.iter().filter(|choice| choice.is_offered()).map(word).collect(),
+                )
             }
             Self::Group(fields) => Shape::Object(members(fields)),
             Self::Nested { shape, .. } => shape(),
+            Self::Unoffered(_) => Shape::Any,
         }
     }
 }

@@ -207,23 +207,34 @@ fn both_syntaxes_give_the_same_node() {
 }
 
 #[test]
-fn sizes_take_suffixes() {
-    let size = |text: &str| match node(&format!("null-aio,node-name=n,size={text}")).driver {
-        Driver::NullAio(null) => null.size,
+fn sizes_take_suffixes_where_they_do_in_qsd() {
+    let serve = |text: &str| ["ringmill", "serve", "d", "--size", text].map(str::to_owned);
+    let size = |text: &str| match parse(&serve(text).each_ref().map(String::as_str)) {
+        Command::Serve(serve) => serve.size.expect("a size"),
         other => panic!("{other:?}"),
     };
     assert_eq!(size("1G"), 1 << 30);
     assert_eq!(size("1.5k"), 1536);
     assert_eq!(size("3T"), 3 << 40);
-    assert_eq!(size("010"), 8, "an integer as QSD reads it: octal");
     assert_eq!(size("7E"), 7 << 60);
     for wrong in ["8E", "1x", "", "99999999999999999999", "1_0", "++1", "+-1", "0x", "0x+1"] {
-        refused(&[
-            "ringmill",
-            "storage-daemon",
-            "--blockdev",
-            &format!("null-co,node-name=n,size={wrong}"),
-        ]);
+        refused(&serve(wrong).each_ref().map(String::as_str));
+    }
+
+    let null = |text: &str| format!("null-aio,node-name=n,size={text}");
+    for (text, bytes) in [("010", 8), ("0x10", 16), ("1048576", 1 << 20)] {
+        match node(&null(text)).driver {
+            Driver::NullAio(null) => assert_eq!(null.size, bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+    for (wrong, said) in [
+        ("1M", "Parameter 'size' expects integer\nIt takes no suffix: write size=1048576."),
+        ("1x", "Parameter 'size' expects integer"),
+    ] {
+        let node = null(wrong);
+        let error = refused(&["ringmill", "storage-daemon", "--blockdev", &node]);
+        assert_eq!(error, format!("ringmill: --blockdev {node}: {said}"));
     }
 }
 
@@ -257,7 +268,7 @@ fn nested_nodes_inherit_what_they_inherit_in_qsd() {
         "--blockdev",
         "file,node-name=f,filename=a.img",
         "--blockdev",
-        "raw,node-name=r,read-only=on,cache.direct=on,file=f,offset=1k,size=2k",
+        "raw,node-name=r,read-only=on,cache.direct=on,file=f,offset=1024,size=2048",
     ]);
     match named.steps.last().map(|step| &step.action) {
         Some(Action::Blockdev(BlockdevOptions { driver: Driver::Raw(raw), .. })) => {

@@ -137,7 +137,8 @@ impl Row {
 
 fn command(program: OsString, sockets: &SocketDirectory) -> Vec<OsString> {
     let path = |name: &str| sockets.0.join(name).display().to_string();
-    let null = |name: &str| format!("driver=null-co,node-name={name},size=1G,read-zeroes=on");
+    let null =
+        |name: &str| format!("driver=null-co,node-name={name},size=1073741824,read-zeroes=on");
     let export = |name: &str, thread: &str| {
         let socket = path(&format!("{name}.sock"));
         format!(

@@ -77,42 +77,36 @@ static FIELDS: &[Field<Draft>] = &[
         help: "file with more rules, in sections [inject-error] and [set-state] of lines \
                key = \"value\"",
     },
-    Field {
-        name: "align",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.align, bytes)),
-        need: Need::Default("0"),
-        help: "requests to the node below are multiples of this power of 2; 0 for what it needs",
-    },
-    Field {
-        name: "max-transfer",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.max_transfer, bytes)),
-        need: Need::Default("0"),
-        help: "longest read or write of the node below: longer ones are split; 0 for no limit",
-    },
-    Field {
-        name: "opt-write-zero",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.opt_write_zero, bytes)),
-        need: Need::Default("0"),
-        help: "zeroes that are no multiple of this are written as data; 0 for no such thing",
-    },
-    Field {
-        name: "max-write-zero",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.max_write_zero, bytes)),
-        need: Need::Default("0"),
-        help: "longest write of zeroes of the node below; 0 for no limit",
-    },
-    Field {
-        name: "opt-discard",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.opt_discard, bytes)),
-        need: Need::Default("0"),
-        help: "discards that are no multiple of this are not carried out; 0 for no such thing",
-    },
-    Field {
-        name: "max-discard",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.max_discard, bytes)),
-        need: Need::Default("0"),
-        help: "longest discard of the node below; 0 for no limit",
-    },
+    bytes(
+        "align",
+        |node, bytes| put(&mut node.align, bytes.unsigned_abs()),
+        "requests to the node below are multiples of this power of 2; 0 for what it needs",
+    ),
+    bytes(
+        "max-transfer",
+        |node, bytes| put(&mut node.max_transfer, bytes.unsigned_abs()),
+        "longest read or write of the node below: longer ones are split; 0 for no limit",
+    ),
+    bytes(
+        "opt-write-zero",
+        |node, bytes| put(&mut node.opt_write_zero, bytes.unsigned_abs()),
+        "zeroes that are no multiple of this are written as data; 0 for no such thing",
+    ),
+    bytes(
+        "max-write-zero",
+        |node, bytes| put(&mut node.max_write_zero, bytes.unsigned_abs()),
+        "longest write of zeroes of the node below; 0 for no limit",
+    ),
+    bytes(
+        "opt-discard",
+        |node, bytes| put(&mut node.opt_discard, bytes.unsigned_abs()),
+        "discards that are no multiple of this are not carried out; 0 for no such thing",
+    ),
+    bytes(
+        "max-discard",
+        |node, bytes| put(&mut node.max_discard, bytes.unsigned_abs()),
+        "longest discard of the node below; 0 for no limit",
+    ),
     Field {
         name: "inject-error",
         kind: Kind::Nested {
@@ -158,26 +152,27 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Default("0"),
         help: "of what is left to chance: the same seed and requests give the same faults",
     },
-    permissions("take-child-perms", "permissions to take on the image; none, as there are none"),
-    permissions("unshare-child-perms", "permissions to withhold; none, as there are none"),
+    permissions("take-child-perms"),
+    permissions("unshare-child-perms"),
 ];
 
+/// A number of bytes; 0 for the default.
+const fn bytes(
+    name: &'static str,
+    set: fn(&mut Draft, i64) -> table::Set,
+    help: &'static str,
+) -> Field<Draft> {
+    Field { name, kind: Kind::Int { range: 0..=i64::MAX, set }, need: Need::Default("0"), help }
+}
+
 /// QEMU's permissions of nodes, which there are none of here.
-const fn permissions(name: &'static str, help: &'static str) -> Field<Draft> {
-    Field {
-        name,
-        kind: Kind::Nested {
-            shape: || Shape::List(Box::new(Shape::Text("<permission>")), ""),
-            read: |_, value, at| match value {
-                Value::List(list) if list.is_empty() => Ok(()),
-                Value::List(_) => Err(OptionError::not_yet(format!("Parameter '{}'", at.whole()))
-                    .hint("Nodes have no permissions here; an image file is locked by its node.")),
-                _ => Err(table::wrong_type(at.whole(), "array")),
-            },
-        },
-        need: Need::Optional("none"),
-        help,
-    }
+const fn permissions(name: &'static str) -> Field<Draft> {
+    Field::unoffered(name, |_, value, name, _| match value {
+        Value::List(list) if list.is_empty() => Ok(()),
+        Value::List(_) => Err(OptionError::not_yet(format!("Parameter '{name}'"))
+            .hint("Nodes have no permissions here; an image file is locked by its node.")),
+        _ => Err(table::wrong_type(name, "array")),
+    })
 }
 
 /// One of `inject-error`.

@@ -7,7 +7,7 @@ use block::options::{Aio, Driver, FileOptions, Locking};
 use super::{DriverRow, Inherited, OwnTable};
 use crate::error::OptionError;
 use crate::rows::ImageDraft;
-use crate::table::{Field, Kind, Need, only_off, put};
+use crate::table::{self, Field, Kind, Need, only_off, put};
 
 pub(super) static FILE: DriverRow = DriverRow {
     name: "file",
@@ -75,18 +75,11 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Required,
         help: "path of the image",
     },
-    Field {
-        name: "pr-manager",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |_, id| {
-                Err(OptionError::new(format!("No persistent reservation manager with id '{id}'"))
-                    .hint("Persistent reservations are not supported by ringmill yet."))
-            },
-        },
-        need: Need::Optional("none"),
-        help: "helper for persistent reservations; not supported so far",
-    },
+    Field::unoffered("pr-manager", |_, id, name, at| {
+        let id = table::text(id, name, at)?;
+        Err(OptionError::new(format!("No persistent reservation manager with id '{id}'"))
+            .hint("Persistent reservations are not supported by ringmill yet."))
+    }),
     Draft::LOCKING,
     Draft::AIO,
     Field {
@@ -105,10 +98,5 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Default("on"),
         help: "drop the page cache after migration; without effect, as nothing migrates",
     },
-    Field {
-        name: "x-check-cache-dropped",
-        kind: Kind::Bool(|_, on| only_off("x-check-cache-dropped", on)),
-        need: Need::Default("off"),
-        help: "check that migration dropped the page cache; only off so far",
-    },
+    Field::unoffered("x-check-cache-dropped", only_off),
 ];

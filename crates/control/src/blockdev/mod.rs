@@ -19,7 +19,7 @@ use crate::error::OptionError;
 use crate::rows::NodeDraft;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Shape, Union, Variant};
-use crate::table::{self, Choice, Context, Field, Kind, Need, put};
+use crate::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
 use crate::value::{Object, Value};
 
 /// The drivers there are.
@@ -83,8 +83,7 @@ impl<T> Own for OwnTable<T> {
     ) -> Result<Driver, OptionError> {
         let mut draft = (self.start)(inherited);
         table::read(self.fields, &mut draft, &mut object, at)?;
-        let common = COMMON.iter().map(|field| field.name);
-        let known = common.chain(self.fields.iter().map(|field| field.name));
+        let known = table::names(COMMON).chain(table::names(self.fields));
         let known = ["driver"].into_iter().chain(known);
         table::refuse_rest(&object, at, &format!("driver '{driver}'"), known)?;
         (self.build)(draft)
@@ -230,16 +229,11 @@ static COMMON: &[Field<Common>] = &[
         need: Need::Default("off"),
         help: "turn writes of zeroes into write-zeroes requests; unmap needs discard=unmap",
     },
-    Field {
-        name: "force-share",
-        kind: Kind::Bool(|_, on| match on {
-            true => Err(OptionError::not_yet("Parameter 'force-share' with value 'on'")
-                .hint("locking=off opens an image that another program has locked.")),
-            false => Ok(()),
-        }),
-        need: Need::Default("off"),
-        help: "share the image with programs that have locked it; only off so far",
-    },
+    Field::unoffered("force-share", |node, value, name, at| {
+        only_off(node, value, name, at).map_err(|error| {
+            error.hint("locking=off opens an image that another program has locked.")
+        })
+    }),
 ];
 
 /// What a node may have.

@@ -8,7 +8,7 @@ use super::{DriverRow, OwnTable};
 use crate::address::{InetDraft, addresses, check_socket_path, tight};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{self, Context, Field, Kind, Need, only_off, put};
+use crate::table::{self, Context, Field, Kind, Need, not_yet, only_off, put};
 use crate::value::Value;
 
 /// Longest name of an export, bytes: the protocol's limit.
@@ -62,36 +62,12 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Default(""),
         help: "name of the server's export",
     },
-    Field {
-        name: "tls-creds",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |_, _| Err(OptionError::not_yet("Parameter 'tls-creds'")),
-        },
-        need: Need::Optional("no TLS"),
-        help: "not supported so far",
-    },
-    Field {
-        name: "tls-hostname",
-        kind: Kind::Text {
-            meta: "<name>",
-            set: |_, _| Err(OptionError::not_yet("Parameter 'tls-hostname'")),
-        },
-        need: Need::Optional("the host of server"),
-        help: "not supported so far",
-    },
-    Field {
-        name: "x-dirty-bitmap",
-        kind: Kind::Text {
-            meta: "<context>",
-            set: |_, _| {
-                Err(OptionError::not_yet("Parameter 'x-dirty-bitmap'")
-                    .hint("Block status is always that of base:allocation."))
-            },
-        },
-        need: Need::Optional("base:allocation"),
-        help: "another context for block status; not supported",
-    },
+    Field::unoffered("tls-creds", not_yet),
+    Field::unoffered("tls-hostname", not_yet),
+    Field::unoffered("x-dirty-bitmap", |node, value, name, at| {
+        not_yet(node, value, name, at)
+            .map_err(|error| error.hint("Block status is always that of base:allocation."))
+    }),
     Field {
         name: "reconnect-delay",
         kind: Kind::Int {
@@ -133,12 +109,7 @@ static UNIX: &[Field<UnixDraft>] = &[
         need: Need::Required,
         help: "path of the server's socket",
     },
-    Field {
-        name: "abstract",
-        kind: Kind::Bool(|_, on| only_off("server.abstract", on)),
-        need: Need::Default("off"),
-        help: "abstract socket name; only off so far",
-    },
+    Field::unoffered("abstract", only_off),
     tight(),
 ];
 
@@ -147,12 +118,7 @@ static INET: &[Field<InetDraft>] = &[
     InetDraft::PORT,
     InetDraft::IPV4,
     InetDraft::IPV6,
-    Field {
-        name: "keep-alive",
-        kind: Kind::Bool(|_, on| only_off("server.keep-alive", on)),
-        need: Need::Default("off"),
-        help: "probe idle connections; only off so far",
-    },
+    Field::unoffered("keep-alive", only_off),
 ];
 
 const TYPES: [&str; 2] = ["inet", "unix"];

@@ -11,14 +11,14 @@ const SIZE: u64 = 1 << 30;
 pub(super) static NULL_CO: DriverRow = DriverRow {
     name: "null-co",
     help: "reads and writes nothing, and answers at once; for measuring",
-    example: "null-co,node-name=n,size=8G",
+    example: "null-co,node-name=n,size=8589934592",
     own: &OwnTable { fields: FIELDS, start: new, build: |null| Ok(Driver::NullCo(null)) },
 };
 
 pub(super) static NULL_AIO: DriverRow = DriverRow {
     name: "null-aio",
     help: "the same, answered from the event loop",
-    example: "null-aio,node-name=n,size=8G,latency-ns=100000",
+    example: "null-aio,node-name=n,size=8589934592,latency-ns=100000",
     own: &OwnTable { fields: FIELDS, start: new, build: |null| Ok(Driver::NullAio(null)) },
 };
 
@@ -29,9 +29,12 @@ fn new(_: Inherited) -> NullOptions {
 static FIELDS: &[Field<NullOptions>] = &[
     Field {
         name: "size",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.size, bytes)),
-        need: Need::Default("1G"),
-        help: "size of the disk",
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |node, bytes| put(&mut node.size, bytes.unsigned_abs()),
+        },
+        need: Need::Default("1073741824"),
+        help: "size of the disk, in bytes",
     },
     Field {
         name: "latency-ns",

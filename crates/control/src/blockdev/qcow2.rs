@@ -4,8 +4,7 @@ use block::options::{Backing, BlockdevRef, Driver, Qcow2Options};
 
 use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
 use crate::error::OptionError;
-use crate::shape::Shape;
-use crate::table::{self, Choice, Context, Field, Kind, Need, Set, only_off, put};
+use crate::table::{self, Choice, Field, Kind, Need, only_off, put};
 use crate::value::Value;
 
 pub(super) static QCOW2: DriverRow = DriverRow {
@@ -36,11 +35,6 @@ struct Draft {
     backing: Option<Backing>,
     pass_discard_request: Option<bool>,
     discard_no_unref: bool,
-}
-
-fn refuse_encryption(_: &mut Draft, _: Value, _: &Context) -> Set {
-    Err(OptionError::new("Encrypted qcow2 images are not supported")
-        .hint("qemu-img convert makes an image without encryption of it."))
 }
 
 /// A size or time that [`imago`](https://crates.io/crates/imago) has its own for: a hint, which nothing
@@ -112,12 +106,7 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Default("on"),
         help: "discard below when a snapshot inside is deleted; without effect, as none is",
     },
-    Field {
-        name: "pass-discard-other",
-        kind: Kind::Bool(|_, on| only_off("pass-discard-other", on)),
-        need: Need::Default("off"),
-        help: "discard below whenever clusters become free otherwise; only off so far",
-    },
+    Field::unoffered("pass-discard-other", only_off),
     Field {
         name: "discard-no-unref",
         kind: Kind::Bool(|node, on| put(&mut node.discard_no_unref, on)),
@@ -141,10 +130,8 @@ static FIELDS: &[Field<Draft>] = &[
     hint("l2-cache-entry-size", "bytes read of an L2 table at once; without effect: all of it"),
     hint("refcount-cache-size", "bytes of memory for reference counts; without effect: 32 blocks"),
     hint("cache-clean-interval", "seconds after which tables are forgotten; without effect"),
-    Field {
-        name: "encrypt",
-        kind: Kind::Nested { shape: || Shape::Object(Vec::new()), read: refuse_encryption },
-        need: Need::Optional("none"),
-        help: "encryption of the image; not supported",
-    },
+    Field::unoffered("encrypt", |_, _, _, _| {
+        Err(OptionError::new("Encrypted qcow2 images are not supported")
+            .hint("qemu-img convert makes an image without encryption of it."))
+    }),
 ];

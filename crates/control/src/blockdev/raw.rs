@@ -9,7 +9,7 @@ use crate::table::{self, Field, Kind, Need, put};
 pub(super) static RAW: DriverRow = DriverRow {
     name: "raw",
     help: "a part of, or all of, another node",
-    example: "raw,node-name=n,file=disk0,offset=1M,size=8G",
+    example: "raw,node-name=n,file=disk0,offset=1048576,size=8589934592",
     own: &OwnTable {
         fields: FIELDS,
         start: |inherited| Draft { inherited, file: None, offset: 0, size: None },
@@ -44,18 +44,24 @@ static FIELDS: &[Field<Draft>] = &[
     },
     Field {
         name: "offset",
-        kind: Kind::Bytes(|node, bytes| put(&mut node.offset, bytes)),
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |node, bytes| put(&mut node.offset, bytes.unsigned_abs()),
+        },
         need: Need::Default("0"),
         help: "first byte of the node below that is used",
     },
     Field {
         name: "size",
-        kind: Kind::Bytes(|node, bytes| {
-            if bytes % 512 != 0 {
-                return Err(OptionError::new("Specified size is not multiple of 512"));
-            }
-            put(&mut node.size, Some(bytes))
-        }),
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |node, bytes| {
+                if bytes % 512 != 0 {
+                    return Err(OptionError::new("Specified size is not multiple of 512"));
+                }
+                put(&mut node.size, Some(bytes.unsigned_abs()))
+            },
+        },
         need: Need::Optional("up to the end of the node below"),
         help: "number of bytes of the node below that are used, a multiple of 512",
     },

@@ -243,16 +243,16 @@ mod tests {
             "file,node-name=n,filename=a,aio=threads,locking=off,read-only=on,cache.no-flush=on",
             "file,node-name=n,filename=a,auto-read-only=on,discard=unmap,detect-zeroes=unmap",
             "host_device,node-name=n,filename=/dev/x,active=off,aio=io_uring,detect-zeroes=on",
-            "raw,node-name=n,offset=512,size=1M,file.driver=null-co,file.node-name=below",
+            "raw,node-name=n,offset=512,size=1048576,file.driver=null-co,file.node-name=below",
             "qcow2,node-name=n,file.driver=file,file.filename=x,backing=",
             "qcow2,node-name=n,file=f,data-file.driver=file,data-file.filename=d,\
              pass-discard-request=off,discard-no-unref=on,backing.driver=qcow2,\
              backing.file.driver=file,backing.file.filename=b",
-            "null-co,node-name=n,size=1M,latency-ns=5,read-zeroes=on",
+            "null-co,node-name=n,size=1048576,latency-ns=5,read-zeroes=on",
             "nbd,node-name=n,server.type=inet,server.host=::1,server.port=10809,server.ipv4=on,\
              export=e,reconnect-delay=3,open-timeout=4",
-            "blkdebug,node-name=n,image=i,config=rules,align=4096,max-transfer=8k,\
-             opt-write-zero=512,max-write-zero=1M,opt-discard=4k,max-discard=2M,seed=7,\
+            "blkdebug,node-name=n,image=i,config=rules,align=4096,max-transfer=8192,\
+             opt-write-zero=512,max-write-zero=1048576,opt-discard=4096,max-discard=2097152,seed=7,\
              inject-error.0.event=pwritev,inject-error.0.state=2,inject-error.0.iotype=write-zeroes,\
              inject-error.0.sector=0,inject-error.0.sectors=9,inject-error.0.once=on,\
              inject-error.0.immediately=on,inject-error.0.delay-ns=8,inject-error.0.count=3,\

@@ -88,7 +88,7 @@ impl ExportOptions {
 #[derive(Default)]
 pub(crate) struct Draft {
     id: String,
-    node_name: String,
+    node_name: Option<String>,
     writable: bool,
     writethrough: bool,
     iothreads: Vec<String>,
@@ -140,7 +140,7 @@ static TYPES: &[Type] = &[
         help: "a network block device, on the server of --nbd-server",
         example: "nbd,id=e,node-name=disk0,name=disk,writable=on,iothread=io0",
         fields: nbd::NBD,
-        kind: |draft| Ok(ExportKind::Nbd(nbd::finish(&mut draft.nbd, &draft.node_name))),
+        kind: |draft| Ok(ExportKind::Nbd(nbd::finish(draft))),
     },
 ];
 
@@ -160,6 +160,18 @@ static COMMON: &[Field<Draft>] = &[
         },
         need: Need::Required,
         help: "name of the export",
+    },
+    Field {
+        name: "node-name",
+        kind: Kind::Text {
+            meta: "<node-name>",
+            set: |export, name| {
+                export.node_name = Some(name);
+                Ok(())
+            },
+        },
+        need: Need::Optional("none; only vhost-user-scsi with luns may do without"),
+        help: "block node to export",
     },
     Field {
         name: "fixed-iothread",
@@ -229,20 +241,6 @@ static COMMON: &[Field<Draft>] = &[
     },
 ];
 
-/// The one node of an export.
-const NODE_NAME: Field<Draft> = Field {
-    name: "node-name",
-    kind: Kind::Text {
-        meta: "<node-name>",
-        set: |export, name| {
-            export.node_name = name;
-            Ok(())
-        },
-    },
-    need: Need::Required,
-    help: "block node to export",
-};
-
 /// `iothread=io0`, or a list.
 fn iothreads(export: &mut Draft, value: Value, at: &Context) -> table::Set {
     export.iothreads = match value {
@@ -304,8 +302,11 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, Op
     };
     let mut draft = Draft::default();
     table::read(COMMON, &mut draft, &mut object, at)?;
+    if draft.node_name.is_none() && !table::names(kind.fields).any(|name| name == "luns") {
+        return Err(table::missing("node-name"));
+    }
     table::read(kind.fields, &mut draft, &mut object, at)?;
-    let known = COMMON.iter().chain(kind.fields).map(|field| field.name);
+    let known = table::names(COMMON).chain(table::names(kind.fields));
     let known = ["type"].into_iter().chain(known);
     table::refuse_rest(&object, at, &format!("export type '{name}'"), known)?;
     if draft.fixed_iothread && draft.iothreads.len() > 1 {
@@ -314,7 +315,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, Op
     let kind = (kind.kind)(&mut draft)?;
     Ok(ExportOptions {
         id: draft.id,
-        node_name: draft.node_name,
+        node_name: draft.node_name.ok_or_else(|| table::missing("node-name"))?,
         writable: draft.writable,
         writethrough: draft.writethrough,
         iothreads: draft.iothreads,

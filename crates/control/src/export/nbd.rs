@@ -1,9 +1,8 @@
 //! Exports over NBD.
 
+use super::Draft;
 use super::on_error::{RERROR_NBD, WERROR_NBD};
-use super::{Draft, NODE_NAME};
 use crate::error::OptionError;
-use crate::shape::Shape;
 use crate::table::{self, Context, Field, Kind, Need, only_off};
 use crate::value::{Dialect, Value};
 
@@ -28,7 +27,6 @@ const MAX_STRING: usize = 4096;
 
 /// Options of `nbd`.
 pub(super) static NBD: &[Field<Draft>] = &[
-    NODE_NAME,
     RERROR_NBD,
     WERROR_NBD,
     Field {
@@ -57,27 +55,15 @@ pub(super) static NBD: &[Field<Draft>] = &[
         need: Need::Optional("none"),
         help: "text for people, shown with the export's name",
     },
-    Field {
-        name: "bitmaps",
-        kind: Kind::Nested {
-            shape: || Shape::List(Box::new(Shape::Text("<name>")), "dirty bitmap; nodes have none"),
-            read: bitmaps,
-        },
-        need: Need::Optional("none"),
-        help: "dirty bitmaps to offer; nodes have none",
-    },
-    Field {
-        name: "allocation-depth",
-        kind: Kind::Bool(|_, on| only_off("allocation-depth", on)),
-        need: Need::Default("off"),
-        help: "tell clients from which layer of an image data come; only off so far",
-    },
+    Field::unoffered("bitmaps", bitmaps),
+    Field::unoffered("allocation-depth", only_off),
 ];
 
-/// What was read, of a node of that name.
-pub(super) fn finish(draft: &mut NbdDraft, node_name: &str) -> NbdOptions {
-    let NbdDraft { name, description } = std::mem::take(draft);
-    NbdOptions { name: name.unwrap_or_else(|| node_name.to_owned()), description }
+/// What was read.
+pub(super) fn finish(draft: &mut Draft) -> NbdOptions {
+    let NbdDraft { name, description } = std::mem::take(&mut draft.nbd);
+    let name = name.or_else(|| draft.node_name.clone());
+    NbdOptions { name: name.unwrap_or_default(), description }
 }
 
 fn check(what: &str, text: &str) -> table::Set {
@@ -91,18 +77,18 @@ fn check(what: &str, text: &str) -> table::Set {
 }
 
 /// No node has bitmaps, so none is ever found.
-fn bitmaps(_: &mut Draft, value: Value, at: &Context) -> table::Set {
+fn bitmaps(_: &mut Draft, value: Value, name: &str, at: &Context) -> table::Set {
     match value {
-        Value::List(names) => match names.into_iter().next() {
-            Some(name) => {
-                let name = table::text(name, &at.full("0"), at)?;
-                Err(OptionError::new(format!("Bitmap '{name}' is not found")))
+        Value::List(bitmaps) => match bitmaps.into_iter().next() {
+            Some(bitmap) => {
+                let bitmap = table::text(bitmap, &format!("{name}.0"), at)?;
+                Err(OptionError::new(format!("Bitmap '{bitmap}' is not found")))
             }
             None => Ok(()),
         },
         _ if at.dialect == Dialect::Keyval => {
-            Err(OptionError::new(format!("Parameter '{}' expects a list", at.whole())))
+            Err(OptionError::new(format!("Parameter '{name}' expects a list")))
         }
-        _ => Err(table::wrong_type(at.whole(), "array")),
+        _ => Err(table::wrong_type(name, "array")),
     }
 }

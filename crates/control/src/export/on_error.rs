@@ -39,10 +39,10 @@ macro_rules! only_report {
             name: $name,
             kind: Kind::Choice(&[
                 Choice { name: "report", help: "the client is told", set: |_| Ok(()) },
-                Choice { name: "ignore", help: "not over NBD", set: |_| refused($name) },
-                Choice { name: "enospc", help: "not over NBD", set: |_| refused($name) },
-                Choice { name: "stop", help: "not over NBD", set: |_| refused($name) },
                 Choice { name: "auto", help: "as report", set: |_| Ok(()) },
+                Choice::unoffered("ignore", |_| refused($name)),
+                Choice::unoffered("enospc", |_| refused($name)),
+                Choice::unoffered("stop", |_| refused($name)),
             ]),
             need: Need::Default("report"),
             help: $help,
@@ -52,11 +52,11 @@ macro_rules! only_report {
 
 /// `rerror` of NBD.
 pub(super) const RERROR_NBD: Field<Draft> =
-    only_report!("rerror", "what becomes of a read that fails; only report");
+    only_report!("rerror", "what becomes of a read that fails");
 
 /// `werror` of NBD.
 pub(super) const WERROR_NBD: Field<Draft> =
-    only_report!("werror", "what becomes of another request that fails; only report");
+    only_report!("werror", "what becomes of another request that fails");
 
 fn refused(name: &str) -> Result<(), OptionError> {
     let message = format!("Export type 'nbd' supports only '{name}=report'");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use block::job::OnError;
 
 use super::on_error::{RERROR, WERROR};
-use super::{Draft, ExportKind, NODE_NAME};
+use super::{Draft, ExportKind};
 use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
 use crate::fd::FdName;
@@ -66,11 +66,10 @@ pub enum Addr {
 
 /// Options of `vhost-user-blk`.
 pub(super) static BLK: &[Field<Draft>] =
-    &[NODE_NAME, ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY, RERROR, WERROR];
+    &[ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY, RERROR, WERROR];
 
 /// Options of `vhost-user-scsi`.
 pub(super) static SCSI: &[Field<Draft>] = &[
-    Field { need: Need::Optional("the nodes in luns"), ..NODE_NAME },
     Field {
         name: "luns",
         kind: Kind::Nested {
@@ -102,13 +101,13 @@ const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
 /// The rest of `vhost-user-scsi`.
 pub(super) fn scsi(draft: &mut Draft) -> Result<ExportKind, OptionError> {
     let mut luns = std::mem::take(&mut draft.luns).into_iter();
-    match (draft.node_name.is_empty(), luns.next()) {
-        (true, Some(first)) => draft.node_name = first,
-        (true, None) => return Err(table::missing("node-name").hint(LUNS_HINT)),
-        (false, Some(_)) => {
+    match (&draft.node_name, luns.next()) {
+        (None, Some(first)) => draft.node_name = Some(first),
+        (None, None) => return Err(table::missing("node-name").hint(LUNS_HINT)),
+        (Some(_), Some(_)) => {
             return Err(OptionError::new("node-name and luns exclude each other").hint(LUNS_HINT));
         }
-        (false, None) => {}
+        (Some(_), None) => {}
     }
     if luns.len() >= MAX_LUNS {
         return Err(OptionError::new(format!("luns must be at most {MAX_LUNS}")));

@@ -4,7 +4,7 @@ use tls::{Endpoint, X509Files};
 
 use super::{ObjectOptions, TypeRow, check_id};
 use crate::error::OptionError;
-use crate::table::{Choice, Field, Kind, Need, Table, put};
+use crate::table::{Choice, Field, Kind, Need, Table, not_yet, put};
 
 /// `tls-creds-x509`: certificates and keys for TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,30 +85,16 @@ static FIELDS: &[Field<TlsCredsOptions>] = &[
         need: Need::Default("on"),
         help: "refuse certificates that nobody would take when they are read",
     },
-    Field {
-        name: "priority",
-        kind: Kind::Text {
-            meta: "<priority>",
-            set: |_, _| {
-                Err(OptionError::not_yet("Parameter 'priority'").hint(
-                    "It is GnuTLS' own. TLS 1.3 and 1.2 with AES-GCM and ChaCha20-Poly1305 is all \
-                     there is to choose from.",
-                ))
-            },
-        },
-        need: Need::Optional("TLS 1.3 and 1.2"),
-        help: "not supported so far",
-    },
-    Field {
-        name: "passwordid",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |_, _| {
-                Err(OptionError::not_yet("Parameter 'passwordid'")
-                    .hint("Keys must not be encrypted; openssl pkey decrypts them."))
-            },
-        },
-        need: Need::Optional("the key is not encrypted"),
-        help: "not supported so far",
-    },
+    Field::unoffered("priority", |creds, value, name, at| {
+        not_yet(creds, value, name, at).map_err(|error| {
+            error.hint(
+                "It is GnuTLS' own. TLS 1.3 and 1.2 with AES-GCM and ChaCha20-Poly1305 is all there \
+                 is to choose from.",
+            )
+        })
+    }),
+    Field::unoffered("passwordid", |creds, value, name, at| {
+        not_yet(creds, value, name, at)
+            .map_err(|error| error.hint("Keys must not be encrypted; openssl pkey decrypts them."))
+    }),
 ];

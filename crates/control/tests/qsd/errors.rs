@@ -204,6 +204,13 @@ pub(crate) const ERRORS: &[(&[&str], &str)] = &[
     (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,logical-block-size=4K4"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,logical-block-size=4K4: Parameter 'logical-block-size' expects size"),
     (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable=foo"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable=foo: Parameter 'writable' expects 'on' or 'off'"),
     (&["--blockdev", "null-co,node-name=n", "--export", "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable"], "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s.sock,writable: Expected '=' after parameter 'writable'"),
+    (&["--blockdev", "null-co,node-name=n,size=1M"], "--blockdev null-co,node-name=n,size=1M: Parameter 'size' expects integer"),
+    (&["--blockdev", "null-aio,node-name=n,size=1M"], "--blockdev null-aio,node-name=n,size=1M: Parameter 'size' expects integer"),
+    (&["--blockdev", "raw,node-name=n,file.driver=null-co,offset=1M"], "--blockdev raw,node-name=n,file.driver=null-co,offset=1M: Parameter 'offset' expects integer"),
+    (&["--blockdev", "raw,node-name=n,file.driver=null-co,size=1M"], "--blockdev raw,node-name=n,file.driver=null-co,size=1M: Parameter 'size' expects integer"),
+    (&["--blockdev", "blkdebug,node-name=n,image.driver=null-co,align=1k"], "--blockdev blkdebug,node-name=n,image.driver=null-co,align=1k: Parameter 'align' expects integer"),
+    (&["--blockdev", "blkdebug,node-name=n,image.driver=null-co,max-transfer=1M"], "--blockdev blkdebug,node-name=n,image.driver=null-co,max-transfer=1M: Parameter 'max-transfer' expects integer"),
+    (&["--blockdev", "blkdebug,node-name=n,image.driver=null-co,max-discard=64k"], "--blockdev blkdebug,node-name=n,image.driver=null-co,max-discard=64k: Parameter 'max-discard' expects integer"),
     // What refers to what.
     (&["--object", "iothread,id=io0", "--object", "iothread,id=io0"], "--object iothread,id=io0: attempt to add duplicate property 'io0' to object (type 'container')"),
     (&["--blockdev", "null-co,node-name=n", "--blockdev", "null-co,node-name=n"], "--blockdev null-co,node-name=n: Duplicate nodes with node-name='n'"),

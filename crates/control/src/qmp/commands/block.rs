@@ -6,7 +6,7 @@ use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
 use crate::blockdev;
 use crate::shape::Shape;
 use crate::storage_daemon::Action;
-use crate::table::{Field, Kind, Need, Table, put};
+use crate::table::{self, Field, Kind, Need, Table, put};
 
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
@@ -132,12 +132,10 @@ struct Resize {
 }
 
 static RESIZE: &[Field<Resize>] = &[
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<device>", set: |to, name| put(&mut to.device, Some(name)) },
-        need: Need::Optional("none"),
-        help: "a device of QEMU's, which there is none of here: node-name says which node",
-    },
+    // A device of QEMU's: there are none.
+    Field::unoffered("device", |to, device, name, at| {
+        put(&mut to.device, Some(table::text(device, name, at)?))
+    }),
     Field {
         name: "node-name",
         kind: Kind::Text {

@@ -3,7 +3,7 @@
 use super::{Arguments, Command, CommandRow, DeleteMode, Job, Returns};
 use crate::error::OptionError;
 use crate::nbd_server;
-use crate::table::{Choice, Field, Kind, Need, Table, put};
+use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
@@ -81,16 +81,11 @@ static ADD: &[Field<Add>] = &[
         need: Need::Default("off"),
         help: "whether clients may write, if the node can be written to",
     },
-    Field {
-        name: "bitmap",
-        kind: Kind::Text {
-            meta: "<name>",
-            // No node has any.
-            set: |_, name| Err(OptionError::new(format!("Bitmap '{name}' is not found"))),
-        },
-        need: Need::Optional("none"),
-        help: "a dirty bitmap to tell clients of; there are none so far",
-    },
+    Field::unoffered("bitmap", |_, bitmap, name, at| {
+        // No node has any.
+        let bitmap = table::text(bitmap, name, at)?;
+        Err(OptionError::new(format!("Bitmap '{bitmap}' is not found")))
+    }),
 ];
 
 #[derive(Default)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{Arguments, Command, CommandRow, Job, Returns};
-use crate::table::{Choice, Field, Kind, Need, Table, put};
+use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
@@ -51,12 +51,10 @@ pub struct SnapshotSync {
 }
 
 static SYNC: &[Field<SnapshotSync>] = &[
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<device>", set: |sync, name| put(&mut sync.device, name) },
-        need: Need::Optional("none; there are no devices, only nodes"),
-        help: "not used: node-name says which node",
-    },
+    // A device of QEMU's: there are none.
+    Field::unoffered("device", |sync, device, name, at| {
+        put(&mut sync.device, table::text(device, name, at)?)
+    }),
     Field {
         name: "node-name",
         kind: Kind::Text { meta: "<node-name>", set: |sync, name| put(&mut sync.node_name, name) },

@@ -121,17 +121,14 @@ const fn sync(incremental: fn(&mut Copy) -> table::Set) -> [Choice<Copy>; 5] {
     [
         Choice { name: "full", help: "all", set: |copy| put(&mut copy.options.sync, Sync::Full) },
         Choice {
-            name: "top",
-            help: "what is in the topmost image; refused where that has a backing image",
-            set: |copy| put(&mut copy.options.sync, Sync::Top),
-        },
-        Choice {
             name: "none",
             help: "only what is written from now on",
             set: |copy| put(&mut copy.options.sync, Sync::None),
         },
-        Choice { name: "incremental", help: "by a dirty bitmap; not there", set: incremental },
-        Choice { name: "bitmap", help: "by a dirty bitmap; not there", set: incremental },
+        // Refused where there is more than one image, in which case alone it differs from full.
+        Choice::unoffered("top", |copy| put(&mut copy.options.sync, Sync::Top)),
+        Choice::unoffered("incremental", incremental),
+        Choice::unoffered("bitmap", incremental),
     ]
 }
 
@@ -221,13 +218,9 @@ static MIRROR: &[Field<Copy>] = &[
         name: "copy-mode",
         kind: Kind::Choice(&[
             Choice { name: "background", help: "the job copies what was written", set: |_| Ok(()) },
-            Choice {
-                name: "write-blocking",
-                help: "writes go to both sides; not there",
-                set: |_| {
-                    Err(OptionError::not_yet("Parameter 'copy-mode' with value 'write-blocking'"))
-                },
-            },
+            Choice::unoffered("write-blocking", |_| {
+                Err(OptionError::not_yet("Parameter 'copy-mode' with value 'write-blocking'"))
+            }),
         ]),
         need: Need::Default("background"),
         help: "how what is written meanwhile comes to the target",
