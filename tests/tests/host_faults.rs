@@ -132,12 +132,13 @@ fn a_front_end_that_is_stopped_goes_on_where_it_was() {
         let mut bytes = vec![0; 16 * count];
         records.read_exact(&mut bytes).expect("writes that were acknowledged");
     };
-    for _ in 0..3 {
+    let mut log = Vec::new();
+    for seed in 0..3 {
         take(500);
         stop(writer.id());
-        let load = Load::start(connect(&server), 2);
+        let load = Load::start_after(log, connect(&server), seed);
         load.go_on();
-        load.finish();
+        log = load.finish();
         go_on(writer.id());
         // More than a pipe holds.
         take(10_000);
@@ -147,6 +148,7 @@ fn a_front_end_that_is_stopped_goes_on_where_it_was() {
     BlkClient::connect(&server.socket("other"), 1, 16).expect("a device").read(0, 4096);
     alone.again(&server);
     server.stop();
+    check(&images[0], &log, log.len());
 }
 
 /// The guest gets an I/O error for what has no room, everything else goes on, and so does that once there is.

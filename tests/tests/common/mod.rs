@@ -77,18 +77,25 @@ pub fn wait_for_end(qmp: &mut Qmp, id: &str) {
 /// A client that writes and checks what it reads, until it is told to stop.
 pub struct Load {
     stop: Arc<AtomicBool>,
-    /// How many blocks have been written.
+    /// How many blocks have been written, also by earlier loads.
     pub written: Arc<AtomicU64>,
-    /// Gives the blocks written, in order; the generation of each is its place in the list, plus one.
+    /// Gives the blocks written, in order, those of earlier loads first; the generation of each is its place in the list, plus one.
     thread: JoinHandle<Vec<u64>>,
 }
 
 impl Load {
-    pub fn start(mut blk: BlkClient, seed: u64) -> Load {
-        let (stop, written) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    /// A load on a disk of generation 0.
+    pub fn start(blk: BlkClient, seed: u64) -> Load {
+        Self::start_after(Vec::new(), blk, seed)
+    }
+
+    /// A load on a disk on which earlier loads have written `log`: what [`Load::finish`] gave for the last of them.
+    pub fn start_after(mut log: Vec<u64>, mut blk: BlkClient, seed: u64) -> Load {
+        let stop = Arc::<AtomicBool>::default();
+        let written = Arc::new(AtomicU64::new(log.len() as u64));
         let (stopped, count) = (stop.clone(), written.clone());
         let thread = thread::spawn(move || {
-            let (mut state, mut log, mut model) = (seed, Vec::new(), BTreeMap::new());
+            let (mut state, mut model) = (seed, model(&log));
             while !stopped.load(Ordering::Relaxed) {
                 let index = pattern::splitmix64(&mut state) % BLOCKS;
                 let generation = log.len() as u64 + 1;
@@ -120,10 +127,14 @@ impl Load {
     }
 }
 
+/// The generation of each block that `log` has.
+fn model(log: &[u64]) -> BTreeMap<u64, u64> {
+    log.iter().copied().zip(1..).collect()
+}
+
 /// Checks that an image is what it was after the first `count` writes of `log`.
 pub fn check(image: &Image, log: &[u64], count: usize) {
-    let mut model = BTreeMap::new();
-    model.extend(log.iter().take(count).zip(1..));
+    let model = model(&log[..log.len().min(count)]);
     for index in 0..BLOCKS {
         let found =
             pattern::generation(index, &image.read(index * pattern::BLOCK as u64, pattern::BLOCK));
