@@ -1,9 +1,13 @@
 //! The programs that the tests run, and where they are.
 
 use std::env;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+use nix::fcntl::{Flock, FlockArg};
 
 use crate::Scratch;
 
@@ -105,12 +109,24 @@ fn build_daemon() -> PathBuf {
 
 /// Builds `ringmill` into the folder of the running test.
 ///
-/// `cargo test` does not build another package's binaries, and a stale one would be tested unnoticed.
+/// `cargo test` does not build another package's binaries, and a stale one would be tested unnoticed. Under
+/// cargo-nextest, where each test is a process, the first one of a run builds it.
 fn build_daemon_in(profile: &str) -> PathBuf {
     let test = env::current_exe().expect("the path of the running test");
     // <target>/<profile>/deps/<test>
     let profile_dir = test.parent().and_then(Path::parent).expect("a test is in <profile>/deps");
     let target_dir = profile_dir.parent().expect("a profile is in the target folder");
+    let program = target_dir.join(profile).join("ringmill");
+    let run = env::var("NEXTEST_RUN_ID").unwrap_or_default();
+    let built_by = target_dir.join(format!("ringmill-{profile}-built-by"));
+    let built_by = File::options().create(true).append(true).read(true).open(built_by);
+    let built_by = built_by.expect("the target folder takes files");
+    let mut built_by = Flock::lock(built_by, FlockArg::LockExclusive).expect("a lock");
+    let mut last_run = String::new();
+    built_by.read_to_string(&mut last_run).expect("a text");
+    if !run.is_empty() && last_run == run {
+        return program;
+    }
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(workspace());
     cargo.arg("--target-dir").arg(target_dir);
@@ -126,5 +142,7 @@ fn build_daemon_in(profile: &str) -> PathBuf {
     }
     let status = cargo.status().expect("cargo can be run");
     assert!(status.success(), "ringmill does not build");
-    target_dir.join(profile).join("ringmill")
+    built_by.set_len(0).expect("a file");
+    built_by.write_all(run.as_bytes()).expect("a file");
+    program
 }

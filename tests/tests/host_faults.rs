@@ -253,10 +253,13 @@ fn a_loop_device_that_goes() {
     }
     let device = String::from_utf8(found.stdout).expect("a path");
     let device = device.trim();
+    // Another test may have a device of that name afterwards.
     let is_attached = || {
-        let all = losetup(&["--all", "--output", "NAME", "--noheadings"]);
+        let all = losetup(&["--all", "--output", "NAME,BACK-FILE", "--noheadings"]);
         let all = String::from_utf8(all.stdout).expect("paths");
-        all.lines().any(|name| name.trim() == device)
+        all.lines().any(|line| {
+            line.split_once(' ').is_some_and(|(name, file)| name == device && file.trim() == path)
+        })
     };
     let server = ServerCommand::new(&scratch)
         .monitor("qmp")

@@ -10,8 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use integration::{
-    BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, client, eventually, request,
-    tool,
+    BlkClient, Image, PATIENCE, Port, Qmp, Scratch, Server, ServerCommand, client, eventually,
+    request, tool,
 };
 use serde_json::{Value, json};
 
@@ -174,8 +174,9 @@ fn http_is_answered_as_its_standard_says() {
 #[test]
 fn an_address_that_is_taken_is_told_of_and_a_free_one_serves() {
     let scratch = Scratch::new();
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = taken.local_addr().expect("an address").port();
+    let reserved = Port::new();
+    let port = reserved.number();
+    let taken = TcpListener::bind(("127.0.0.1", port)).expect("the port");
     let metrics = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port}");
     let (status, log) = ServerCommand::new(&scratch).arg("--metrics").arg(&metrics).run();
     assert!(!status.success());

@@ -1,10 +1,9 @@
 //! The NBD server and the clients of its users: libnbd's programs, QEMU's, fio.
 
-use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Image, Scratch, Server, ServerCommand, pattern};
+use integration::{Image, Port, Scratch, Server, ServerCommand, pattern};
 
 /// A daemon that offers an image as `disk`, writable, with more options for the node.
 fn serve(scratch: &Scratch, image: &Image, options: &str) -> Server {
@@ -259,9 +258,8 @@ assert len(h.pread(1 << 20, 0)) == 1 << 20
 fn fio_verifies_what_it_has_written_over_tcp_and_several_threads() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 32);
-    // A port that was free a moment ago; the next one, should somebody have taken it meanwhile.
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it");
-    let port = free.port();
+    let reserved = Port::new();
+    let port = reserved.number();
     let address = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port}");
     let command = ServerCommand::new(&scratch).iothread("io0").iothread("io1");
     let command = command.file("disk", &image, "cache.direct=on").arg("--nbd-server").arg(address);

@@ -1,11 +1,10 @@
 //! NBD with TLS: the clients of its users with certificates that are good, and with others.
 
-use std::net::TcpListener;
 use std::path::Path;
 
 use integration::nbd::{RawNbd, client, client_output, nbd_export, nbd_server, nbd_uri, nbds_uri};
 use integration::tls::{Authority, LONG_AGO, NOW};
-use integration::{Image, Scratch, Server, ServerCommand, eventually};
+use integration::{Image, Port, Scratch, Server, ServerCommand, eventually};
 
 /// `--object` for a server's credentials.
 fn with_creds<'a>(command: ServerCommand<'a>, dir: &Path, more: &str) -> ServerCommand<'a> {
@@ -78,9 +77,8 @@ fn many_requests_of_all_sizes_over_tcp_with_each_version_of_tls() {
     let authority = Authority::new(&scratch, "ca");
     let (server_creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));
     let image = Image::empty(&scratch, "disk.img", 8);
-    // A port that was free a moment ago; the next one, should somebody have taken it meanwhile.
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it");
-    let port = free.port();
+    let reserved = Port::new();
+    let port = reserved.number();
     let address = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port},tls-creds=tls0");
     let command = with_creds(ServerCommand::new(&scratch), &server_creds, "");
     let command = command.file("disk", &image, "").arg("--nbd-server").arg(address);

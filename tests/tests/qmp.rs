@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use integration::{
-    BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
+    BlkClient, Image, PATIENCE, Port, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
 };
 use serde_json::{Value, json};
 
@@ -347,9 +347,8 @@ fn over_tcp_and_by_connecting_to_the_client() {
     let path = scratch.path("client.socket");
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
     let connect = format!("socket,id=c,path={}", path.display());
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-    let port = port.expect("a port").port();
+    let reserved = Port::new();
+    let port = reserved.number();
     let server = ServerCommand::new(&scratch)
         .arg("--chardev")
         .arg(connect)

@@ -1,12 +1,14 @@
 //! Sockets that a service manager has made: who asks for them by which address, and whose they stay.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use integration::nbd::{client_output, nbd_export};
-use integration::{BlkClient, Image, PATIENCE, Qmp, Scratch, ServerCommand, eventually, tool};
+use integration::{
+    BlkClient, Image, PATIENCE, Port, Qmp, Scratch, ServerCommand, eventually, tool,
+};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -26,12 +28,6 @@ fn unix(name: &str, path: &Path) -> String {
 /// `addr.*` of a unix socket.
 fn at(path: &Path) -> String {
     format!("addr.type=unix,addr.path={}", path.display())
-}
-
-/// A port that is free.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 const NULL: &str = "null-co,node-name=disk,size=1048576";
@@ -55,7 +51,8 @@ fn all_that_listens_asks_for_its_own() {
     let scratch = Scratch::new();
     let [disk_path, nbd, second] =
         ["disk.given", "nbd.given", "other.given"].map(|n| scratch.path(n));
-    let (monitor, port) = (scratch.path("monitor.given"), free_port());
+    let (monitor, reserved) = (scratch.path("monitor.given"), Port::new());
+    let port = reserved.number();
     let sockets = [
         unix("a", &nbd),
         unix("b", &second),

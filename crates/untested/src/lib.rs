@@ -1,19 +1,25 @@
 //! What a test could not try on this machine, as it takes something that not every machine has: a test that did not
 //! run must not look like one that passed.
 
+use std::ffi::OsStr;
 use std::fmt::Display;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 
 /// The variable that says what may be left out, as names with commas between them. Not set: anything, and a line
 /// says so.
 pub const ALLOWED: &str = "RINGMILL_UNTESTED";
+
+/// The variable that names a file to which the lines go, for `scripts/test` to show: cargo-nextest shows nothing that a
+/// passing test writes.
+pub const FILE: &str = "RINGMILL_UNTESTED_FILE";
 
 /// Says that the calling test leaves something out, where the tests' results are shown. `what` is a word, of which
 /// [`ALLOWED`] may have some; `why` says what it takes and why that is not to be had.
 ///
 /// # Panics
 ///
-/// If this may not be left out.
+/// If this may not be left out, or nobody would see that it is: under cargo-nextest, neither variable being set.
 pub fn untested(what: &str, why: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
@@ -21,9 +27,23 @@ pub fn untested(what: &str, why: impl Display) {
     if !may_be_left_out(what, allowed.as_deref()) {
         panic!("not tested: {what}: {why}; {ALLOWED} does not allow that");
     }
-    let line = format!("\n*** NOT TESTED: {what} ({test}): {why}. ***\n");
+    let file = std::env::var_os(FILE);
+    let is_swallowed = std::env::var_os("NEXTEST").is_some() && allowed.is_none() && file.is_none();
+    assert!(
+        !is_swallowed,
+        "not tested: {what}: {why}; cargo-nextest would not show that: set {ALLOWED}={what}, or run scripts/test"
+    );
+    tell(&format!("\n*** NOT TESTED: {what} ({test}): {why}. ***\n"), file.as_deref());
+}
+
+fn tell(line: &str, file: Option<&OsStr>) {
     // The test harness swallows what a passing test prints with the macros.
-    let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    let _ = io::stderr().lock().write_all(line.as_bytes());
+    if let Some(file) = file {
+        let file = File::options().append(true).create(true).open(file);
+        // In one call: other tests write to it, too.
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect(FILE);
+    }
 }
 
 fn may_be_left_out(what: &str, allowed: Option<&str>) -> bool {
@@ -32,7 +52,17 @@ fn may_be_left_out(what: &str, allowed: Option<&str>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::may_be_left_out;
+    use super::{may_be_left_out, tell};
+
+    #[test]
+    fn what_is_left_out_is_kept_in_the_file_line_by_line() {
+        let path = std::env::temp_dir().join(format!("untested-{}", std::process::id()));
+        for line in ["one\n", "two\n"] {
+            tell(line, Some(path.as_os_str()));
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn what_is_not_named_is_a_failure_once_there_is_a_list() {
