@@ -1,6 +1,6 @@
 //! QMP: what can be done over it, and clients that misbehave.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
@@ -198,7 +198,7 @@ fn the_next_client_begins_anew() {
     let mut waiting = socket(&server);
     first.send("{\"execute\": \"query-");
     drop(first);
-    // It was in the queue, and is greeted now.
+    // What the other one began to say is nothing to it.
     waiting.write_all(b"{'execute':'query-version'}\n").expect("a monitor");
     waiting.shutdown(Shutdown::Write).expect("a socket");
     let mut heard = String::new();
@@ -206,6 +206,73 @@ fn the_next_client_begins_anew() {
     assert!(heard.starts_with("{\"QMP\""), "{heard}");
     assert!(heard.contains("Expecting capabilities negotiation"), "{heard}");
     client(&server).execute("query-version", json!({}));
+    server.stop();
+}
+
+/// Says nothing, and hears what the daemon says first.
+fn first_line(stream: &UnixStream) -> Value {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).expect("a line");
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error} in {line:?}"))
+}
+
+/// One socket serves eight clients at once, whatever the others do; the ninth is told at once.
+#[test]
+fn several_clients_of_one_monitor() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let silent = socket(&server);
+    // This one is never read from, and goes on sending as long as anything is taken.
+    let mut deaf = socket(&server);
+    deaf.write_all(b"{'execute':'qmp_capabilities'}\n").expect("a monitor");
+    flood(&mut deaf, &b"{'execute':'query-commands'}\n".repeat(1000), 8 << 20);
+    let mut clients: Vec<Qmp> = (0..6).map(|_| client(&server)).collect();
+    clients[0].execute("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
+    clients[1].execute("block-export-add", vhost_user_blk(&server, "e", "n", json!({})));
+    // Capabilities are each client's own.
+    let why = clients[2].refused("qmp_capabilities", json!({}));
+    assert!(why.contains("already complete"), "{why}");
+    clients[2].execute("block-export-del", json!({"id": "e"}));
+    for qmp in &mut clients {
+        assert_eq!(qmp.wait_for("BLOCK_EXPORT_DELETED"), json!({"id": "e"}));
+    }
+
+    let mut ninth = socket(&server);
+    let mut heard = String::new();
+    ninth.read_to_string(&mut heard).expect("a line and the end");
+    let refused: Value = serde_json::from_str(&heard).expect("one line");
+    let expected = json!({"class": "GenericError", "desc":
+        "chardev 'qmp' has 8 clients, which is the limit: try again when one of them has disconnected"});
+    assert_eq!(refused["error"], expected);
+
+    // A place is free once one of them has gone.
+    drop(silent);
+    eventually("a free place", || {
+        let stream = socket(&server);
+        first_line(&stream).get("QMP").map(drop)
+    });
+    for qmp in &mut clients {
+        qmp.execute("query-version", json!({}));
+    }
+    server.stop();
+}
+
+/// Clients that connect and say nothing do not keep others out for long.
+#[test]
+fn clients_that_do_not_negotiate_make_room() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let silent: Vec<_> = (0..8).map(|_| socket(&server)).collect();
+    for stream in &silent {
+        assert!(first_line(stream).get("QMP").is_some());
+    }
+    eventually("a place", || {
+        let mut stream = socket(&server);
+        first_line(&stream).get("QMP")?;
+        stream.write_all(b"{'execute':'qmp_capabilities'}\n").expect("a monitor");
+        Some(stream)
+    });
+    assert!(server.log().contains("it has not negotiated"), "{}", server.log());
     server.stop();
 }
 

@@ -24,7 +24,7 @@ pub struct ChardevOptions {
 pub enum ChardevBackend {
     /// `stdio`: standard input and output.
     Stdio,
-    /// `socket`, with `server=on`: clients connect, one at a time.
+    /// `socket`, with `server=on`: clients connect.
     Listen {
         /// Where.
         addr: SocketAddr,

@@ -59,6 +59,16 @@ impl Session {
         self.line(json!({"QMP": {"version": commands::version(), "capabilities": ["oob"]}}))
     }
 
+    /// What one is told instead that cannot be served.
+    pub fn error(&self, error: QmpError) -> String {
+        self.answer(Ticket(None), Err(error))
+    }
+
+    /// Whether the client has left capabilities negotiation.
+    pub fn has_negotiated(&self) -> bool {
+        self.capabilities.is_some()
+    }
+
     /// What comes of the next thing that it has sent; cuts that off `input`. `None`: all was read.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<Step> {
         let parsed = self.parser.next(input)?;

@@ -98,6 +98,9 @@ impl Client {
             }
             error => error,
         })?;
+        if let Some(refused) = greeting.pointer("/error/desc").and_then(Json::as_str) {
+            return Err(ClientError::Refused(refused.to_owned()));
+        }
         if greeting.get("QMP").is_none() {
             return Err(ClientError::NotQmp(greeting.to_string()));
         }

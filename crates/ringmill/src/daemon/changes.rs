@@ -1,5 +1,6 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -376,6 +377,7 @@ impl Daemon {
             clients: self.clients.clone(),
             turn: self.turn.clone(),
             requests: move |request| mailbox.push(Message::Request(request)),
+            here: RefCell::default(),
         };
         self.control.spawn(monitor.run(chardev));
     }

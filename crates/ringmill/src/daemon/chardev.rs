@@ -24,11 +24,11 @@ const AT_ONCE: usize = 4096;
 
 /// Where a monitor's clients come from.
 pub(super) enum Chardev {
-    /// They connect, one after the other.
+    /// They connect.
     Listening {
         listener: Listener,
         /// One that has been waited for.
-        first: Option<Stream>,
+        first: Option<OwnedFd>,
     },
     /// It is there, once.
     Connected(Stream),
@@ -66,7 +66,7 @@ impl Chardev {
                     let socket = socket.map_err(|error| {
                         DaemonError::new(format!("chardev {id}: accept failed: {error}"))
                     })?;
-                    first = Some(Stream::of_socket(event_loop, socket));
+                    first = Some(socket);
                 }
                 Ok(Chardev::Listening { listener, first })
             }

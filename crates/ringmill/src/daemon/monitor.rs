@@ -1,11 +1,15 @@
 //! Monitors: clients that speak QMP, each on a task of the control loop.
 //!
+//! A socket takes up to [`MAX_CLIENTS`] clients at once. Each has a session of its own, and events go to
+//! all. A further client is told so in a QMP error, and its connection is closed.
+//!
 //! A client has one command under way at a time; its next one is read when that is answered. So what
 //! a client can occupy is bounded: the bytes of one command, and what it does not read of what it is
 //! sent.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::time::SystemTime;
 
@@ -13,6 +17,7 @@ use control::qmp::events::EventRow;
 use control::qmp::{Command, Event, QmpError, Session, Step};
 use event_loop::{EventLoop, oneshot, take_turns};
 use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
 
 use super::chardev::{Chardev, Stream};
 use super::signal::{Signal, until};
@@ -23,6 +28,12 @@ const MAX_UNREAD: usize = 64 << 10;
 
 /// Bytes that it may leave unread before it is sent away instead of being told of one more event.
 const MAX_UNREAD_EVENTS: usize = 1 << 20;
+
+/// Most clients of one socket at a time.
+const MAX_CLIENTS: usize = 8;
+
+/// How long a client may take to negotiate where another one wants its place, nanoseconds.
+const NEGOTIATION_NS: u64 = 10_000_000_000;
 
 /// How long a client that sends no more has to read what it was sent, nanoseconds.
 pub(super) const LINGER_NS: u64 = 1_000_000_000;
@@ -50,15 +61,19 @@ pub(super) struct Monitor<F> {
     pub(super) turn: Rc<Turn>,
     /// Takes its clients' commands.
     pub(super) requests: F,
+    /// Its clients.
+    pub(super) here: RefCell<Vec<Weak<Client>>>,
 }
 
-struct Client {
+/// A client of a monitor.
+pub(super) struct Client {
+    connected_ns: u64,
     session: RefCell<Session>,
     unread: RefCell<VecDeque<u8>>,
     /// A command is under way.
     waits: Cell<bool>,
-    /// It has left too much unread.
-    lost: Cell<bool>,
+    /// Its connection is to be closed, and why.
+    lost: Cell<Option<&'static str>>,
     changed: Signal,
 }
 
@@ -88,22 +103,22 @@ impl Clients {
     }
 }
 
-impl<F: Fn(Request)> Monitor<F> {
-    /// Serves the clients of `chardev`, one after the other.
+impl<F: Fn(Request) + 'static> Monitor<F> {
+    /// Serves the clients of `chardev`.
     pub(super) async fn run(self, chardev: Chardev) {
         self.turn.begun().await;
+        let monitor = Rc::new(self);
         match chardev {
-            Chardev::Connected(stream) => self.serve(&stream).await,
+            Chardev::Connected(stream) => {
+                let client = monitor.client();
+                monitor.serve(&client, &stream).await;
+            }
             Chardev::Listening { listener, first } => {
-                if let Some(stream) = first {
-                    self.serve(&stream).await;
-                }
-                let who = format!("chardev {}", self.id);
+                first.into_iter().for_each(|socket| monitor.take(socket));
+                let who = format!("chardev {}", monitor.id);
                 loop {
-                    match self.turn.unless_over(listener.accept(&who)).await {
-                        Ok(socket) => {
-                            self.serve(&Stream::of_socket(&self.event_loop, socket)).await;
-                        }
+                    match monitor.turn.unless_over(listener.accept(&who)).await {
+                        Ok(socket) => monitor.take(socket),
                         Err(error) => {
                             log::error!("{who}: takes no more clients: accept failed: {error}");
                             return;
@@ -114,13 +129,59 @@ impl<F: Fn(Request)> Monitor<F> {
         }
     }
 
-    async fn serve(&self, stream: &Stream) {
-        let client = Rc::new(Client::new(Session::new(self.pretty)));
+    /// Serves a client that has connected, if there is a place for it.
+    fn take(self: &Rc<Self>, socket: OwnedFd) {
+        if !self.has_place() {
+            log::warn!("chardev {}: refused a client: there are {MAX_CLIENTS} already", self.id);
+            let why = format!(
+                "chardev '{}' has {MAX_CLIENTS} clients, which is the limit: try again when one of \
+                 them has disconnected",
+                self.id
+            );
+            let line = Session::new(self.pretty).error(QmpError::generic(why));
+            // A socket that is new has room for a line.
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            let _ = send(socket.as_raw_fd(), line.as_bytes(), flags);
+            return;
+        }
+        // Now: the next one to connect counts it.
+        let client = self.client();
+        let (monitor, stream) = (self.clone(), Stream::of_socket(&self.event_loop, socket));
+        self.event_loop.spawn(async move { monitor.serve(&client, &stream).await });
+    }
+
+    /// Whether one more can be served, if need be in place of a client that does not negotiate.
+    fn has_place(&self) -> bool {
+        let here: Vec<_> = self.here.borrow().iter().filter_map(Weak::upgrade).collect();
+        let mut staying = here.iter().filter(|client| client.lost.get().is_none());
+        if staying.clone().count() < MAX_CLIENTS {
+            return true;
+        }
+        let now_ns = self.event_loop.now_ns();
+        let silent = staying.find(|client| {
+            let since_ns = now_ns.saturating_sub(client.connected_ns);
+            since_ns > NEGOTIATION_NS && !client.session.borrow().has_negotiated()
+        });
+        if let Some(silent) = silent {
+            silent.lose("it has not negotiated, and another client wants its place");
+        }
+        silent.is_some()
+    }
+
+    fn client(&self) -> Rc<Client> {
+        let client = Rc::new(Client::new(Session::new(self.pretty), self.event_loop.now_ns()));
         self.clients.0.borrow_mut().push(Rc::downgrade(&client));
+        let mut here = self.here.borrow_mut();
+        here.retain(|client| client.strong_count() > 0);
+        here.push(Rc::downgrade(&client));
+        client
+    }
+
+    async fn serve(&self, client: &Client, stream: &Stream) {
         log::info!("chardev {}: client connected", self.id);
         let greeting = client.session.borrow().greeting();
         client.say(&greeting);
-        let end = match until(self.listen(&client, stream), client.write_all(stream)).await {
+        let end = match until(self.listen(client, stream), client.write_all(stream)).await {
             Ok(Ok(())) => {
                 // It may have closed only the direction it sends in.
                 let deadline = self.event_loop.now_ns() + LINGER_NS;
@@ -129,8 +190,8 @@ impl<F: Fn(Request)> Monitor<F> {
                 let _ = until(sent, self.event_loop.sleep_until(deadline)).await;
                 None
             }
-            Ok(Err(error)) | Err(Some(error)) => Some(error.desc()),
-            Err(None) => Some("it does not read what it is sent"),
+            Ok(Err(errno)) => Some(errno.desc()),
+            Err(why) => Some(why),
         };
         match end {
             None => log::info!("chardev {}: client disconnected", self.id),
@@ -174,12 +235,13 @@ impl<F: Fn(Request)> Monitor<F> {
 }
 
 impl Client {
-    fn new(session: Session) -> Self {
+    fn new(session: Session, connected_ns: u64) -> Self {
         Client {
+            connected_ns,
             session: RefCell::new(session),
             unread: RefCell::default(),
             waits: Cell::new(false),
-            lost: Cell::new(false),
+            lost: Cell::new(None),
             changed: Signal::default(),
         }
     }
@@ -189,7 +251,7 @@ impl Client {
     }
 
     fn is_settled(&self) -> bool {
-        self.lost.get() || (!self.waits.get() && self.unread() == 0)
+        self.lost.get().is_some() || (!self.waits.get() && self.unread() == 0)
     }
 
     /// Sends a line that the client waits for.
@@ -201,39 +263,45 @@ impl Client {
     /// Sends a line that it has not asked for.
     fn tell(&self, line: &str) {
         if self.unread() > MAX_UNREAD_EVENTS {
-            self.lost.set(true);
-            self.changed.notify();
+            self.lose("it does not read what it is sent");
         } else {
             self.say(line);
         }
+    }
+
+    /// Has its connection closed.
+    fn lose(&self, why: &'static str) {
+        self.lost.set(Some(why));
+        self.changed.notify();
     }
 
     async fn has_room(&self) {
         self.changed.until(|| (self.unread() < MAX_UNREAD).then_some(())).await;
     }
 
-    /// Writes whatever there is to be written, until that fails; `None`: the client reads too little.
-    async fn write_all(&self, stream: &Stream) -> Option<Errno> {
-        loop {
-            let chunk: Vec<u8> = self
-                .changed
-                .until(|| {
-                    let unread = self.unread.borrow();
-                    let chunk = unread.as_slices().0;
-                    let chunk = chunk.get(..4096).unwrap_or(chunk);
-                    (self.lost.get() || !chunk.is_empty()).then(|| chunk.to_vec())
-                })
-                .await;
-            let lost = self.changed.until(|| self.lost.get().then_some(()));
-            match until(stream.write(&chunk), lost).await {
-                Ok(Ok(written)) => {
-                    self.unread.borrow_mut().drain(..written);
-                    self.changed.notify();
+    /// Writes whatever there is to be written, until the connection fails or is to be closed: gives why.
+    async fn write_all(&self, stream: &Stream) -> &'static str {
+        let written = async {
+            loop {
+                let chunk: Vec<u8> = self
+                    .changed
+                    .until(|| {
+                        let unread = self.unread.borrow();
+                        let chunk = unread.as_slices().0;
+                        let chunk = chunk.get(..4096).unwrap_or(chunk);
+                        (!chunk.is_empty()).then(|| chunk.to_vec())
+                    })
+                    .await;
+                match stream.write(&chunk).await {
+                    Ok(written) => {
+                        self.unread.borrow_mut().drain(..written);
+                        self.changed.notify();
+                    }
+                    Err(errno) => return errno.desc(),
                 }
-                Ok(Err(errno)) => return Some(errno),
-                Err(()) => return None,
+                take_turns().await;
             }
-            take_turns().await;
-        }
+        };
+        until(self.changed.until(|| self.lost.get()), written).await.unwrap_or_else(|why| why)
     }
 }
