@@ -27,7 +27,8 @@ pub struct Guest {
     time_limit: Duration,
     memory_mib: u32,
     cpus: u32,
-    queues: u32,
+    /// `None`: QEMU decides.
+    queues: Option<u32>,
     device_options: String,
     chardev_options: String,
     /// Sockets, and QEMU's device for each.
@@ -66,7 +67,7 @@ impl Guest {
             time_limit: TIME_LIMIT,
             memory_mib: 256,
             cpus: 2,
-            queues: 1,
+            queues: Some(1),
             device_options: String::new(),
             chardev_options: String::new(),
             disks: Vec::new(),
@@ -97,8 +98,14 @@ impl Guest {
     /// Gives each disk so many request queues, and the guest as many processors, since Linux uses no more
     /// queues than it has processors.
     pub fn queues(mut self, queues: u32) -> Self {
-        self.queues = queues;
+        self.queues = Some(queues);
         self.cpus = self.cpus.max(queues);
+        self
+    }
+
+    /// Says nothing of queues: QEMU wants as many as there are processors.
+    pub fn unsaid_queues(mut self) -> Self {
+        self.queues = None;
         self
     }
 
@@ -218,12 +225,14 @@ impl Guest {
         add("object", format!("memory-backend-memfd,id=ram,size={memory}M,share=on"));
         add("machine", "memory-backend=ram".into());
         for (index, (socket, device)) in self.disks.iter().enumerate() {
-            let (path, queues) = (socket.display(), self.queues);
+            let path = socket.display();
             let options = &self.chardev_options;
             add("chardev", format!("socket,id=chardev{index},path={path}{options}"));
             let device = format!("{device},id=disk{index},chardev=chardev{index}");
-            let queue_option = if device.contains("scsi") { "num_queues" } else { "num-queues" };
-            add("device", format!("{device},{queue_option}={queues}{}", self.device_options));
+            let option = if device.contains("scsi") { "num_queues" } else { "num-queues" };
+            let queues = self.queues.map(|queues| format!(",{option}={queues}"));
+            let queues = queues.unwrap_or_default();
+            add("device", format!("{device}{queues}{}", self.device_options));
         }
         arguments
     }
@@ -341,6 +350,11 @@ impl Boot {
         }
         self.transcript.pop();
         std::mem::take(&mut self.transcript)
+    }
+
+    /// What QEMU has said on stderr.
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(self.dir.path().join("stderr")).expect("QEMU's stderr")
     }
 
     /// Kills QEMU.

@@ -1,7 +1,8 @@
 //! A guest whose disks are logical units of a virtio-scsi device: what Linux makes of them by itself, and what
 //! sg3_utils, which know the standards, say of them.
 
-use integration::{Guest, Image, Scratch, ServerCommand, pattern};
+use integration::{Guest, Image, Qmp, Scratch, ServerCommand, pattern};
+use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
@@ -91,6 +92,41 @@ fn linux_finds_two_disks_and_uses_them() {
     assert_eq!(other.md5(), before);
     // File `a` is given back, and what mke2fs has discarded.
     assert!(disk.allocated() < 30 * MIB, "{} bytes are allocated", disk.allocated());
+}
+
+/// QEMU wants a queue for each processor, and a back end that has fewer is an error. It warns of one that has a
+/// configuration space for it.
+#[test]
+fn each_processor_has_a_queue_where_no_number_is_said() {
+    let scratch = Scratch::new();
+    let disk = Image::filled(&scratch, "disk.img", 16);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .iothread("io0")
+        .iothread("io1")
+        .file("disk", &disk, "")
+        .export_scsi("scsi", &["disk"], "iothread.0=io0,iothread.1=io1")
+        .start();
+    let mut guest = Guest::new().scsi(server.socket("scsi")).unsaid_queues().boot(
+        "ls /sys/block/sda/mq | wc -l
+        taskset 1 dd if=/dev/sda of=/dev/null bs=64k iflag=direct count=16 2>/dev/null
+        taskset 2 dd if=/dev/sda of=/dev/null bs=64k iflag=direct count=16 2>/dev/null
+        echo done
+        read -r end
+        md5sum </dev/sda",
+    );
+    assert_eq!(guest.line(), "2");
+    guest.expect("done");
+    let stats = Qmp::connect(&server.socket("qmp")).execute("x-query-export-stats", json!({}));
+    let queues = stats[0]["queues"].as_array().expect("queues");
+    // Those that nothing has used are not shown, of all that there could be.
+    let reads: Vec<_> = queues.iter().map(|queue| queue["requests"][0]["done"].as_u64()).collect();
+    assert_eq!(reads.len(), 2, "{stats}");
+    assert!(reads.iter().all(|&done| done >= Some(16)), "{stats}");
+    assert_eq!(guest.stderr(), "");
+    guest.send("end");
+    assert_eq!(guest.finish().last(), Some(&format!("{}  -", disk.md5())));
+    server.stop();
 }
 
 /// Commands that Linux does not send by itself. Programs of sg3_utils fail when sense data or lengths are not as

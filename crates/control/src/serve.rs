@@ -146,7 +146,7 @@ impl ServeOptions {
             stall_timeout_ms: STALL_TIMEOUT_MS,
             kind: ExportKind::VhostUserBlk(VhostUserOptions {
                 addr: Addr::Unix { path: self.socket.clone() },
-                num_queues: self.queues,
+                num_queues: Some(self.queues),
                 logical_block_size: self.block_size,
                 pin_memory: self.pin_memory,
                 ..VhostUserOptions::default()

@@ -116,7 +116,7 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 stall_timeout_ms: 0,
                 kind: ExportKind::VhostUserBlk(VhostUserOptions {
                     addr: Addr::Fd { fd: FdName::Number(7) },
-                    num_queues: 4,
+                    num_queues: Some(4),
                     logical_block_size: 4096,
                     pin_memory: true,
                     ..VhostUserOptions::default()
@@ -157,7 +157,7 @@ fn logical_units_are_one_node_or_a_list() {
     let expected = ExportKind::VhostUserScsi {
         options: VhostUserOptions {
             addr: Addr::Unix { path: PathBuf::from("s") },
-            num_queues: 254,
+            num_queues: Some(254),
             logical_block_size: 4096,
             pin_memory: true,
             ..VhostUserOptions::default()
@@ -378,7 +378,7 @@ fn serve_is_steps_too() {
             stall_timeout_ms: 0,
             kind: ExportKind::VhostUserBlk(VhostUserOptions {
                 addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
-                num_queues: 4,
+                num_queues: Some(4),
                 logical_block_size: 4096,
                 pin_memory: true,
                 ..VhostUserOptions::default()

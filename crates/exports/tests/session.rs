@@ -29,15 +29,18 @@ const ADDR: VringAddr = VringAddr { desc: 0x1000, avail: 0x2000, used: 0x3000, l
 
 /// A device that writes down what is asked of it.
 #[derive(Default)]
-struct Paper(Mutex<Vec<String>>);
+struct Paper {
+    notes: Mutex<Vec<String>>,
+    lacks_config: bool,
+}
 
 impl Paper {
     fn note(&self, line: impl Into<String>) {
-        event_loop::sync::lock(&self.0).push(line.into());
+        event_loop::sync::lock(&self.notes).push(line.into());
     }
 
     fn taken(&self) -> Vec<String> {
-        std::mem::take(&mut *event_loop::sync::lock(&self.0))
+        std::mem::take(&mut *event_loop::sync::lock(&self.notes))
     }
 }
 
@@ -56,6 +59,10 @@ impl Device for Paper {
 
     fn num_queues(&self) -> u16 {
         2
+    }
+
+    fn has_config(&self) -> bool {
+        !self.lacks_config
     }
 
     fn config_space(&self) -> Vec<u8> {
@@ -154,6 +161,17 @@ fn features_are_the_device_s_and_the_server_s() {
     let error = refused(&mut session, Message::SetProtocolFeatures(all | 1 << 14));
     assert_eq!(error, SessionError::ProtocolFeatures(1 << 14));
     assert!(session.has_reply_ack());
+}
+
+/// QEMU warns of them where it keeps the configuration space itself, and of a socket that is closed.
+#[test]
+fn nothing_of_the_configuration_space_is_offered_by_a_device_without_one() {
+    let mut session = Session::new(Arc::new(Paper { lacks_config: true, ..Paper::default() }));
+    let (config, backend_req) = (protocol_features::CONFIG, protocol_features::BACKEND_REQ);
+    let offered = protocol_features::OFFERED & !config & !backend_req;
+    assert_eq!(replied(&mut session, Message::GetProtocolFeatures), Reply::U64(offered));
+    // As a session of an older version's that is taken over has them.
+    done(&mut session, Message::SetProtocolFeatures(protocol_features::OFFERED));
 }
 
 #[test]

@@ -198,7 +198,7 @@ impl Daemon {
                 id,
                 listen: Listen::Fd(socket.for_daemon().into()),
                 io_threads,
-                num_queues,
+                num_queues: Some(num_queues),
                 writable: true,
                 writethrough: false,
                 logical_block_size: 512,

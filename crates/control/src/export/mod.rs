@@ -125,7 +125,7 @@ static TYPES: &[Type] = &[
         example: "vhost-user-blk,id=e,node-name=disk0,addr.type=unix,addr.path=/run/disk0.sock,\
                   writable=on,num-queues=4,iothread.0=io0,iothread.1=io1",
         fields: vhost_user::BLK,
-        kind: |draft| Ok(ExportKind::VhostUserBlk(std::mem::take(&mut draft.vhost_user))),
+        kind: |draft| Ok(ExportKind::VhostUserBlk(vhost_user::blk(draft))),
     },
     Type {
         name: "vhost-user-scsi",

@@ -19,8 +19,9 @@ use crate::value::Value;
 pub struct VhostUserOptions {
     /// `addr`: where the front end connects.
     pub addr: Addr,
-    /// `num-queues`: request virtqueues, 1 to [`MAX_QUEUES`].
-    pub num_queues: u16,
+    /// `num-queues`: request virtqueues, 1 to [`MAX_QUEUES`]. `None`, of virtio-scsi: as many as a front
+    /// end asks for.
+    pub num_queues: Option<u16>,
     /// `logical-block-size` in bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
     /// `pin-memory`: keep the guest's memory registered with io_uring.
@@ -36,7 +37,7 @@ impl Default for VhostUserOptions {
         let addr = Addr::Unix { path: PathBuf::new() };
         VhostUserOptions {
             addr,
-            num_queues: 1,
+            num_queues: None,
             logical_block_size: 512,
             pin_memory: false,
             rerror: OnError::Report,
@@ -87,11 +88,21 @@ pub(super) static SCSI: &[Field<Draft>] = &[
     },
     ADDR,
     LOGICAL_BLOCK_SIZE,
-    NUM_QUEUES,
+    Field {
+        need: Need::Optional("as many as the front end asks for, up to 254"),
+        help: "request queues the guest may use, 1 to 254",
+        ..NUM_QUEUES
+    },
     PIN_MEMORY,
     RERROR,
     WERROR,
 ];
+
+/// The rest of `vhost-user-blk`.
+pub(super) fn blk(draft: &mut Draft) -> VhostUserOptions {
+    let options = std::mem::take(&mut draft.vhost_user);
+    VhostUserOptions { num_queues: options.num_queues.or(Some(1)), ..options }
+}
 
 /// The most logical units of a target.
 const MAX_LUNS: usize = 256;
@@ -113,7 +124,7 @@ pub(super) fn scsi(draft: &mut Draft) -> Result<ExportKind, OptionError> {
         return Err(OptionError::new(format!("luns must be at most {MAX_LUNS}")));
     }
     let options = std::mem::take(&mut draft.vhost_user);
-    if options.num_queues > MAX_SCSI_QUEUES {
+    if options.num_queues > Some(MAX_SCSI_QUEUES) {
         return Err(OptionError::new(format!("num-queues must be at most {MAX_SCSI_QUEUES}"))
             .hint("The vhost-user protocol names a queue in 8 bits, and two carry no requests."));
     }
@@ -147,7 +158,7 @@ const NUM_QUEUES: Field<Draft> = Field {
         set: |export, queues| match u16::try_from(queues) {
             Ok(0) => Err(OptionError::new("num-queues must be greater than 0")),
             Ok(queues) if queues <= MAX_QUEUES => {
-                export.vhost_user.num_queues = queues;
+                export.vhost_user.num_queues = Some(queues);
                 Ok(())
             }
             Ok(_) => Err(OptionError::new(format!("num-queues must be at most {MAX_QUEUES}"))

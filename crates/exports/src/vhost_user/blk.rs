@@ -23,7 +23,7 @@ use super::server::MAX_QUEUES;
 impl VhostUserExport {
     /// Offers a node as a virtio-blk device with this serial number, of which the first 20 bytes count.
     /// When this returns front ends can connect. Of [`VhostUserConfig::num_queues`] there are at most
-    /// 256.
+    /// 256; without a number there is one, as in qemu-storage-daemon.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl VhostUserExport {
         node: Arc<dyn BlockNode>,
         serial: String,
     ) -> Result<Self, ExportError> {
-        let num_queues = config.num_queues;
+        let num_queues = config.num_queues.unwrap_or(1);
         let stats = queue_stats(num_queues, MAX_QUEUES)?;
         let device = virtio_blk::Device::new(DeviceConfig {
             geometry: node.geometry(),

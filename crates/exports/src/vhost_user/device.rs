@@ -31,6 +31,12 @@ pub trait Device: Send + Sync {
     /// How many queues it has.
     fn num_queues(&self) -> u16;
 
+    /// Whether front ends get the configuration space from here. QEMU keeps that of virtio-scsi itself, and
+    /// warns of a back end that offers to.
+    fn has_config(&self) -> bool {
+        true
+    }
+
     /// Its configuration space as the driver sees it now.
     fn config_space(&self) -> Vec<u8>;
 

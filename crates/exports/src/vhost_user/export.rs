@@ -25,8 +25,8 @@ pub struct VhostUserConfig {
     /// `iothread`: at least one; queue i, those of virtio-scsi that carry no commands included, is
     /// served by thread i, counted round.
     pub io_threads: Vec<LoopHandle>,
-    /// `num-queues`: request queues, at least one.
-    pub num_queues: u16,
+    /// `num-queues`: request queues, at least one. `None`: what the device has then.
+    pub num_queues: Option<u16>,
     /// `writable`.
     pub writable: bool,
     /// Whether the guest finds the write cache off. It may switch it on.
@@ -51,6 +51,8 @@ pub struct VhostUserExport {
     /// The number of the first request queue among all of the device's.
     first_queue: usize,
     stats: Arc<[Arc<QueueStats>]>,
+    /// Somebody has said how many queues there are. Otherwise only those that were used count as there.
+    has_fixed_queues: bool,
 }
 
 impl VhostUserExport {
@@ -61,7 +63,8 @@ impl VhostUserExport {
         device: Arc<dyn Device>,
         stats: Arc<[Arc<QueueStats>]>,
     ) -> Result<Self, ExportError> {
-        let VhostUserConfig { id, listen, io_threads, pin_memory, taken_over, .. } = config;
+        let VhostUserConfig { id, listen, io_threads, pin_memory, taken_over, num_queues, .. } =
+            config;
         let first_queue = usize::from(device.num_queues()).saturating_sub(stats.len());
         let server = Server::take_over(
             control_loop,
@@ -73,7 +76,8 @@ impl VhostUserExport {
             taken_over,
         )
         .await?;
-        Ok(VhostUserExport { id, server, io_threads, first_queue, stats })
+        let has_fixed_queues = num_queues.is_some();
+        Ok(VhostUserExport { id, server, io_threads, first_queue, stats, has_fixed_queues })
     }
 
     /// `id`.
@@ -88,14 +92,18 @@ impl VhostUserExport {
 
     /// What each request queue has done since the export was started, by its index.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
-        &self.stats
+        if self.has_fixed_queues {
+            return &self.stats;
+        }
+        let last_used = self.stats.iter().rposition(|queue| queue.taken.get() > 0);
+        &self.stats[..=last_used.unwrap_or(0)]
     }
 
     /// The request queues: the number of each among all of the device's, the thread that serves it, and
     /// what it has done.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let threads = self.io_threads.iter().cycle().skip(self.first_queue % self.io_threads.len());
-        let numbered = (self.first_queue..).zip(threads).zip(self.stats.iter());
+        let numbered = (self.first_queue..).zip(threads).zip(self.queue_stats());
         numbered.map(|((number, thread), stats)| (number, thread, stats))
     }
 

@@ -27,7 +27,8 @@ pub const MAX_REQUEST_QUEUES: u16 = MAX_QUEUES - FIRST_REQUEST_QUEUE;
 impl VhostUserExport {
     /// Offers nodes, 1 to 256, as logical units of a virtio-scsi device, LUN 0 first. When this returns
     /// front ends can connect. Of [`VhostUserConfig::num_queues`] there are at most
-    /// [`MAX_REQUEST_QUEUES`]. Serial numbers are `<id>-<lun>`.
+    /// [`MAX_REQUEST_QUEUES`], and just as many when no number is given, since QEMU insists on a queue
+    /// for each vCPU unless told otherwise. Serial numbers are `<id>-<lun>`.
     ///
     /// # Errors
     ///
@@ -38,7 +39,8 @@ impl VhostUserExport {
         config: VhostUserConfig,
         nodes: Vec<Arc<dyn BlockNode>>,
     ) -> Result<Self, ExportError> {
-        let (id, num_queues) = (&config.id, config.num_queues);
+        let id = &config.id;
+        let num_queues = config.num_queues.unwrap_or(MAX_REQUEST_QUEUES);
         let stats = queue_stats(num_queues, MAX_REQUEST_QUEUES)?;
         let lun = |(number, node): (usize, &Arc<dyn BlockNode>)| LunConfig {
             geometry: node.geometry(),
@@ -84,6 +86,10 @@ impl Device for Scsi {
 
     fn num_queues(&self) -> u16 {
         self.stats.len() as u16 + FIRST_REQUEST_QUEUE
+    }
+
+    fn has_config(&self) -> bool {
+        false
     }
 
     fn config_space(&self) -> Vec<u8> {

@@ -65,6 +65,10 @@ pub mod protocol_features {
     /// GET_STATUS, SET_STATUS.
     pub const STATUS: u64 = 1 << 16;
 
+    /// What only devices have whose configuration space the front end gets from here: what is told over
+    /// BACKEND_REQ's socket is changes of that.
+    pub const OF_CONFIG: u64 = CONFIG | BACKEND_REQ;
+
     /// All that are offered.
     pub const OFFERED: u64 = MQ
         | LOG_SHMFD
@@ -255,8 +259,11 @@ impl Session {
             Message::SetFeatures(features) => self.set_features(features)?,
             // Whoever is connected owns the session; RESET_OWNER is to be ignored.
             Message::SetOwner | Message::ResetOwner => Step::Done,
-            Message::GetProtocolFeatures => Step::Reply(Reply::U64(protocol_features::OFFERED)),
+            Message::GetProtocolFeatures => {
+                Step::Reply(Reply::U64(self.offered_protocol_features()))
+            }
             Message::SetProtocolFeatures(features) => {
+                // A session that is taken over may be of a version that offered all to any device.
                 let unknown = features & !protocol_features::OFFERED;
                 if unknown != 0 {
                     return Err(SessionError::ProtocolFeatures(unknown));
@@ -491,6 +498,13 @@ impl Session {
 
     fn offered(&self) -> u64 {
         self.device.features() | RING_FEATURES
+    }
+
+    fn offered_protocol_features(&self) -> u64 {
+        match self.device.has_config() {
+            true => protocol_features::OFFERED,
+            false => protocol_features::OFFERED & !protocol_features::OF_CONFIG,
+        }
     }
 
     fn set_features(&mut self, features: u64) -> Result<Step, SessionError> {

@@ -266,7 +266,7 @@ impl Daemon {
             id: "e0".into(),
             listen,
             io_threads: self.io_threads.iter().map(|thread| thread.handle().clone()).collect(),
-            num_queues,
+            num_queues: Some(num_queues),
             writable: true,
             writethrough: false,
             logical_block_size: 512,
