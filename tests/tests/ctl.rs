@@ -37,13 +37,15 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
 fn conversation(scratch: &Scratch, socket: &Path, image: &Path) {
     let done = |words: &[&str]| done(scratch, socket, words);
     let listed = done(&[]);
-    let line = "blockdev-add  ";
     assert!(
-        listed.lines().any(|l| l.starts_with(line.trim_end()) && l.contains("open a block")),
+        listed.lines().any(|l| l.starts_with("  blockdev-add ") && l.contains("open a block")),
         "{listed}"
     );
+    assert_eq!(done(&["help"]), listed);
+    assert_eq!(done(&["query-commands"]), listed);
     assert!(done(&["query-version"]).contains("qemu.major"));
-    assert_eq!(done(&["query-block-exports"]), "");
+    let none = done(&["query-block-exports"]);
+    assert!(none.starts_with("EXPORT  TYPE ") && none.lines().count() == 1, "{none}");
     let filename = format!("filename={}", image.display());
     // The driver's name may go without its key, as on the command line.
     let add = ["blockdev-add", "file", "node-name=disk", &filename, "cache.direct=off"];
@@ -57,6 +59,7 @@ fn conversation(scratch: &Scratch, socket: &Path, image: &Path) {
     assert_eq!((disk[1], disk[2], disk[4]), ("file", "3 MiB", "no"), "{nodes:?}");
     let raw = nodes.iter().find(|row| row[0] == "part").expect("the node");
     assert_eq!((raw[1], raw[2], raw[4]), ("raw", "1 MiB", "yes"), "{nodes:?}");
+    assert_eq!((nodes[0][5], disk[5]), ("ACTIVE", "yes"), "{nodes:?}");
     let json: Value =
         serde_json::from_str(&done(&["query-named-block-nodes", "--json"])).expect("JSON");
     assert_eq!(json.as_array().map(Vec::len), Some(2));
@@ -93,7 +96,11 @@ fn ringmill_is_told_and_asked() {
     conversation(&scratch, &socket, &image);
     // Nothing that is wrong is sent: what is wrong is said by the same tables.
     let wrong = refused(&scratch, &socket, &["object-add", "iothread", "id=x", "poll-max-ns=abc"]);
-    assert_eq!(wrong, "ringmill: Invalid parameter type for 'poll-max-ns', expected: integer\n");
+    assert_eq!(
+        wrong,
+        "ringmill: Invalid parameter type for 'poll-max-ns', expected: integer\n\
+         'ringmill ctl <socket> object-add help' lists its arguments.\n"
+    );
     let help = done(&scratch, &socket, &["blockdev-add", "file", "help"]);
     assert!(help.contains("filename=<path>") && help.contains("locking="), "{help}");
     server.stop();
@@ -113,7 +120,7 @@ fn qemu_storage_daemon_is_told_and_asked() {
     conversation(&scratch, &socket, &image);
     // What ringmill does not know goes there as it looks.
     let query = done(&scratch, &socket, &["query-block-jobs"]);
-    assert_eq!(query, "");
+    assert_eq!(query.lines().count(), 1, "{query}");
     done(&scratch, &socket, &["quit"]);
     assert!(qsd.wait().expect("it was started here").success());
 }
@@ -154,6 +161,32 @@ fn events_are_followed_until_the_daemon_ends() {
     for follower in &mut followers {
         assert!(follower.wait().success());
     }
+}
+
+/// Each logical unit of a target, and whether an error has stopped it.
+#[test]
+fn exports_are_shown_with_luns_and_io_status() {
+    let scratch = Scratch::new();
+    let node = |name: &str| format!("null-co,node-name={name},size=1048576");
+    let command = ServerCommand::new(&scratch).monitor("qmp").arg("--blockdev").arg(node("a"));
+    let server = command.arg("--blockdev").arg(node("b")).start();
+    let socket = server.socket("qmp");
+    let add = |words: &[&str]| {
+        let address = format!("addr.path={}", server.socket(words[1]).display());
+        let address = ["addr.type=unix", &address];
+        done(&scratch, &socket, &[&["block-export-add"], words, &address[..]].concat());
+    };
+    add(&["vhost-user-scsi", "id=scsi", "luns.0=b", "luns.1=a", "werror=stop"]);
+    add(&["vhost-user-scsi", "id=one", "node-name=a"]);
+    add(&["vhost-user-blk", "id=blk", "node-name=a"]);
+    let shown = done(&scratch, &socket, &["query-block-exports"]);
+    let rows = rows(&shown);
+    let luns = rows[0].iter().position(|&heading| heading == "LUNS").expect("a column");
+    let status = rows[0].iter().position(|&heading| heading == "IO-STATUS").expect("a column");
+    let row = |name: &str| rows.iter().find(|row| row[0] == name).expect("the export");
+    assert_eq!((row("scsi")[luns], row("scsi")[status]), ("b,a", "ok"), "{shown}");
+    assert_eq!((row("one")[luns], row("blk")[luns]), ("a", "-"), "{shown}");
+    server.stop();
 }
 
 #[test]

@@ -29,6 +29,7 @@ const OURS: &[&str] = &[
     "blockdev-add/blkdebug/seed",
     "blockdev-add/blkdebug/take-child-perms[]",
     "query-block-exports-> []/io-status",
+    "query-block-exports-> []/luns",
     "query-block-exports-> []/type=vhost-user-scsi",
     "query-named-block-nodes-> []/children",
     "query-named-block-nodes-> []/image/limits",

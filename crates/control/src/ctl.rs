@@ -71,15 +71,23 @@ impl CtlCommand {
     pub fn check(&self) -> Result<(), OptionError> {
         let Some(row) = commands::find(&self.name) else {
             let message = format!("The command {} has not been found", self.name);
-            return Err(OptionError::new(message).hint("Without a command, all are listed."));
+            let hint = "'ringmill ctl <socket>' lists the commands.";
+            return Err(OptionError::new(message).hint(hint));
         };
-        row.read(self.arguments.clone()).map(drop)
+        row.read(self.arguments.clone()).map(drop).map_err(|error| match error.hint {
+            Some(_) => error,
+            None => error.hint(arguments_hint(row.name)),
+        })
     }
 }
 
-/// What a command of ringmill's does, in one sentence.
-pub fn command_help(name: &str) -> Option<&'static str> {
-    commands::find(name).map(CommandRow::help)
+fn arguments_hint(command: &str) -> String {
+    format!("'ringmill ctl <socket> {command} help' lists its arguments.")
+}
+
+/// The commands that a monitor has, for people: `names`, each with what it does where that is known.
+pub fn command_list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    help::qmp_commands(names)
 }
 
 /// What the command line said.
@@ -123,7 +131,11 @@ pub(crate) fn finish(draft: Draft) -> Result<Finished, OptionError> {
     let words: Vec<String> = words.collect::<Result<_, _>>()?;
     let request = match words.split_first() {
         None => CtlRequest::Commands,
+        Some((name, [])) if name == "help" => CtlRequest::Commands,
         Some((name, [])) if name == "events" => CtlRequest::Events,
+        Some((name, [word, ..])) if name == "events" => {
+            return Err(OptionError::new(format!("events: {word}: Unexpected argument")));
+        }
         Some((name, given)) => match command(name, given)? {
             Said::Help(text) => return Ok(Finished::Help(text)),
             Said::Command(command) => CtlRequest::Execute(command),
@@ -161,12 +173,18 @@ fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
     };
     let is_json = |word: &&String| word.starts_with('{');
     let text: Vec<&str> = given.iter().filter(|word| !is_json(word)).map(String::as_str).collect();
-    let of = |error: OptionError| error.of(name);
+    let of = |error: OptionError| match error.hint {
+        Some(_) => error.of(name),
+        None => error.of(name).hint(arguments_hint(name)),
+    };
     let parsed = keyval::parse(&text.join(","), tag).map_err(of)?;
     if parsed.help {
-        let shape = shape.unwrap_or_else(|| Shape::Object(Vec::new()));
+        let (Some(row), Some(shape)) = (row, shape) else {
+            return Err(OptionError::new(format!("{name}: ringmill has no command of this name"))
+                .hint("'ringmill ctl <socket>' lists the commands of a daemon."));
+        };
         let tag = tag.and_then(|tag| crate::table::look(&parsed.object, tag));
-        return Ok(Said::Help(help::structure(name, &shape, tag.and_then(Value::as_text))));
+        return Ok(Said::Help(help::qmp_command(row, &shape, tag.and_then(Value::as_text))));
     }
     let mut arguments = Map::new();
     for word in given.iter().filter(is_json) {
@@ -323,7 +341,41 @@ mod tests {
         let Json::String(text) = arguments(&["blockdev-del", "help"]) else { panic!("no text") };
         assert!(text.contains("node-name=<node-name>"), "{text}");
         let Json::String(text) = arguments(&["blockdev-add", "help"]) else { panic!("no text") };
-        assert!(text.contains("host_device"), "{text}");
+        assert!(text.starts_with("blockdev-add: open a block node"), "{text}");
+        assert!(text.contains("\nBlock drivers:\n") && text.contains("host_device"), "{text}");
+        assert!(text.ends_with("blockdev-add <driver> help' lists the options of one."), "{text}");
+        for (command, heading) in [
+            (&["blockdev-add", "raw", "help"][..], "\nraw options:\n"),
+            (&["block-export-add", "help"], "\nExport types:\n"),
+            (&["object-add", "help"], "\nList of user creatable objects:\n"),
+            (&["query-version", "help"], "\nThe command has no arguments."),
+            (&["frob", "help"], "frob: ringmill has no command of this name"),
+        ] {
+            let Json::String(text) = arguments(command) else { panic!("no text") };
+            assert!(text.contains(heading), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_command_has_a_help_text() {
+        for row in commands::all() {
+            let Json::String(text) = arguments(&[row.name, "help"]) else { panic!("no text") };
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+            // Each argument is described.
+            let short = |line: &&str| line.trim_end().ends_with('=') || line.len() < 12;
+            let bare = text.lines().filter(|line| line.starts_with("  ")).find(short);
+            assert_eq!(bare, None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_where_to_look() {
+        let Json::String(text) = arguments(&["blockdev-del", "disk0"]) else { panic!("no text") };
+        assert_eq!(
+            text,
+            "blockdev-del: Expected '=' after parameter 'disk0'\n\
+             'ringmill ctl <socket> blockdev-del help' lists its arguments."
+        );
     }
 
     #[test]

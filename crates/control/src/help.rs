@@ -1,6 +1,7 @@
 //! Help texts, made from the tables.
 
 use crate::cli::{COMMANDS, Subcommand};
+use crate::qmp::commands::{self, CommandRow};
 use crate::reference::GENERATED;
 use crate::shape::{self, Row, Shape, Union};
 use crate::table::Need;
@@ -109,6 +110,41 @@ pub(crate) fn structure(option: &str, shape: &Shape, tag: Option<&str>) -> Strin
     text.done()
 }
 
+/// `ctl SOCKET COMMAND help`: `tag` is what was said for the arguments' tag, where they have one.
+pub(crate) fn qmp_command(row: &CommandRow, shape: &Shape, tag: Option<&str>) -> String {
+    let mut text = Text::default();
+    text.paragraph(&format!("{}: {}.", row.name, row.help()));
+    if matches!(shape, Shape::Object(members) if members.is_empty()) {
+        text.line("The command has no arguments.");
+        return text.done();
+    }
+    let option = row.option().trim_start_matches("--");
+    let arguments = if option.is_empty() { row.name } else { option };
+    text.line("");
+    text.line(&structure(arguments, shape, tag));
+    if let Shape::Union(union) = shape
+        && !union.variants.iter().any(|known| Some(known.name) == tag)
+    {
+        text.line("");
+        text.paragraph(&format!(
+            "'ringmill ctl <socket> {} <{}> help' lists the options of one.",
+            row.name, union.tag
+        ));
+    }
+    text.done()
+}
+
+/// The commands of a monitor, with what is known of each.
+pub(crate) fn qmp_commands<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut text = Text::default();
+    for name in names {
+        text.entry(name, commands::find(name).map_or("", CommandRow::help));
+    }
+    text.line("");
+    text.paragraph("'ringmill ctl <socket> <command> help' lists a command's arguments.");
+    text.done()
+}
+
 /// `--trace help`: the names alone, one per line, as scripts expect them of QSD.
 pub(crate) fn trace() -> String {
     let mut text = Text::default();
@@ -195,7 +231,7 @@ impl Text {
             }
             line.push_str(word);
         }
-        self.line(&line);
+        self.line(line.trim_end());
     }
 }
 

@@ -58,7 +58,7 @@ pub use amend::{amend, put_member};
 pub use blockdev::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
 pub use cli::{Command, TAKE_OVER, parse_args, program_name};
-pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_help};
+pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
 pub use fd::FdName;

@@ -179,9 +179,15 @@ impl Shape {
             Self::Object(members) => rows(members),
             Self::Either(shapes) => shapes.iter().flat_map(Shape::below).collect(),
             Self::List(item, help) => {
-                let item =
-                    Member { name: "<n>", shape: (**item).clone(), need: Need::Optional(""), help };
-                item.rows()
+                let shape = (**item).clone();
+                let is_named = matches!(shape, Self::Named(..));
+                let item = Member { name: "<n>", shape, need: Need::Optional(""), help };
+                let mut rows = item.rows();
+                // Which of its options are meant is said where the list is.
+                if is_named && !help.is_empty() {
+                    rows.iter_mut().for_each(|row| row.help = (*help).to_owned());
+                }
+                rows
             }
             Self::Union(union) => {
                 let mut all = union.tag().rows();

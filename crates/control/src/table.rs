@@ -234,8 +234,11 @@ pub(crate) fn refuse_rest<'a>(
 ) -> Set {
     let Some((name, _)) = object.first() else { return Ok(()) };
     let known: Vec<&str> = known.collect();
-    Err(OptionError::new(format!("Parameter '{}' is unexpected", at.full(name)))
-        .hint(format!("Known parameters of {whom}: {}", known.join(", "))))
+    let hint = match known.as_slice() {
+        [] => format!("{whom} has no parameters."),
+        known => format!("Known parameters of {whom}: {}", known.join(", ")),
+    };
+    Err(OptionError::new(format!("Parameter '{}' is unexpected", at.full(name))).hint(hint))
 }
 
 /// Takes apart a value whose member `type`, one of `types`, says what else it has. Whether it is one of

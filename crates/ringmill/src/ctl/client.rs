@@ -111,9 +111,10 @@ impl Client {
         Ok(client)
     }
 
-    /// Whether it is a daemon of this program's, whose commands are known.
-    pub(crate) fn is_ringmill(&self) -> bool {
-        self.package.starts_with("ringmill")
+    /// Whether the daemon is of this program's version: it takes the commands that are known here, and no
+    /// others.
+    pub(crate) fn is_this_version(&self) -> bool {
+        self.package == concat!("ringmill ", env!("CARGO_PKG_VERSION"))
     }
 
     /// Has a command carried out: what it returns. Events that come meanwhile are passed over.

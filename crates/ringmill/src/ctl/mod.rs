@@ -6,12 +6,14 @@ mod views;
 
 use std::io::{self, Write};
 
-use control::{CtlOptions, CtlRequest, command_help};
+use control::{CtlOptions, CtlRequest};
 use serde_json::{Map, Value as Json};
 
 use crate::daemon::DaemonError;
 use client::{Client, ClientError};
-use table::{Cell, Table};
+
+/// The command whose answer is shown where none is given.
+const COMMANDS: &str = "query-commands";
 
 /// Does what the command line asks for, and prints what comes of it.
 pub(crate) fn run(options: &CtlOptions) -> Result<(), DaemonError> {
@@ -19,8 +21,9 @@ pub(crate) fn run(options: &CtlOptions) -> Result<(), DaemonError> {
     let mut client = Client::connect(&options.socket).map_err(of)?;
     match &options.request {
         CtlRequest::Commands => {
-            let commands = client.execute("query-commands", Map::new()).map_err(of)?;
-            let text = if options.json { pretty(&commands) } else { list(&commands) };
+            let commands = client.execute(COMMANDS, Map::new()).map_err(of)?;
+            let text =
+                if options.json { pretty(&commands) } else { views::show(COMMANDS, &commands) };
             print(&text)
         }
         CtlRequest::Events => {
@@ -31,7 +34,7 @@ pub(crate) fn run(options: &CtlOptions) -> Result<(), DaemonError> {
             Ok(())
         }
         CtlRequest::Execute(command) => {
-            if client.is_ringmill() {
+            if client.is_this_version() {
                 command.check().map_err(DaemonError::new)?;
             }
             let arguments = command.arguments.clone();
@@ -45,18 +48,6 @@ pub(crate) fn run(options: &CtlOptions) -> Result<(), DaemonError> {
 
 fn pretty(answer: &Json) -> String {
     format!("{answer:#}\n")
-}
-
-/// What `query-commands` has answered, with what is known of each.
-fn list(commands: &Json) -> String {
-    let names = commands.as_array().into_iter().flatten();
-    let mut names: Vec<&str> = names.filter_map(|command| command["name"].as_str()).collect();
-    names.sort_unstable();
-    let mut table = Table::plain();
-    for name in names {
-        table.row(vec![Cell::text(name), Cell::text(command_help(name).unwrap_or_default())]);
-    }
-    table.render()
 }
 
 /// Prints, at once. A reader that has gone away, as `head` does, has read enough.

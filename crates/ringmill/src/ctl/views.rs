@@ -1,8 +1,9 @@
 //! Answers as people read them.
 
-use serde_json::{Map, Value as Json};
+use control::command_list;
+use serde_json::{Map, Value as Json, json};
 
-use super::table::{Cell, Table};
+use super::table::{Cell, Table, printable};
 
 /// A column: its heading, where its value lies in an item, and how it is written.
 struct Column {
@@ -43,6 +44,7 @@ static VIEWS: &[(&str, &[Column])] = &[
             bytes("size", "image.virtual-size"),
             bytes("used", "image.actual-size"),
             column("read-only", "ro"),
+            column("active", "active"),
             column("direct", "cache.direct"),
             column("image", "file"),
         ],
@@ -53,6 +55,8 @@ static VIEWS: &[(&str, &[Column])] = &[
             column("export", "id"),
             column("type", "type"),
             column("node", "node-name"),
+            column("luns", "luns"),
+            column("io-status", "io-status"),
             column("ending", "shutting-down"),
         ],
     ),
@@ -80,6 +84,21 @@ static VIEWS: &[(&str, &[Column])] = &[
         ],
     ),
     (
+        "query-block-jobs",
+        &[
+            column("job", "device"),
+            column("type", "type"),
+            column("status", "status"),
+            bytes("done", "offset"),
+            bytes("of", "len"),
+            bytes("per-second", "speed"),
+            column("paused", "paused"),
+            column("ready", "ready"),
+            column("io-status", "io-status"),
+            column("error", "error"),
+        ],
+    ),
+    (
         "query-blockstats",
         &[
             column("node", "node-name"),
@@ -97,20 +116,99 @@ static VIEWS: &[(&str, &[Column])] = &[
         ],
     ),
     ("qom-list", &[column("name", "name"), column("type", "type")]),
+    (
+        // Of each queue: see `queues`.
+        "x-query-export-stats",
+        &[
+            column("export", "id"),
+            column("connected", "connected"),
+            column("queue", "queue"),
+            column("thread", "iothread"),
+            column("in-flight", "in-flight"),
+            column("reads", "read.done"),
+            bytes("read", "read.bytes"),
+            column("writes", "write.done"),
+            bytes("written", "write.bytes"),
+            column("flushes", "flush.done"),
+            column("discards", "discard.done"),
+            column("zeroes", "write-zeroes.done"),
+            column("failed", "failed"),
+            column("invalid", "invalid"),
+        ],
+    ),
+    (
+        "x-query-iothread-stats",
+        &[
+            column("thread", "id"),
+            column("tid", "thread-id"),
+            time("cpu", "cpu-ns"),
+            time("polled", "polled-ns"),
+            time("window", "poll-window-ns"),
+            column("iterations", "iterations"),
+            column("enters", "enters"),
+            column("sleeps", "sleeps"),
+            column("wakeups", "wakeups"),
+            column("submitted", "submitted"),
+            column("completed", "completed"),
+        ],
+    ),
 ];
+
+/// The queues of exports, from what `x-query-export-stats` answers: with the export's members, with each
+/// operation's counters as a member, and with the errors of all operations. An export without queues has one
+/// item.
+fn queues(exports: &[Json]) -> Vec<Json> {
+    let of_export = |export: &Json| -> Vec<Json> {
+        let own = json!({"id": export["id"], "connected": export["connected"]});
+        let queues = export["queues"].as_array().map_or(&[][..], Vec::as_slice);
+        let with_export = |queue: &Json| {
+            let mut item = own.clone();
+            for name in ["queue", "iothread", "in-flight"] {
+                item[name] = queue[name].clone();
+            }
+            let (mut failed, mut invalid) = (0u64, 0u64);
+            for counters in queue["requests"].as_array().into_iter().flatten() {
+                failed = failed.saturating_add(counters["failed"].as_u64().unwrap_or(0));
+                invalid = invalid.saturating_add(counters["invalid"].as_u64().unwrap_or(0));
+                if let Some(operation) = counters["operation"].as_str() {
+                    item[operation] = counters.clone();
+                }
+            }
+            item["failed"] = failed.into();
+            item["invalid"] = invalid.into();
+            item
+        };
+        if queues.is_empty() { vec![own] } else { queues.iter().map(with_export).collect() }
+    };
+    exports.iter().flat_map(of_export).collect()
+}
 
 /// What a command has answered, as text; empty where there is nothing to say.
 pub(super) fn show(command: &str, answer: &Json) -> String {
+    let view = VIEWS.iter().find(|(name, _)| *name == command);
+    match (answer, view) {
+        (Json::Array(commands), _) if command == "query-commands" => {
+            let names = commands.iter().filter_map(|command| command["name"].as_str());
+            let mut names: Vec<String> = names.map(printable).collect();
+            names.sort_unstable();
+            command_list(names.iter().map(String::as_str)) + "\n"
+        }
+        // A table of types is of no use to people.
+        (answer, _) if command == "query-qmp-schema" => format!("{answer:#}\n"),
+        (Json::Array(items), Some((_, columns))) if command == "x-query-export-stats" => {
+            known(columns, &queues(items)).render()
+        }
+        // A heading alone says that there are none.
+        (Json::Array(items), Some((_, columns))) => known(columns, items).render(),
+        (answer, _) => show_any(answer),
+    }
+}
+
+/// An answer of which nothing is known.
+fn show_any(answer: &Json) -> String {
     match answer {
         Json::Null => String::new(),
-        Json::Array(items) if items.iter().any(Json::is_object) => {
-            let view = VIEWS.iter().find(|(name, _)| *name == command);
-            let table = match view {
-                Some((_, columns)) => known(columns, items),
-                None => any(items),
-            };
-            table.render()
-        }
+        Json::Array(items) if items.iter().any(Json::is_object) => any(items).render(),
         Json::Array(items) => items.iter().map(|item| line(&Cell::of(item))).collect(),
         Json::Object(members) => {
             let mut table = Table::plain();
@@ -137,14 +235,16 @@ fn plain(value: &Json) -> String {
     }
 }
 
-/// A table of columns that are known; those in which nothing stands are left out.
+/// A table of columns that are known; those in which nothing stands are left out, unless there are no items.
 fn known(columns: &[Column], items: &[Json]) -> Table {
     let at = |item: &Json, path: &str| -> Json {
         path.split('.').fold(item.clone(), |value, name| value[name].clone())
     };
     let said: Vec<&Column> = columns
         .iter()
-        .filter(|column| items.iter().any(|item| !at(item, column.path).is_null()))
+        .filter(|column| {
+            items.is_empty() || items.iter().any(|item| !at(item, column.path).is_null())
+        })
         .collect();
     let headings: Vec<&str> = said.iter().map(|column| column.heading).collect();
     let mut table = Table::new(&headings);
@@ -227,7 +327,7 @@ pub(super) fn event(event: &Json) -> String {
             text.push_str(&format!(" {name}={}", plain(&value)));
         }
     }
-    super::table::printable(&text)
+    printable(&text)
 }
 
 #[cfg(test)]
@@ -263,11 +363,45 @@ mod tests {
         );
         let list = json!([{"a": 1, "b": {"c": "x"}}, {"a": 22, "d": null}]);
         assert_eq!(show("any", &list), " A  B.C  D\n 1  x    -\n22  -    -\n");
-        let exports =
-            json!([{"id": "e0", "type": "nbd", "node-name": "n", "shutting-down": false}]);
+        let nbd = json!({"id": "e0", "type": "nbd", "node-name": "n", "shutting-down": false});
         let expected = "EXPORT  TYPE  NODE  ENDING\ne0      nbd   n     no\n";
-        assert_eq!(show("query-block-exports", &exports), expected);
-        assert_eq!(show("query-block-exports", &json!([])), "");
+        assert_eq!(show("query-block-exports", &json!([nbd])), expected);
+        let scsi = json!({
+            "id": "e1", "type": "vhost-user-scsi", "node-name": "a", "luns": ["a", "b"],
+            "io-status": "nospace", "shutting-down": false,
+        });
+        let expected = "EXPORT  TYPE             NODE  LUNS  IO-STATUS  ENDING\n\
+                        e0      nbd              n     -     -          no\n\
+                        e1      vhost-user-scsi  a     a,b   nospace    no\n";
+        assert_eq!(show("query-block-exports", &json!([nbd, scsi])), expected);
+        // None of them is said by a heading, where one is known.
+        let heading = "EXPORT  TYPE  NODE  LUNS  IO-STATUS  ENDING\n";
+        assert_eq!(show("query-block-exports", &json!([])), heading);
+        assert_eq!(show("query-of-another-daemon", &json!([])), "");
+    }
+
+    #[test]
+    fn statistics_have_a_row_for_each_queue() {
+        let counters = |operation, done| {
+            json!({"operation": operation, "done": done, "failed": 2, "invalid": 1,
+                   "bytes": done * 1024, "total-ns": 5, "latencies": []})
+        };
+        let queue = |n| {
+            json!({"queue": n, "iothread": "io", "in-flight": n, "batches": 1, "signals": 1,
+                   "requests": [counters("read", 4), counters("write", 3)]})
+        };
+        let exports = json!([
+            {"id": "e0", "type": "nbd", "nodes": ["n"], "connected": true,
+             "queues": [queue(0), queue(1)]},
+            {"id": "e1", "type": "nbd", "nodes": ["n"], "connected": false, "queues": []},
+        ]);
+        let table = show("x-query-export-stats", &exports);
+        let rows: Vec<Vec<&str>> =
+            table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0][..4], ["EXPORT", "CONNECTED", "QUEUE", "THREAD"], "{table}");
+        let second = ["e0", "yes", "1", "io", "1", "4", "4", "KiB", "3", "3", "KiB", "4", "2"];
+        assert_eq!(rows[2], second, "{table}");
+        assert_eq!(rows[3][..3], ["e1", "no", "-"], "{table}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
-use control::ExportOptions;
+use control::{ExportKind, ExportOptions};
 use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
 use exports::vhost_user::HandOver;
@@ -33,6 +33,8 @@ struct Export {
     /// The nodes that it offers: one, or those of the logical units.
     nodes: Vec<String>,
     kind: &'static str,
+    /// Its nodes are logical units.
+    has_luns: bool,
     /// `None` once it is being stopped.
     serving: Option<Running>,
     /// Gives whether all could be flushed.
@@ -58,6 +60,8 @@ pub(super) enum State {
 pub(super) struct ExportInfo<'a> {
     pub(super) id: &'a str,
     pub(super) node_name: &'a str,
+    /// The nodes of the logical units; `None`: it has no such units.
+    pub(super) luns: Option<&'a [String]>,
     pub(super) kind: &'static str,
     pub(super) shutting_down: bool,
     /// `None`: errors stop nothing.
@@ -94,6 +98,7 @@ impl Exports {
             id: options.id.clone(),
             nodes: options.nodes().map(String::from).collect(),
             kind: options.type_name(),
+            has_luns: matches!(options.kind, ExportKind::VhostUserScsi { .. }),
             serving: Some(export),
             stopping: None,
             awaited: None,
@@ -158,6 +163,7 @@ impl Exports {
         self.exports.iter().map(|export| ExportInfo {
             id: &export.id,
             node_name: export.nodes.first().map_or("", String::as_str),
+            luns: export.has_luns.then_some(&export.nodes),
             kind: export.kind,
             shutting_down: export.serving.is_none(),
             io_status: export.policy.as_ref().map(|policy| policy.status()),

@@ -264,6 +264,9 @@ fn export_info(export: ExportInfo<'_>) -> Json {
         "type": export.kind,
         "id": export.id,
     });
+    if let Some(luns) = export.luns {
+        info["luns"] = luns.into();
+    }
     if let Some(status) = export.io_status {
         info["io-status"] = match status {
             IoStatus::Ok => "ok",

@@ -22,7 +22,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "blockdev-reopen",
-        help: "change options of nodes while they are in use",
+        help: "change options of nodes in use",
         example: r#"{"options": [{"driver": "file", "node-name": "disk0", "filename": "/srv/disk0.img", "discard": "unmap"}]}"#,
         arguments: Arguments::Table(&Table {
             fields: REOPEN,
@@ -32,7 +32,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "blockdev-del",
-        help: "close a block node that nothing uses, and those defined inside it",
+        help: "close a block node that is not in use, and the nodes defined inside it",
         example: r#"{"node-name": "disk0"}"#,
         arguments: Arguments::Table(&Table {
             fields: DEL,
@@ -42,7 +42,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "blockdev-set-active",
-        help: "flush and close a node's image for others to use, or open it again",
+        help: "flush, close and unlock a node's image for another process, or open it again",
         example: r#"{"node-name": "disk0", "active": false}"#,
         arguments: Arguments::Table(&Table {
             fields: SET_ACTIVE,
@@ -55,7 +55,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block_resize",
-        help: "give a node's image another size, and tell guests and clients",
+        help: "change the size of a node's image; guests and clients are told",
         example: r#"{"node-name": "disk0", "size": 21474836480}"#,
         arguments: Arguments::Table(&Table {
             fields: RESIZE,
@@ -81,7 +81,12 @@ pub(super) static COMMANDS: &[CommandRow] = &[
 static REOPEN: &[Field<Vec<BlockdevOptions>>] = &[Field {
     name: "options",
     kind: Kind::Nested {
-        shape: || Shape::List(Box::new(blockdev::shape()), ""),
+        shape: || {
+            Shape::List(
+                Box::new(blockdev::shape()),
+                "options of node <n>, as blockdev-add has them",
+            )
+        },
         read: |nodes, value, at| put(nodes, blockdev::read_all(value, at)?),
     },
     need: Need::Required,
@@ -108,7 +113,7 @@ static SET_ACTIVE: &[Field<SetActive>] = &[
         name: "active",
         kind: Kind::Bool(|set, active| put(&mut set.active, active)),
         need: Need::Required,
-        help: "whether it is to be open and locked",
+        help: "on: open and lock the image; off: flush, close and unlock it",
     },
 ];
 
@@ -166,7 +171,11 @@ static NODE: &[Member] = &[
     Member::new("file", Reply::Text, "its image: a path, or options in JSON"),
     Member::new("ro", Reply::Bool, "it is read-only"),
     Member::new("encrypted", Reply::Bool, "it is encrypted; always false"),
-    Member::new("active", Reply::Bool, "it is in use by this process; always true"),
+    Member::new(
+        "active",
+        Reply::Bool,
+        "the node has its image open; false after blockdev-set-active active=false",
+    ),
     Member::new(
         "detect_zeroes",
         Reply::Word(&["off", "on", "unmap"]),

@@ -9,7 +9,7 @@ use crate::table::{Choice, Field, Kind, Need, Table, put};
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "block-export-add",
-        help: "offer a block node to another program, as --export does",
+        help: "export a block node, as --export does",
         example: r#"{"type": "nbd", "id": "e0", "node-name": "disk0", "writable": true}"#,
         arguments: Arguments::Option {
             option: "--export",
@@ -20,7 +20,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block-export-del",
-        help: "end an export; the event BLOCK_EXPORT_DELETED tells when it has ended",
+        help: "end an export; the event BLOCK_EXPORT_DELETED follows when it has ended",
         example: r#"{"id": "e0", "mode": "hard"}"#,
         arguments: Arguments::Table(&Table {
             fields: DEL,
@@ -30,7 +30,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "x-block-export-resume",
-        help: "let an export that an error has stopped go on: what it holds is done again, in order",
+        help: "resume an export that an error has stopped; its held requests are done again, in order",
         example: r#"{"id": "e0"}"#,
         arguments: Arguments::Table(&Table {
             fields: RESUME,
@@ -98,6 +98,11 @@ static EXPORT_INFO: &[Member] = &[
     Member::new("id", Reply::Text, "the export's name"),
     Member::new("type", Reply::As(|| export::options().tag().shape), "its type"),
     Member::new("node-name", Reply::Text, "the block node that it offers"),
+    Member::optional(
+        "luns",
+        Reply::List(&Reply::Text),
+        "the block nodes of its logical units, LUN 0 first; of vhost-user-scsi only",
+    ),
     Member::new("shutting-down", Reply::Bool, "it is ending"),
     Member::optional(
         "io-status",

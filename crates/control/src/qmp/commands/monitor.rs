@@ -11,7 +11,7 @@ use crate::value::Value;
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: NEGOTIATION,
-        help: "begin: leave the negotiation behind, with some capabilities enabled",
+        help: "leave the negotiation, with some capabilities enabled",
         example: r#"{"enable": ["oob"]}"#,
         arguments: Arguments::Table(&Table {
             fields: NEGOTIATE,
@@ -21,7 +21,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "query-version",
-        help: "tell which release of QEMU's interface this is, and who carries it out",
+        help: "return the QEMU release whose interface this is, and the program's version",
         example: "",
         arguments: Arguments::None(|| Job::Answer(version)),
         returns: Returns::Data("the version", Reply::Object(VERSION)),
@@ -35,7 +35,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "query-qmp-schema",
-        help: "describe commands, events and their types, for programs to see what there is",
+        help: "describe commands, events and their types, for programs",
         example: "",
         arguments: Arguments::None(|| Job::Answer(schema::schema)),
         returns: Returns::Data(
@@ -45,22 +45,21 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "x-query-sandbox",
-        help: "tell what the daemon has given up, as the line does that it logs at its start",
+        help: "return what the daemon has given up: capabilities, system calls, paths",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::XQuerySandbox)),
         returns: Returns::Data("what is in force", Reply::Object(SANDBOX)),
     },
     CommandRow {
         name: "x-upgrade",
-        help: "have the program at this daemon's path, which may be another version by now, take over \
-               with all connections; the answer comes when it has, and the daemon that is asked ends",
+        help: "replace the daemon by the program that is at its path now; all connections are handed over",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Upgrade)),
         returns: Returns::Data("who serves now", Reply::Object(UPGRADED)),
     },
     CommandRow {
         name: "quit",
-        help: "end the daemon, with requests in flight finished and flushed",
+        help: "end the daemon; requests in flight are finished and flushed",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Quit)),
         returns: Returns::Nothing,
@@ -133,7 +132,7 @@ static NEGOTIATE: &[Field<Capabilities>] = &[Field {
     kind: Kind::Nested {
         shape: || {
             let oob = Word { name: "oob", help: "commands with exec-oob" };
-            Shape::List(Box::new(Shape::Words(vec![oob])), "capability")
+            Shape::List(Box::new(Shape::Words(vec![oob])), "")
         },
         read: enable,
     },

@@ -25,7 +25,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "nbd-server-add",
-        help: "offer a block node over NBD; the export's id is its name. block-export-add says more",
+        help: "export a block node over NBD, under a name that is the export's id; block-export-add takes more options",
         example: r#"{"device": "disk0", "writable": true}"#,
         arguments: Arguments::Table(&Table {
             fields: ADD,

@@ -21,7 +21,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "object-del",
-        help: "remove an object that nothing uses",
+        help: "remove an object that is not in use",
         example: r#"{"id": "io0"}"#,
         arguments: Arguments::Table(&Table {
             fields: DEL,
@@ -41,7 +41,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "qom-get",
-        help: "tell what a property of an object is set to",
+        help: "return a property of an object",
         example: r#"{"path": "/objects/io0", "property": "poll-max-ns"}"#,
         arguments: Arguments::Table(&Table {
             fields: &[PATH, PROPERTY],
@@ -53,7 +53,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "qom-set",
-        help: "set a property of an object to something else, while it is in use",
+        help: "change a property of an object in use",
         example: r#"{"path": "/objects/io0", "property": "poll-max-ns", "value": 50000}"#,
         arguments: Arguments::Table(&Table {
             fields: &[PATH, PROPERTY, VALUE],
@@ -67,7 +67,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "query-iothreads",
-        help: "list the I/O threads that were asked for",
+        help: "list the I/O threads that --object and object-add have created",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::QueryIothreads)),
         returns: Returns::Data("one for each thread", Reply::List(&Reply::Object(IOTHREAD_INFO))),

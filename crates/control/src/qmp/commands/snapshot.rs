@@ -8,7 +8,7 @@ use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "blockdev-snapshot-sync",
-        help: "make an image above a node, which takes what is written to it from now on",
+        help: "create an image above a node; writes go to that image from now on",
         example: r#"{"node-name": "disk0", "snapshot-file": "/srv/top.qcow2", "snapshot-node-name": "top"}"#,
         arguments: Arguments::Table(&Table {
             fields: SYNC,
@@ -20,7 +20,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "blockdev-snapshot",
-        help: "put an image that has nothing behind it above a node, as blockdev-snapshot-sync does",
+        help: "put an image that is opened without a backing file above a node, as blockdev-snapshot-sync does",
         example: r#"{"node": "disk0", "overlay": "top"}"#,
         arguments: Arguments::Table(&Table {
             fields: SNAPSHOT,

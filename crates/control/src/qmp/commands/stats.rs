@@ -9,7 +9,7 @@ use crate::value::Value;
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "query-blockstats",
-        help: "tell what was done by each export or, if so asked, with each node",
+        help: "return statistics of each export, or of each node",
         example: r#"{"query-nodes": true}"#,
         arguments: Arguments::Table(&Table {
             fields: BLOCKSTATS,
@@ -19,8 +19,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block-latency-histogram-set",
-        help: "have an export's latencies counted by boundaries, for query-blockstats to tell; of kinds \
-               that nothing is said of as before, and without any boundaries no more",
+        help: "count an export's latencies between boundaries, for query-blockstats; without boundaries, stop counting",
         example: r#"{"id": "export0", "boundaries": [100000, 1000000, 10000000]}"#,
         arguments: Arguments::Table(&Table {
             fields: HISTOGRAM_SET,
@@ -44,14 +43,14 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "x-query-export-stats",
-        help: "tell what was done on each queue of each export",
+        help: "return statistics of each queue of each export",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::XQueryExportStats)),
         returns: Returns::Data("one for each export", Reply::List(&Reply::Object(EXPORT_STATS))),
     },
     CommandRow {
         name: "x-query-iothread-stats",
-        help: "tell what each I/O thread has done",
+        help: "return statistics of each I/O thread",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::XQueryIothreadStats)),
         returns: Returns::Data("one for each thread", Reply::List(&Reply::Object(THREAD_STATS))),
@@ -74,7 +73,7 @@ static BLOCKSTATS: &[Field<bool>] = &[Field {
     name: "query-nodes",
     kind: Kind::Bool(put),
     need: Need::Default("off"),
-    help: "tell of nodes instead of exports",
+    help: "statistics of nodes instead of exports",
 }];
 
 #[derive(Default)]
@@ -143,7 +142,7 @@ static HISTOGRAM_SET: &[Field<HistogramSet>] = &[
 ];
 
 fn list() -> Shape {
-    Shape::List(Box::new(Shape::Int(0..=i64::MAX)), "boundary <n>")
+    Shape::List(Box::new(Shape::Int(0..=i64::MAX)), "")
 }
 
 fn numbers(value: Value, at: &Context) -> Result<Vec<u64>, OptionError> {

@@ -16,21 +16,21 @@ fn run(command: JobCommand) -> Result<Job, OptionError> {
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "blockdev-create",
-        help: "make an image, in a job",
+        help: "create an image, in a job",
         example: r#"{"job-id": "j0", "options": {"driver": "file", "filename": "/srv/new.img", "size": 1048576}}"#,
         arguments: Arguments::Table(create::BLOCKDEV_CREATE),
         returns: Returns::Nothing,
     },
     CommandRow {
         name: "blockdev-backup",
-        help: "copy a node to another one, as it is now, while it is in use",
+        help: "copy a node, as it is at this moment, to another node",
         example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
         arguments: Arguments::Table(copy::BLOCKDEV_BACKUP),
         returns: Returns::Nothing,
     },
     CommandRow {
         name: "blockdev-mirror",
-        help: "copy a node to another one and keep them the same, until the copy takes its place",
+        help: "copy a node to another and keep both equal, until the copy takes its place",
         example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
         arguments: Arguments::Table(copy::BLOCKDEV_MIRROR),
         returns: Returns::Nothing,
@@ -51,7 +51,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-cancel",
-        help: "end a job before its time",
+        help: "cancel a job",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -61,7 +61,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-pause",
-        help: "have a job do nothing until it is resumed",
+        help: "pause a job",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -71,7 +71,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-resume",
-        help: "have a job that was paused go on",
+        help: "resume a paused job",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -81,7 +81,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-complete",
-        help: "have a mirror that is ready end, and its target take the source's place",
+        help: "end a mirror that is ready; its target takes the source's place",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -91,7 +91,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-finalize",
-        help: "have a job make its changes that was started with auto-finalize=false",
+        help: "let a job that was started with auto-finalize=false make its changes",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -101,7 +101,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-dismiss",
-        help: "forget a job that has ended",
+        help: "remove a job that has ended from the list",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -111,7 +111,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block-job-cancel",
-        help: "end a job before its time; a mirror that is ready ends with a whole copy",
+        help: "cancel a job; a mirror that is ready ends with a complete copy",
         example: r#"{"device": "j0", "force": true}"#,
         arguments: Arguments::Table(&Table {
             fields: CANCEL,
@@ -174,7 +174,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block-job-set-speed",
-        help: "set how many bytes a second a job copies at most",
+        help: "limit the rate of a job",
         example: r#"{"device": "j0", "speed": 10485760}"#,
         arguments: Arguments::Table(&Table {
             fields: SET_SPEED,
