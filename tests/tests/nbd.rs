@@ -1,9 +1,13 @@
 //! The NBD server and the clients of its users: libnbd's programs, QEMU's, fio.
 
-use std::os::unix::net::UnixListener;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Image, Port, Scratch, Server, ServerCommand, pattern};
+use integration::{
+    Image, Port, Scratch, Server, ServerCommand, eventually, pattern, tied_command, tool,
+};
 
 /// A daemon that offers an image as `disk`, writable, with more options for the node.
 fn serve(scratch: &Scratch, image: &Image, options: &str) -> Server {
@@ -198,6 +202,61 @@ h.shutdown()
     );
     nbdsh(&scratch, &nbd_uri(&scratch, "disk"), &script);
     server.stop();
+}
+
+/// A script for nbdsh that prints the chunks of some reads of an image with data in its first and its third
+/// 64 KiB.
+const CHUNKS: &str = "
+h.connect_uri(uri)
+image = (b'Z' * (64 << 10) + bytes(64 << 10)) * 2
+kinds = {nbd.READ_DATA: 'data', nbd.READ_HOLE: 'hole'}
+def chunks(length, offset, flags=0):
+    found = []
+    def chunk(bytes, at, status, error):
+        found.append((kinds[status], at, len(bytes)))
+        assert status == nbd.READ_DATA or bytes == bytearray(len(bytes)), 'a hole is zeroes'
+    read = h.pread_structured(length, offset, chunk, flags)
+    found.sort(key=lambda chunk: chunk[1])
+    assert read == image[offset:offset + length]
+    print(offset, length, [(at, length, kind) for kind, at, length in found])
+chunks(192 << 10, 0)
+chunks(192 << 10, 0, nbd.CMD_FLAG_DF)
+chunks(64 << 10, 64 << 10)
+chunks(128 << 10, 64 << 10)
+chunks(4096, 0)
+chunks(100, 70000)
+chunks(8192, (64 << 10) - 4096)
+h.shutdown()
+";
+
+#[test]
+fn holes_between_data_are_told_as_qemu_s_server_tells_them() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 4);
+    let file = OpenOptions::new().write(true).open(image.path()).expect("the image");
+    for at in [0, 128 << 10] {
+        file.write_all_at(&[b'Z'; 64 << 10], at).expect("space for it");
+    }
+    let uri = nbd_uri(&scratch, "disk");
+    let script = format!("uri = {uri:?}\n{CHUNKS}");
+    let print = || client_output(&scratch, "nbdsh", &["-c", &script]);
+    let server = serve(&scratch, &image, "");
+    let ours = print();
+    server.stop();
+    let qsd = tied_command(&tool("qemu-storage-daemon"))
+        .args(["--blockdev", &format!("file,node-name=d,filename={}", image.path().display())])
+        .args([
+            "--nbd-server",
+            &format!("addr.type=unix,addr.path={}", scratch.path("nbd.sock").display()),
+        ])
+        .args(["--export", "nbd,id=e,node-name=d,name=disk,writable=on"])
+        .spawn();
+    let mut qsd = qsd.expect("qemu-storage-daemon runs");
+    eventually("its socket", || UnixStream::connect(scratch.path("nbd.sock")).ok());
+    let theirs = print();
+    qsd.kill().and_then(|()| qsd.wait()).expect("our child");
+    assert_eq!(ours, theirs);
+    assert!(ours.contains("(65536, 65536, 'hole')"), "{ours}");
 }
 
 #[test]

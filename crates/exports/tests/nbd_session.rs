@@ -119,6 +119,24 @@ fn a_client_looks_round_and_goes() {
 }
 
 #[test]
+fn an_export_that_is_not_there_is_named_as_qsd_names_it() {
+    let refused = |name: &str| {
+        let mut out = Vec::new();
+        let mut client = Negotiation::default();
+        client.client_flags(3).unwrap();
+        client.option(code::GO, &info(name, &[]), &exports(), &mut out).unwrap();
+        String::from_utf8(out[20..].to_vec()).unwrap()
+    };
+    assert_eq!(refused("x"), "export 'x' not present");
+    assert_eq!(refused(""), "export '' not present");
+    let long = |len: usize| "a".repeat(len);
+    assert_eq!(refused(&long(79)), format!("export '{}' not present", long(79)));
+    assert_eq!(refused(&long(80)), format!("export '{}...' not present", long(80)));
+    assert_eq!(refused(&long(4096)), format!("export '{}...' not present", long(80)));
+    assert_eq!(refused(&"ä€".repeat(80)), format!("export '{}...' not present", "ä€".repeat(16)));
+}
+
+#[test]
 fn block_sizes_hold_for_who_asked_for_them() {
     assert_eq!(Client::new(3).go("disk").1.minimum_block, 512);
     let (_, next) = Client::new(3).option(code::GO, &info("disk", &[]));
@@ -152,10 +170,12 @@ fn contexts_are_those_of_one_export_and_the_last_choice() {
 }
 
 #[test]
-fn extended_headers_take_precedence() {
+fn extended_headers_take_precedence_and_nothing_is_agreed_on_twice() {
     let mut client = Client::new(3);
     assert_eq!(client.replies(code::STRUCTURED_REPLY, b""), [ACK]);
+    assert_eq!(client.replies(code::STRUCTURED_REPLY, b""), [INVALID]);
     assert_eq!(client.replies(code::EXTENDED_HEADERS, b""), [ACK]);
+    assert_eq!(client.replies(code::EXTENDED_HEADERS, b""), [INVALID]);
     assert_eq!(client.replies(code::STRUCTURED_REPLY, b""), [EXTENDED]);
     assert_eq!(Client(client.0.clone()).go("disk").1.mode, ReplyMode::Extended);
     let (_, next) = client.option(code::EXPORT_NAME, b"disk");
@@ -245,8 +265,10 @@ fn what_can_be_done_is() {
         Verdict::Do(command) => command,
         other => panic!("{header:?}: {other:?}"),
     };
-    let flags = command_flag::FUA | command_flag::DF;
-    assert_eq!(doing(header(Read, flags, offset, len)), Command::Read { offset, len: 1024 });
+    for (flag, in_chunks) in [(0, true), (command_flag::DF, false)] {
+        let read = Command::Read { offset, len: 1024, in_chunks };
+        assert_eq!(doing(header(Read, command_flag::FUA | flag, offset, len)), read);
+    }
     // QEMU 10.0 leaves the flag of the payload out.
     for flags in [command_flag::PAYLOAD_LEN, 0] {
         let write = Command::Write { offset, len: 1024, fua: false };
@@ -279,7 +301,7 @@ proptest! {
         let agreed = Agreed { size, read_only: false, mode, minimum_block: 1, allocation: true };
         let header = header(command.into(), flags, offset, len);
         match agreed.judge(&header) {
-            Verdict::Do(Command::Read { offset, len } | Command::Write { offset, len, .. }) => {
+            Verdict::Do(Command::Read { offset, len, .. } | Command::Write { offset, len, .. }) => {
                 prop_assert!(len > 0 && len <= MAX_PAYLOAD);
                 prop_assert!(offset.checked_add(len.into()).is_some_and(|end| end <= size));
             }

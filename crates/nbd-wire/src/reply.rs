@@ -16,7 +16,7 @@ pub(crate) const TYPE_BLOCK_STATUS_EXT: u16 = 6;
 const TYPE_ERROR: u16 = 0x8001;
 
 /// Most bytes of a reply before its data.
-pub const MAX_HEADER: usize = 40;
+pub const MAX_HEADER: usize = 44;
 
 /// `NBD_STATE_HOLE` and `NBD_STATE_ZERO` of the context `base:allocation`.
 pub mod allocation {
@@ -87,6 +87,13 @@ pub enum Reply {
         /// Bytes; not zero.
         len: u32,
     },
+    /// A range reads as zeroes; no data follow.
+    Hole {
+        /// Of the first byte.
+        offset: u64,
+        /// Bytes; not zero.
+        len: u32,
+    },
     /// Extents of the context with that number follow, [`extent_len`] bytes each.
     Status {
         /// The context.
@@ -131,6 +138,16 @@ pub fn encode_extent(mode: ReplyMode, len: u64, status: u32) -> [u8; 16] {
 impl Reply {
     /// Encodes what precedes the data: the bytes, of which the first `usize` count.
     pub fn encode(&self, mode: ReplyMode, asked: Asked) -> ([u8; MAX_HEADER], usize) {
+        self.encode_chunk(mode, asked, true)
+    }
+
+    /// The same of one of several chunks, if it is not the last, which simple replies do not have.
+    pub fn encode_chunk(
+        &self,
+        mode: ReplyMode,
+        asked: Asked,
+        is_last: bool,
+    ) -> ([u8; MAX_HEADER], usize) {
         let mut out = Writer::new();
         if mode == ReplyMode::Simple {
             let error = if let Reply::Error(error) = self { *error as u32 } else { 0 };
@@ -143,6 +160,7 @@ impl Reply {
         let (kind, len) = match *self {
             Reply::Done => (TYPE_NONE, 0),
             Reply::Data { len, .. } => (TYPE_OFFSET_DATA, 8 + u64::from(len)),
+            Reply::Hole { .. } => (TYPE_OFFSET_HOLE, 12),
             Reply::Status { count, .. } if extended => {
                 (TYPE_BLOCK_STATUS_EXT, 8 + 16 * u64::from(count))
             }
@@ -151,7 +169,8 @@ impl Reply {
         };
         let magic = if extended { EXTENDED_MAGIC } else { STRUCTURED_MAGIC };
         out.put(magic.to_be_bytes());
-        out.put(FLAG_DONE.to_be_bytes());
+        let flags = if is_last { FLAG_DONE } else { 0 };
+        out.put(flags.to_be_bytes());
         out.put(kind.to_be_bytes());
         out.put(asked.cookie.to_be_bytes());
         if extended {
@@ -164,6 +183,10 @@ impl Reply {
         match *self {
             Reply::Done => {}
             Reply::Data { offset, .. } => out.put(offset.to_be_bytes()),
+            Reply::Hole { offset, len } => {
+                out.put(offset.to_be_bytes());
+                out.put(len.to_be_bytes());
+            }
             Reply::Status { context, count } => {
                 out.put(context.to_be_bytes());
                 if extended {

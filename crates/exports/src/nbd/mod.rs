@@ -12,6 +12,7 @@
 mod arena;
 mod connection;
 mod handshake;
+mod holes;
 mod listener;
 mod secure;
 mod server;

@@ -57,7 +57,7 @@ impl Slot {
 /// What a command is counted as, and its range; bytes are 0 where it has none, or moves none.
 pub(super) fn counted(command: &Command) -> (Kind, u64, u64) {
     match *command {
-        Command::Read { offset, len } => (Kind::Read, offset, len.into()),
+        Command::Read { offset, len, .. } => (Kind::Read, offset, len.into()),
         Command::Write { offset, len, .. } => (Kind::Write, offset, len.into()),
         Command::Flush => (Kind::Flush, 0, 0),
         Command::Trim { offset, len, .. } => (Kind::Discard, offset, len),

@@ -12,6 +12,7 @@ use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
 
 use super::arena::{Arena, HEADERS, INPUT};
+use super::holes::Out;
 use super::session::handshake::ALLOCATION_ID;
 use super::session::transmission::{Agreed, Command, Verdict};
 use super::slots::{SLOTS, Slots, counted};
@@ -25,6 +26,10 @@ use super::wire::request::{
 
 /// Extents of a block status reply at most.
 const MAX_EXTENTS: usize = 1024;
+
+/// Holes in the replies that are sent together, each of which takes up to three of the 1024 segments that
+/// the kernel takes at once. What is beyond that is sent as data.
+const MAX_HOLES: usize = (1024 - 2 * SLOTS) / 3;
 
 /// No command has this flag.
 const UNKNOWN_FLAG: u16 = 1 << 15;
@@ -284,7 +289,7 @@ impl State {
                 self.ready.push_back(tag);
                 return Next::Answered;
             }
-            Command::Read { offset, len } => (Op::Read, offset, len.into()),
+            Command::Read { offset, len, .. } => (Op::Read, offset, len.into()),
             Command::Write { offset, len, fua } => {
                 (Op::Write { fua: fua || through }, offset, len.into())
             }
@@ -320,7 +325,9 @@ impl State {
         }
         (slot.reply, slot.data) = match (result, slot.command) {
             (Err(errno), _) => (Reply::Error(errno.into()), 0),
-            (Ok(()), Command::Read { offset, len }) => (Reply::Data { offset, len }, len as usize),
+            (Ok(()), Command::Read { offset, len, .. }) => {
+                (Reply::Data { offset, len }, len as usize)
+            }
             (Ok(()), Command::BlockStatus { .. }) => encode_status(&mut slot.bufs, mode),
             (Ok(()), _) => (Reply::Done, 0),
         };
@@ -362,17 +369,29 @@ impl State {
     pub(super) fn gather(&mut self, bufs: &mut IoBufs) {
         bufs.clear();
         let mut at = HEADERS.start;
+        let mut holes_left = MAX_HOLES;
         while let Some(tag) = self.ready.pop_front() {
             self.sending.push(tag);
             let Some(slot) = self.slots.get(tag) else { continue };
-            let (bytes, len) = slot.reply.encode(self.agreed.mode, slot.asked);
             trace_reply(self.client, self.agreed.mode, slot.asked, slot.reply);
-            self.arena.whole.copy_in(at, &bytes[..len]);
-            bufs.append_part(&self.arena.whole, at, len);
-            at += len;
-            if let Some(memory) = slot.memory.filter(|_| slot.data > 0) {
-                bufs.append_part(&self.arena.whole, memory.offset, slot.data);
+            let mut out = Out { arena: &mut self.arena.whole, bufs: &mut *bufs, place: at };
+            match (slot.command, slot.reply, slot.memory) {
+                (
+                    Command::Read { in_chunks: true, .. },
+                    Reply::Data { offset, len },
+                    Some(memory),
+                ) => {
+                    let data = (memory.offset, offset, len as usize);
+                    out.read(self.agreed.mode, slot.asked, data, &mut holes_left);
+                }
+                (_, reply, memory) => {
+                    out.header(reply.encode(self.agreed.mode, slot.asked));
+                    if let Some(memory) = memory.filter(|_| slot.data > 0) {
+                        bufs.append_part(&self.arena.whole, memory.offset, slot.data);
+                    }
+                }
             }
+            at += MAX_HEADER;
         }
     }
 
@@ -491,7 +510,7 @@ fn trace_reply(client: RawFd, mode: ReplyMode, asked: Asked, reply: Reply) {
         }
         (ReplyMode::Simple, _) => trace!(nbd_co_send_simple_reply(client, cookie, 0u32, 0u32)),
         (_, Reply::Done) => trace!(nbd_co_send_chunk_done(client, cookie)),
-        (_, Reply::Data { offset, len }) => {
+        (_, Reply::Data { offset, len } | Reply::Hole { offset, len }) => {
             trace!(nbd_co_send_chunk_read(client, cookie, offset, len));
         }
         (_, Reply::Error(error)) => trace!(nbd_co_send_chunk_error(client, cookie, error as u32)),

@@ -15,6 +15,11 @@ const ALLOCATION: &str = "base:allocation";
 /// Its number.
 pub const ALLOCATION_ID: u32 = 0;
 
+/// What QSD says of an option that comes a second time.
+const EXTENDED_ALREADY: &str = "extended headers already negotiated";
+/// Bytes of a name that errors show: QSD shows as many.
+const SHOWN_NAME: usize = 80;
+
 /// An export, as clients are told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
@@ -192,7 +197,7 @@ impl Negotiation {
                 return Ok(Next::Leave);
             }
             Ok(ClientOption::StartTls) => match self.tls {
-                Tls::Off => answer.refuse(OptionError::Policy, "this server has no TLS"),
+                Tls::Off => answer.refuse(OptionError::Policy, "TLS not configured"),
                 Tls::On => answer.refuse(OptionError::Invalid, "TLS is under way already"),
                 Tls::Required => {
                     answer.put(OptionReply::Ack);
@@ -218,11 +223,17 @@ impl Negotiation {
                 }
             }
             Ok(ClientOption::StructuredReply) if self.mode == ReplyMode::Extended => {
-                answer.refuse(OptionError::ExtendedHeaders, "extended headers are negotiated");
+                answer.refuse(OptionError::ExtendedHeaders, EXTENDED_ALREADY);
+            }
+            Ok(ClientOption::StructuredReply) if self.mode == ReplyMode::Structured => {
+                answer.refuse(OptionError::Invalid, "structured reply already negotiated");
             }
             Ok(ClientOption::StructuredReply) => {
                 self.mode = ReplyMode::Structured;
                 answer.put(OptionReply::Ack);
+            }
+            Ok(ClientOption::ExtendedHeaders) if self.mode == ReplyMode::Extended => {
+                answer.refuse(OptionError::Invalid, EXTENDED_ALREADY);
             }
             Ok(ClientOption::ExtendedHeaders) => {
                 self.mode = ReplyMode::Extended;
@@ -288,7 +299,7 @@ impl Negotiation {
         answer: &mut Answer<'_>,
     ) -> Option<usize> {
         let Some(index) = find(request.name, exports) else {
-            answer.refuse(OptionError::Unknown, "there is no export of that name");
+            answer.refuse(OptionError::Unknown, &not_present(request.name));
             return None;
         };
         let export = &exports[index];
@@ -320,7 +331,7 @@ impl Negotiation {
             return false;
         }
         if find(contexts.name, exports).is_none() {
-            answer.refuse(OptionError::Unknown, "there is no export of that name");
+            answer.refuse(OptionError::Unknown, &not_present(contexts.name));
             return false;
         }
         true
@@ -339,6 +350,17 @@ impl Negotiation {
 
 fn find(name: &str, exports: &[Arc<ExportInfo>]) -> Option<usize> {
     exports.iter().position(|export| export.name == name)
+}
+
+/// What QSD says of an export that is not there.
+fn not_present(name: &str) -> String {
+    match name.len() {
+        ..SHOWN_NAME => format!("export '{name}' not present"),
+        _ => {
+            let shown = (0..=SHOWN_NAME).rev().find_map(|end| name.get(..end)).unwrap_or_default();
+            format!("export '{shown}...' not present")
+        }
+    }
 }
 
 /// The answer to an option, in the making.

@@ -28,6 +28,8 @@ pub enum Command {
         offset: u64,
         /// Bytes: from 1 to [`MAX_PAYLOAD`].
         len: u32,
+        /// The reply may have its zeroes as holes.
+        in_chunks: bool,
     },
     /// Write the payload.
     Write {
@@ -163,7 +165,10 @@ impl Agreed {
         let short = u32::try_from(len).ok().filter(|&len| len <= MAX_PAYLOAD);
         Ok(match command {
             CommandType::Read => match short {
-                Some(len) => Command::Read { offset, len },
+                Some(len) => {
+                    let in_chunks = chunks && !has(command_flag::DF);
+                    Command::Read { offset, len, in_chunks }
+                }
                 None if chunks => return Err(NbdError::Overflow),
                 None => return Err(NbdError::Inval),
             },
