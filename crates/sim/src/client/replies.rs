@@ -79,15 +79,12 @@ fn take_chunk(request: &mut Request, kind: ChunkKind, payload: &[u8]) -> Result<
         ChunkKind::None if payload.is_empty() => {}
         ChunkKind::OffsetData if request.kind == Kind::Read && payload.len() > 8 => {
             let (offset, data) = payload.split_at(8);
-            let offset = u64::from_be_bytes(offset.try_into().expect("8 bytes"));
-            let begin = offset.wrapping_sub(request.offset()) as usize;
-            let whole = request.bytes();
-            if begin > whole || data.len() > whole - begin {
-                return Err("data that are not of its range");
-            }
-            request.came.data.resize(whole, 0);
-            request.came.data[begin..begin + data.len()].copy_from_slice(data);
-            request.came.count += data.len();
+            place(request, offset, data.len())?.copy_from_slice(data);
+        }
+        ChunkKind::OffsetHole if request.kind == Kind::Read && payload.len() == 12 => {
+            let (offset, len) = payload.split_at(8);
+            let len = u32::from_be_bytes(len.try_into().expect("4 bytes"));
+            place(request, offset, len as usize)?.fill(0);
         }
         ChunkKind::BlockStatus if payload.len() > 4 => {
             let extents = payload[4..].chunks_exact(8);
@@ -106,6 +103,23 @@ fn take_chunk(request: &mut Request, kind: ChunkKind, payload: &[u8]) -> Result<
         _ => return Err("that makes no sense"),
     }
     Ok(())
+}
+
+/// Where so many bytes go that were read from an offset, which count as there.
+fn place<'a>(
+    request: &'a mut Request,
+    offset: &[u8],
+    len: usize,
+) -> Result<&'a mut [u8], &'static str> {
+    let offset = u64::from_be_bytes(offset.try_into().expect("8 bytes"));
+    let begin = offset.wrapping_sub(request.offset()) as usize;
+    let whole = request.bytes();
+    if begin > whole || len > whole - begin {
+        return Err("data that are not of its range");
+    }
+    request.came.data.resize(whole, 0);
+    request.came.count += len;
+    Ok(&mut request.came.data[begin..begin + len])
 }
 
 /// The two integers that bytes are halves of.
