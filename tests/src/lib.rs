@@ -20,6 +20,7 @@ mod qmp;
 pub mod schema;
 mod scratch;
 mod server;
+mod terminal;
 pub mod tls;
 mod wait;
 pub mod wire;
@@ -34,4 +35,5 @@ pub use program::{client, daemon, install, preloaded, python, release_daemon, ti
 pub use qmp::Qmp;
 pub use scratch::Scratch;
 pub use server::{Server, ServerCommand};
+pub use terminal::Terminal;
 pub use wait::{PATIENCE, eventually};

@@ -1,8 +1,8 @@
 //! `ringmill top`, as programs and people run it.
 
-use std::process::Stdio;
+use std::process::Command;
 
-use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, tied_command, tool};
+use integration::{BlkClient, Image, Scratch, ServerCommand, Terminal, eventually};
 
 /// What `ringmill top` prints with these words behind the socket, and whether it succeeds.
 fn top(scratch: &Scratch, words: &[&str]) -> (bool, String) {
@@ -49,26 +49,68 @@ fn a_view_tells_of_exports_and_threads() {
     assert_eq!(lines[4][..2], ["I/O", "THREAD"], "{busy}");
     assert_eq!((lines[5][0], lines.len()), ("io0", 6), "{busy}");
 
-    // On a terminal, which script(1) gives it.
-    let program = std::fs::read_link(format!("/proc/{}/exe", server.pid())).expect("the daemon");
-    let socket = scratch.path("qmp.sock");
-    let run = format!(
-        "stty cols 120 rows 20; {} top {} --count 1 --interval-ms 100",
-        program.display(),
-        socket.display()
-    );
-    let screen = tied_command(&tool("script"))
-        .args(["--quiet", "--return", "--command", &run, "/dev/null"])
-        .env("TERM", "xterm")
-        .stdin(Stdio::null())
-        .output()
-        .expect("script runs");
-    assert!(screen.status.success(), "{screen:?}");
-    let text = String::from_utf8_lossy(&screen.stdout);
-    // Into the other screen and back.
-    assert!(text.contains("\x1b[?1049h") && text.contains("\x1b[?1049l"), "{text:?}");
-    assert!(text.contains("EXPORT") && text.contains("vhost-user-blk"), "{text:?}");
     drop(blk);
+    server.stop();
+}
+
+/// Thirty exports with long names on the smallest terminal that people have: names can be told from each
+/// other, all can be seen, and a window that is made smaller or larger is drawn anew.
+#[test]
+fn thirty_exports_are_seen_on_a_small_terminal() {
+    let scratch = Scratch::new();
+    let name = |n: usize| format!("production-database-volume-{n:02}");
+    let mut command = ServerCommand::new(&scratch).iothread("io0").monitor("qmp");
+    command = command.args(["--blockdev", "null-co,node-name=n,size=1048576"]);
+    for n in 1..=30 {
+        let socket = scratch.path(&format!("{n}.sock"));
+        let export = format!(
+            "vhost-user-blk,id={},node-name=n,num-queues=2,iothread=io0,addr.type=unix,addr.path={}",
+            name(n),
+            socket.display()
+        );
+        command = command.arg("--export").arg(export);
+    }
+    let server = command.start();
+    let program = std::fs::read_link(format!("/proc/{}/exe", server.pid())).expect("the daemon");
+    let mut top = Command::new(program);
+    top.arg("top").arg(server.socket("qmp"));
+    let mut terminal = Terminal::start(&top, 80, 24);
+    // The numbers at the ends of the names that are seen.
+    let seen = |lines: &[String]| -> Vec<usize> {
+        let names = lines.iter().filter(|line| line.starts_with("production-"));
+        let names = names.filter_map(|line| line.split_whitespace().next());
+        names.map(|name| name[name.len() - 2..].parse().expect("a number")).collect()
+    };
+    let range = |lines: &[String], heading: &str, wanted: std::ops::RangeInclusive<usize>| {
+        (lines[1].starts_with(heading) && seen(lines) == wanted.collect::<Vec<_>>()).then_some(())
+    };
+    let keys = terminal.wait_for("the first exports, and the keys", |lines| {
+        range(lines, "EXPORT 1-19/30 ", 1..=19)?;
+        assert!(lines[1].contains(" REQ/S ") && lines[1].contains(" P99 US "), "{lines:#?}");
+        let threads = lines.iter().any(|line| line.starts_with("io0 "));
+        threads.then(|| lines[23].clone()).filter(|keys| !keys.is_empty())
+    });
+    assert!(keys.contains("PgDn") && keys.contains("q quit"), "{keys}");
+    // Page down; up, three times; end.
+    for (key, heading, wanted) in [
+        ("\x1b[6~", "EXPORT 12-30/30 ", 12..=30),
+        ("\x1b[A\x1b[A\x1b[A", "EXPORT 9-27/30 ", 9..=27),
+        ("\x1b[F", "EXPORT 12-30/30 ", 12..=30),
+    ] {
+        terminal.press(key);
+        terminal.wait_for(heading, |lines| range(lines, heading, wanted.clone()));
+    }
+    terminal.resize(60, 12);
+    terminal.wait_for("a smaller view", |lines| range(lines, "EXPORT 12-18/30 ", 12..=18));
+    terminal.resize(130, 40);
+    terminal.wait_for("all of them", |lines| {
+        let whole = lines.get(2).is_some_and(|line| line.starts_with(&format!("{} ", name(1))));
+        range(lines, "EXPORT  ", 1..=30).filter(|()| whole)
+    });
+    terminal.press("u");
+    terminal.wait_for("queues", |lines| lines[3].starts_with("  0 on io0 ").then_some(()));
+    terminal.press("q");
+    assert!(terminal.wait().success());
     server.stop();
 }
 

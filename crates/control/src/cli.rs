@@ -191,7 +191,8 @@ static TOP: Subcommand = Subcommand {
     about: "Shows what the daemon whose QMP monitor listens on <socket>, a path or <host>:<port>, does: \
             its exports with requests, throughput, latency percentiles, mean and present depth and \
             answers per batch, and its I/O threads with CPU time, polling and wake-ups. On a terminal \
-            the view is kept up to date; q ends it, s sorts it otherwise, + and - change the interval.",
+            the view is kept up to date and can be scrolled; its last line lists the keys. Where the \
+            terminal is narrow, some columns are left out.",
     options: || erased(top::OPTIONS),
     examples: &[
         ("ringmill top /run/ringmill.qmp", "a live view"),

@@ -1,5 +1,6 @@
 //! `ringmill top`: a live view of a daemon, by its monitor.
 
+mod columns;
 mod sample;
 mod view;
 
@@ -15,10 +16,12 @@ use serde_json::Map;
 
 use crate::ctl::client::{Client, ClientError};
 use crate::daemon::DaemonError;
+use columns::shortened;
 use sample::{Sample, View};
+use view::Window;
 
-/// What of the keys fits into the first line.
-const KEYS: &str = "q: quit  s: sort  +/-: interval";
+/// The last line of a terminal.
+const KEYS: &str = "q quit  s sort  +/- interval  u queues  arrows PgUp PgDn Home End  Tab threads";
 
 /// Shows it until that is ended.
 pub(crate) fn run(options: &TopOptions) -> Result<(), DaemonError> {
@@ -74,9 +77,14 @@ impl Watch {
         self.options.count.is_some_and(|count| self.shown >= count)
     }
 
-    fn head(&self) -> String {
+    /// The first line, in `width` characters where the socket's name can be shortened to that.
+    fn head(&self, width: u16) -> String {
         let TopOptions { socket, interval_ms, sort, .. } = &self.options;
-        format!("ringmill top {socket}, every {interval_ms} ms, sorted by {}", name(*sort))
+        let rest = format!(", every {interval_ms} ms, sorted by {}", name(*sort));
+        let program = "ringmill top ";
+        let taken = u16::try_from(program.len() + rest.len()).unwrap_or(u16::MAX);
+        let socket = shortened(&socket.to_string(), width.saturating_sub(taken));
+        format!("{program}{socket}{rest}")
     }
 
     /// Views one after the other.
@@ -84,7 +92,7 @@ impl Watch {
         while !self.is_over() {
             thread::sleep(self.interval());
             let view = self.look()?;
-            let text = batch(&self.head(), &view);
+            let text = batch(|width| self.head(width), &view);
             let mut out = io::stdout().lock();
             match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
                 // Who has gone away, as `head` does, has read enough.
@@ -99,10 +107,14 @@ impl Watch {
     /// One view, kept up to date.
     fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> Result<(), DaemonError> {
         let failed = |error: io::Error| DaemonError::new(format!("the terminal: {error}"));
-        let mut view = View::default();
+        // Nothing was done yet, as far as can be seen.
+        let mut view = self.last.1.since(&self.last.1, 1.0, self.options.sort);
+        let mut window = Window::default();
         loop {
-            let head = format!("{}   {KEYS}", self.head());
-            terminal.draw(|frame| view::draw(frame, &head, &view)).map_err(failed)?;
+            let draw = |frame: &mut ratatui::Frame<'_>| {
+                view::draw(frame, |width| self.head(width), KEYS, &view, &mut window);
+            };
+            terminal.draw(draw).map_err(failed)?;
             if self.is_over() {
                 return Ok(());
             }
@@ -112,6 +124,7 @@ impl Watch {
                 self.shown += 1;
                 continue;
             }
+            // A change of the terminal's size is an event, too: the view is drawn anew.
             let Event::Key(key) = event::read().map_err(failed)? else { continue };
             if key.kind == KeyEventKind::Release {
                 continue;
@@ -128,23 +141,32 @@ impl Watch {
                 KeyCode::Char('-') => {
                     self.options.interval_ms = (self.options.interval_ms / 2).max(100);
                 }
+                KeyCode::Up => window.part().scroll(-1),
+                KeyCode::Down => window.part().scroll(1),
+                KeyCode::PageUp => window.part().scroll_page(false),
+                KeyCode::PageDown => window.part().scroll_page(true),
+                KeyCode::Home => window.part().scroll_home(),
+                KeyCode::End => window.part().scroll_end(),
+                KeyCode::Tab => window.on_threads = !window.on_threads,
+                KeyCode::Char('u') => window.toggle_queues(),
                 _ => {}
             }
         }
     }
 }
 
-/// A view as lines of text.
-fn batch(head: &str, view: &View) -> String {
-    let Ok(mut terminal) = Terminal::new(TestBackend::new(view::WIDTH, view::height(view)));
-    let Ok(_) = terminal.draw(|frame| view::draw(frame, head, view));
+/// A view as lines of text, all of it.
+fn batch(head: impl Fn(u16) -> String, view: &View) -> String {
+    let (width, height) = view::size(view);
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let mut window = Window::whole();
+    let Ok(_) = terminal.draw(|frame| view::draw(frame, &head, "", view, &mut window));
     let buffer = terminal.backend().buffer();
-    let width = usize::from(view::WIDTH);
     let line = |cells: &[ratatui::buffer::Cell]| {
         let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
         line.trim_end().to_owned() + "\n"
     };
-    buffer.content().chunks(width).map(line).collect()
+    buffer.content().chunks(usize::from(width)).map(line).collect()
 }
 
 fn name(sort: TopSort) -> &'static str {

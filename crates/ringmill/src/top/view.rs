@@ -1,82 +1,249 @@
-//! How a view looks: two tables.
+//! How a view looks: a table of exports above one of I/O threads, each of which can be scrolled.
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Row, Table};
 
+use super::columns::{self, Column, Fitted, numbers, shortened, words};
 use super::sample::{Turns, View, Work};
 
-/// Columns that all of it takes.
-pub(crate) const WIDTH: u16 = 112;
-
-const EXPORTS: [&str; 11] = [
-    "EXPORT", "TYPE", "REQ/S", "MIB/S", "P50 US", "P99 US", "P99.9 US", "DEPTH", "NOW", "BATCH",
-    "ERR/S",
+const EXPORTS: &[Column] = &[
+    words("TYPE", 15, 9),
+    numbers("REQ/S", 8, 0),
+    numbers("MIB/S", 8, 1),
+    numbers("P50 US", 8, 4),
+    numbers("P99 US", 8, 2),
+    numbers("P99.9 US", 8, 7),
+    numbers("DEPTH", 6, 5),
+    numbers("NOW", 5, 6),
+    numbers("BATCH", 6, 8),
+    numbers("ERR/S", 6, 3),
 ];
-const THREADS: [&str; 8] = [
-    "I/O THREAD",
-    "CPU %",
-    "POLLED %",
-    "WINDOW US",
-    "POLL OK %",
-    "WAKE-UPS/S",
-    "ITER/S",
-    "ENTERS/S",
+const THREADS: &[Column] = &[
+    numbers("CPU %", 7, 0),
+    numbers("POLLED %", 9, 2),
+    numbers("WINDOW US", 9, 4),
+    numbers("POLL OK %", 9, 6),
+    numbers("WAKE-UPS/S", 10, 3),
+    numbers("ITER/S", 9, 5),
+    numbers("ENTERS/S", 9, 7),
 ];
 
-/// Lines that a view takes.
-pub(crate) fn height(view: &View) -> u16 {
-    let exports: usize = view.exports.iter().map(|export| 1 + export.queues.len()).sum();
-    // Head, two headings, a line between the tables.
-    u16::try_from(exports + view.threads.len() + 4).unwrap_or(u16::MAX)
+/// What is seen of a view on a terminal that is too small for all of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) exports: Part,
+    pub(crate) threads: Part,
+    /// The keys move the threads.
+    pub(crate) on_threads: bool,
+    /// Exports are shown with their queues; `None`: where there is room.
+    pub(crate) queues: Option<bool>,
+    /// Whether they were, when it was drawn.
+    shows_queues: bool,
 }
 
-/// Draws it. `head` is the first line.
-pub(crate) fn draw(frame: &mut Frame<'_>, head: &str, view: &View) {
-    let exports: usize = view.exports.iter().map(|export| 1 + export.queues.len()).sum();
-    let [head_area, export_area, _, thread_area] = Layout::vertical([
+/// Which rows of a table are seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    first: usize,
+    /// Rows that there were, and that had room, when it was drawn.
+    rows: usize,
+    shown: usize,
+}
+
+impl Part {
+    /// Moves by so many rows, down or up.
+    pub(crate) fn scroll(&mut self, rows: isize) {
+        self.first = self.first.saturating_add_signed(rows).min(self.last_first());
+    }
+
+    /// Moves by almost what is shown.
+    pub(crate) fn scroll_page(&mut self, down: bool) {
+        let page = self.shown.saturating_sub(1).max(1).cast_signed();
+        self.scroll(if down { page } else { -page });
+    }
+
+    pub(crate) fn scroll_home(&mut self) {
+        self.first = 0;
+    }
+
+    pub(crate) fn scroll_end(&mut self) {
+        self.first = self.last_first();
+    }
+
+    fn last_first(&self) -> usize {
+        self.rows.saturating_sub(self.shown)
+    }
+
+    /// The heading of names, with what is seen where that is not all.
+    fn heading(&self, name: &str) -> String {
+        match self.shown < self.rows {
+            true => format!("{name} {}-{}/{}", self.first + 1, self.first + self.shown, self.rows),
+            false => name.to_owned(),
+        }
+    }
+
+    fn set(&mut self, rows: usize, area: Rect) {
+        self.rows = rows;
+        // The heading takes one.
+        self.shown = rows.min(usize::from(area.height.saturating_sub(1)));
+        self.scroll(0);
+    }
+}
+
+impl Window {
+    /// The part that the keys move.
+    pub(crate) fn part(&mut self) -> &mut Part {
+        if self.on_threads { &mut self.threads } else { &mut self.exports }
+    }
+
+    /// Shows the queues of exports, or leaves them out.
+    pub(crate) fn toggle_queues(&mut self) {
+        self.queues = Some(!self.queues.unwrap_or(self.shows_queues));
+    }
+
+    /// All of a view, for who reads it as text.
+    pub(crate) fn whole() -> Self {
+        Window { queues: Some(true), ..Window::default() }
+    }
+}
+
+fn small(rows: usize) -> u16 {
+    u16::try_from(rows).unwrap_or(u16::MAX)
+}
+
+/// Rows of exports, and of their queues.
+fn export_rows(view: &View, with_queues: bool) -> usize {
+    let queues = |export: &Work| if with_queues { export.queues.len() } else { 0 };
+    view.exports.iter().map(|export| 1 + queues(export)).sum()
+}
+
+/// Characters and lines that a whole view takes, without the line of keys.
+pub(crate) fn size(view: &View) -> (u16, u16) {
+    let exports = columns::full_width(EXPORTS, longest_export(view, true));
+    let threads = columns::full_width(THREADS, longest_thread(view));
+    // Head, two headings, a line between the tables.
+    let height = export_rows(view, true) + view.threads.len() + 4;
+    (exports.max(threads), small(height))
+}
+
+fn longest_export(view: &View, with_queues: bool) -> u16 {
+    let queues = |export: &Work| match with_queues {
+        true => export.queues.iter().map(|queue| queue.name.chars().count() + 2).max().unwrap_or(0),
+        false => 0,
+    };
+    let names = view.exports.iter().map(|export| export.name.chars().count().max(queues(export)));
+    small(names.max().unwrap_or(0)).clamp(LEAST_NAME, MOST_NAME)
+}
+
+fn longest_thread(view: &View) -> u16 {
+    let names = view.threads.iter().map(|thread| thread.id.chars().count());
+    small(names.max().unwrap_or(0)).clamp(LEAST_NAME, MOST_NAME)
+}
+
+/// Room for the heading, which may have numbers of rows in it.
+const LEAST_NAME: u16 = 20;
+const MOST_NAME: u16 = 400;
+
+/// Draws it: `head` first, and `keys` last, unless it is empty. What does not fit is scrolled to by `window`,
+/// which is corrected.
+pub(crate) fn draw(
+    frame: &mut Frame<'_>,
+    head: impl FnOnce(u16) -> String,
+    keys: &str,
+    view: &View,
+    window: &mut Window,
+) {
+    let area = frame.area();
+    let keys_height = u16::from(!keys.is_empty() && area.height > 3);
+    let room = area.height.saturating_sub(1 + keys_height);
+    let threads = small(view.threads.len()).saturating_add(1);
+    let needed = |with_queues| small(export_rows(view, with_queues)).saturating_add(1);
+    let fits = |exports: u16| exports.saturating_add(threads).saturating_add(1) <= room;
+    let with_queues = window.queues.unwrap_or_else(|| fits(needed(true)));
+    window.shows_queues = with_queues;
+    let exports = needed(with_queues);
+    let (exports, gap, threads) = if fits(exports) {
+        (exports, 1, threads)
+    } else {
+        // A third is kept for threads, unless they, or the exports, take less.
+        let kept = threads.min((room / 3).max(2));
+        let exports = exports.min(room.saturating_sub(kept));
+        (exports, 0, threads.min(room.saturating_sub(exports)))
+    };
+    let [head_area, export_area, _, thread_area, _, keys_area] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length(u16::try_from(exports + 1).unwrap_or(u16::MAX)),
-        Constraint::Length(1),
-        Constraint::Min(view.threads.len() as u16 + 1),
+        Constraint::Length(exports),
+        Constraint::Length(gap),
+        Constraint::Length(threads),
+        Constraint::Min(0),
+        Constraint::Length(keys_height),
     ])
-    .areas(frame.area());
-    frame.render_widget(Line::from(head), head_area);
+    .areas(area);
+    frame.render_widget(Line::from(head(area.width)), head_area);
+    frame.render_widget(Line::from(shortened(keys, area.width)), keys_area);
+
+    let fitted = columns::fit(EXPORTS, longest_export(view, with_queues), area.width);
     let rows = view.exports.iter().flat_map(|export| {
-        let own = work(export, export.name.clone(), export.connected);
-        let queues =
-            export.queues.iter().map(|queue| work(queue, format!("  {}", queue.name), true));
+        let own = (export, export.name.clone(), export.connected);
+        let queues = export.queues.iter().filter(move |_| with_queues);
+        let queues = queues.map(|queue| (queue, format!("  {}", queue.name), true));
         std::iter::once(own).chain(queues)
     });
-    let widths = [20, 15, 9, 9, 9, 9, 9, 7, 5, 6, 6].map(Constraint::Length);
-    frame.render_widget(Table::new(rows, widths).header(heading(&EXPORTS, 2)), export_area);
-    let widths = [20, 7, 9, 10, 10, 11, 10, 10].map(Constraint::Length);
-    let rows = view.threads.iter().map(turns);
-    frame.render_widget(Table::new(rows, widths).header(heading(&THREADS, 1)), thread_area);
+    window.exports.set(export_rows(view, with_queues), export_area);
+    let name = window.exports.heading("EXPORT");
+    let rows = rows.skip(window.exports.first).take(window.exports.shown);
+    let rows = rows.map(|(work, name, in_use)| {
+        let dim = if in_use { Modifier::empty() } else { Modifier::DIM };
+        row(name, cells_of_work(work), &fitted).style(Style::new().add_modifier(dim))
+    });
+    render(frame, export_area, &fitted, name, !window.on_threads, rows);
+
+    let fitted = columns::fit(THREADS, longest_thread(view), area.width);
+    window.threads.set(view.threads.len(), thread_area);
+    let name = window.threads.heading("I/O THREAD");
+    let rows = view.threads.iter().skip(window.threads.first).take(window.threads.shown);
+    let rows = rows.map(|turns| row(turns.id.clone(), cells_of_turns(turns), &fitted));
+    render(frame, thread_area, &fitted, name, window.on_threads, rows);
 }
 
-/// The first `left` columns are words.
-fn heading(names: &[&'static str], left: usize) -> Row<'static> {
-    let cell = |(place, name): (usize, &&'static str)| match place < left {
-        true => Cell::from(*name),
-        false => right((*name).to_owned()),
+/// Draws a table; the heading of the one that is scrolled is the bolder one.
+fn render<'a>(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    fitted: &Fitted<'_>,
+    name: String,
+    is_scrolled: bool,
+    rows: impl Iterator<Item = Row<'a>>,
+) {
+    let all = fitted.all;
+    let widths = fitted.columns.iter().map(|&index| all[index].width);
+    let widths = std::iter::once(fitted.name).chain(widths).map(Constraint::Length);
+    let headings = all.iter().map(|column| column.heading.to_owned()).collect();
+    let bold = if is_scrolled { Modifier::BOLD } else { Modifier::empty() };
+    let style = Style::new().add_modifier(Modifier::REVERSED | bold);
+    let heading = row(name, headings, fitted).style(style);
+    frame.render_widget(Table::new(rows, widths).header(heading), area);
+}
+
+/// A row with those of the cells that fit.
+fn row(name: String, cells: Vec<String>, fitted: &Fitted<'_>) -> Row<'static> {
+    let cell = |index: &usize| {
+        let text = Text::from(cells.get(*index).cloned().unwrap_or_default());
+        Cell::from(if fitted.all[*index].words { text } else { text.right_aligned() })
     };
-    let cells = names.iter().enumerate().map(cell);
-    Row::new(cells.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::REVERSED))
+    let name = Cell::from(shortened(&name, fitted.name));
+    Row::new(std::iter::once(name).chain(fitted.columns.iter().map(cell)))
 }
 
-fn right(text: String) -> Cell<'static> {
-    Cell::from(Text::from(text).right_aligned())
-}
-
-/// Of an export that nobody uses, in a lower voice.
-fn work(work: &Work, name: String, in_use: bool) -> Row<'static> {
+/// Of the columns of [`EXPORTS`].
+fn cells_of_work(work: &Work) -> Vec<String> {
     let micros = |ns: Option<f64>| ns.map_or("-".to_owned(), |ns| short(ns / 1e3));
     let [p50, p99, p999] = work.percentiles.map(micros);
-    let mut cells = vec![Cell::from(name), Cell::from(work.kind.clone())];
-    let numbers = [
+    vec![
+        work.kind.clone(),
         short(work.requests),
         short(work.bytes / f64::from(1 << 20)),
         p50,
@@ -86,16 +253,13 @@ fn work(work: &Work, name: String, in_use: bool) -> Row<'static> {
         work.in_flight.to_string(),
         work.batch.map_or("-".to_owned(), short),
         short(work.errors),
-    ];
-    cells.extend(numbers.map(right));
-    let dim = if in_use { Modifier::empty() } else { Modifier::DIM };
-    Row::new(cells).style(Style::new().add_modifier(dim))
+    ]
 }
 
-fn turns(turns: &Turns) -> Row<'static> {
+/// Of the columns of [`THREADS`].
+fn cells_of_turns(turns: &Turns) -> Vec<String> {
     let percent = |part: f64| format!("{:.1}", part * 100.0);
-    let mut cells = vec![Cell::from(turns.id.clone())];
-    let numbers = [
+    vec![
         percent(turns.cpu),
         percent(turns.polled),
         short(turns.window_ns as f64 / 1e3),
@@ -103,9 +267,7 @@ fn turns(turns: &Turns) -> Row<'static> {
         short(turns.wakeups),
         short(turns.iterations),
         short(turns.enters),
-    ];
-    cells.extend(numbers.map(right));
-    Row::new(cells)
+    ]
 }
 
 /// A number of three digits or more.
@@ -123,8 +285,12 @@ mod tests {
     use control::TopSort;
     use serde_json::json;
 
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
     use super::super::batch;
     use super::super::sample::Sample;
+    use super::*;
 
     #[test]
     fn a_view_is_drawn_with_its_queues_and_threads() {
@@ -142,7 +308,7 @@ mod tests {
                               "polls-succeeded": 1, "polls-failed": 1, "wakeups": 12}]);
         let sample = Sample::read(&exports, &threads);
         let view = sample.since(&Sample::default(), 1.0, TopSort::Order);
-        let text = batch("a daemon", &view);
+        let text = batch(|_| "a daemon".to_owned(), &view);
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["a", "daemon"]);
@@ -154,5 +320,93 @@ mod tests {
         assert_eq!(lines[6], [""; 0]);
         assert_eq!(lines[8], ["io0", "25.0", "0.0", "32.8", "50.0", "12.0", "0", "0"]);
         assert_eq!(lines.len(), 9, "{text}");
+    }
+
+    /// A view of so many exports, named at length, and threads.
+    fn many(exports: usize, threads: usize) -> View {
+        let export = |n: usize| {
+            let queue = |q: u64| json!({"queue": q, "iothread": "io0", "requests": []});
+            json!({"id": format!("production-database-volume-{n:02}"), "type": "vhost-user-blk",
+                   "connected": true, "queues": [queue(0), queue(1)]})
+        };
+        let exports: Vec<_> = (1..=exports).map(export).collect();
+        let threads: Vec<_> = (1..=threads).map(|n| json!({"id": format!("io{n:02}")})).collect();
+        Sample::read(&json!(exports), &json!(threads)).since(
+            &Sample::default(),
+            1.0,
+            TopSort::Order,
+        )
+    }
+
+    fn screen(width: u16, height: u16, view: &View, window: &mut Window) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
+        let drawn = terminal.draw(|frame| draw(frame, |_| "head".into(), "keys", view, window));
+        drawn.expect("it is drawn");
+        let buffer = terminal.backend().buffer();
+        let lines = buffer.content().chunks(usize::from(width.max(1)));
+        let line = |line: &[ratatui::buffer::Cell]| {
+            line.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned()
+        };
+        lines.map(line).collect()
+    }
+
+    fn ends_of_names(lines: &[String]) -> Vec<&str> {
+        let name = |line: &&String| line.starts_with("production");
+        let end = |line: &str| -> Option<usize> { line.find(' ').map(|end| end - 2) };
+        lines.iter().filter(name).filter_map(|line| line.get(end(line)?..end(line)? + 2)).collect()
+    }
+
+    #[test]
+    fn what_does_not_fit_is_scrolled_to() {
+        let view = many(30, 3);
+        let mut window = Window::default();
+        let lines = screen(80, 24, &view, &mut window);
+        assert_eq!((lines[0].as_str(), lines[23].as_str()), ("head", "keys"));
+        assert!(lines[1].starts_with("EXPORT 1-17/30 "), "{lines:#?}");
+        assert!(lines[1].contains("REQ/S") && lines[1].contains("P99 US"), "{lines:#?}");
+        // Names are told from each other, and queues are left out where there is no room.
+        let names: Vec<String> = (1..=17).map(|n| format!("{n:02}")).collect();
+        assert_eq!(ends_of_names(&lines), names, "{lines:#?}");
+        assert!(lines[19].starts_with("I/O THREAD "), "{lines:#?}");
+        assert!(lines[22].starts_with("io03 "), "{lines:#?}");
+        window.part().scroll_page(true);
+        assert_eq!(ends_of_names(&screen(80, 24, &view, &mut window))[0], "14");
+        window.part().scroll(1000);
+        let lines = screen(80, 24, &view, &mut window);
+        assert!(lines[1].starts_with("EXPORT 14-30/30 "), "{lines:#?}");
+        // On a larger terminal there is no more to scroll to, and room for queues.
+        let lines = screen(120, 100, &view, &mut window);
+        assert!(lines[1].starts_with("EXPORT   ") && lines[1].contains("BATCH"), "{lines:#?}");
+        assert!(lines[4].starts_with("  1 on io0"), "{lines:#?}");
+        // Threads, where there are more than their third of the lines.
+        let view = many(30, 30);
+        window.on_threads = true;
+        window.part().scroll_end();
+        screen(80, 24, &view, &mut window);
+        window.part().scroll_end();
+        let lines = screen(80, 24, &view, &mut window);
+        assert!(lines[16].starts_with("I/O THREAD 25-30/30 "), "{lines:#?}");
+        assert!(lines[22].starts_with("io30 "), "{lines:#?}");
+        window.part().scroll_home();
+        window.queues = Some(true);
+        let lines = screen(80, 24, &view, &mut window);
+        assert!(
+            lines[1].starts_with("EXPORT 1-14/90 ") && lines[17].starts_with("io01 "),
+            "{lines:#?}"
+        );
+    }
+
+    #[test]
+    fn any_size_of_terminal_is_drawn_on() {
+        for (exports, threads) in [(0, 0), (1, 1), (30, 3), (3, 30)] {
+            let view = many(exports, threads);
+            let mut window = Window::default();
+            for height in [0, 1, 2, 3, 4, 5, 7, 24, 50] {
+                for width in [0, 1, 2, 20, 79, 132] {
+                    screen(width, height, &view, &mut window);
+                    window.part().scroll_page(height % 2 == 0);
+                }
+            }
+        }
     }
 }
