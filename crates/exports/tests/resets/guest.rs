@@ -1,0 +1,372 @@
+//! A front end with a guest whose memory is poisoned after each reset.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use exports::vhost_user::session::VHOST_F_LOG_ALL;
+use exports::vhost_user::wire::Request as Code;
+use guest_memory::test_util::{USER_BASE, memfd_region};
+use guest_memory::{GuestMemory, MemoryView};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use queue::Inflight;
+use queue::driver::Driver;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::common::{
+    NEED_REPLY, ask, connect, eventually, message, number, receive, send_with, with_reply_ack,
+};
+use super::load::{Device, OWN, PLACES, ROOM, Random, Request, UNWRITTEN};
+
+/// Request queues, and places of each. A request takes up to three descriptors.
+const QUEUES: usize = 2;
+const DEPTH: usize = PLACES / QUEUES;
+const QUEUE_SIZE: u16 = 128;
+/// Bytes of memory for rings, and where those of a queue begin.
+const RINGS: u64 = 0x8000;
+const RINGS_OF_EACH: u64 = RINGS / QUEUES as u64;
+/// Bytes of memory for buffers.
+const BUFFERS: u64 = (PLACES * ROOM) as u64;
+/// Guest addresses of the two areas, and of the buffers in each.
+const AREAS: [u64; 2] = [0, 0x4000_0000];
+const BUFFERS_AT: u64 = 0x100_0000;
+/// No contents of a sector, no status, no index that makes sense.
+const POISON: u8 = 0xdb;
+
+/// Whatever is a reset of the device, or takes the guest's memory away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reset {
+    GetVringBase,
+    ResetDevice,
+    Status,
+    /// Other memory for all buffers, at the same guest addresses.
+    MemTable,
+    /// The front end leaves. The device has let go when it closes the connection.
+    Disconnect,
+}
+
+impl Reset {
+    pub(crate) const ALL: [Reset; 5] = [
+        Reset::GetVringBase,
+        Reset::ResetDevice,
+        Reset::Status,
+        Reset::MemTable,
+        Reset::Disconnect,
+    ];
+}
+
+/// Memory that is shared with the device.
+struct Shared(File);
+
+impl Shared {
+    fn of(fd: &OwnedFd) -> Self {
+        Shared(fd.try_clone().unwrap().into())
+    }
+
+    /// That cannot shrink.
+    fn new(len: u64) -> Self {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create(c"guest-memory", flags).unwrap());
+        file.set_len(len).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        Shared(file)
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.0.metadata().unwrap().len() as usize];
+        self.0.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    fn write(&self, bytes: &[u8]) {
+        self.0.write_all_at(bytes, 0).unwrap();
+    }
+
+    fn poison(&self) {
+        self.write(&vec![POISON; self.0.metadata().unwrap().len() as usize]);
+    }
+
+    fn assert_poisoned(&self, what: &str) {
+        let bytes = self.read();
+        if bytes != vec![POISON; bytes.len()] {
+            let at = bytes.iter().position(|byte| *byte != POISON).unwrap_or_default();
+            let found = &bytes[at..bytes.len().min(at + 16)];
+            panic!("{what} were touched after the reset, at {at:#x}: {found:x?}");
+        }
+    }
+}
+
+/// One half of the guest's memory: the other one is poisoned, and not touched, while this one is in use.
+struct Area {
+    at: u64,
+    rings: Shared,
+    /// Of the rings.
+    view: Rc<MemoryView>,
+    buffers: Shared,
+    record: Shared,
+    /// Memory that was replaced.
+    retired: Option<Shared>,
+}
+
+impl Area {
+    fn new(at: u64) -> Self {
+        let region = memfd_region(at, RINGS).unwrap();
+        let rings = Shared::of(&region.fd);
+        let memory = GuestMemory::from_regions([Arc::new(region.map().unwrap())]).unwrap();
+        let view = MemoryView::new(Arc::new(memory));
+        let (buffers, record) = (Shared::new(BUFFERS), Shared::new(8));
+        let area = Area { at, rings, view, buffers, record, retired: None };
+        area.poison();
+        area
+    }
+
+    fn poison(&self) {
+        let all = [&self.rings, &self.buffers, &self.record];
+        all.into_iter().chain(&self.retired).for_each(Shared::poison);
+    }
+
+    fn assert_poisoned(&self) {
+        self.rings.assert_poisoned("rings");
+        self.buffers.assert_poisoned("buffers");
+        self.record.assert_poisoned("records of what is in flight");
+        self.retired.iter().for_each(|memory| memory.assert_poisoned("replaced buffers"));
+    }
+
+    fn buffers_at(&self, place: usize) -> u64 {
+        self.at + BUFFERS_AT + (place * ROOM) as u64
+    }
+}
+
+/// A queue's driver and the places of what it has offered, by head.
+struct Queue {
+    driver: Driver,
+    kick: EventFd,
+    call: EventFd,
+    places: HashMap<u16, usize>,
+}
+
+pub(crate) struct Guest {
+    path: PathBuf,
+    stream: UnixStream,
+    device: Device,
+    /// The number of the first request queue.
+    first_queue: usize,
+    areas: [Area; 2],
+    /// The one that is used next.
+    next: usize,
+    /// What each sector has.
+    disk: Vec<u64>,
+    requests: u64,
+    /// The device has been told of the memory that there is.
+    is_told: bool,
+    /// Requests that were in flight when the guest was reset.
+    pub(crate) interrupted: u64,
+    /// Resets while memory was pinned.
+    pub(crate) pinned: u64,
+}
+
+/// Whether the process has pinned memory.
+fn has_pinned() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+    field.trim() != "0 kB"
+}
+
+impl Guest {
+    pub(crate) fn new(path: PathBuf, device: Device) -> Self {
+        let stream = with_reply_ack(connect(&path));
+        let first_queue = if device == Device::Scsi { 2 } else { 0 };
+        let (areas, disk) = (AREAS.map(Area::new), vec![0; PLACES * OWN]);
+        Guest {
+            path,
+            stream,
+            device,
+            first_queue,
+            areas,
+            next: 0,
+            disk,
+            requests: 0,
+            is_told: false,
+            interrupted: 0,
+            pinned: 0,
+        }
+    }
+
+    /// Uses the device, and resets it as soon as `served` requests are done.
+    pub(crate) fn round(&mut self, random: &mut Random, reset: Reset, served: usize) {
+        let requests: Vec<Request> = (0..PLACES)
+            .map(|place| {
+                self.requests += 1;
+                Request::any(random, self.device, place, self.requests << 16)
+            })
+            .collect();
+        self.serve(&requests, reset, served);
+    }
+
+    /// Reads all of the disk.
+    pub(crate) fn check_disk(&mut self) {
+        let of = |place| Request::read_all(self.device, place);
+        let requests: Vec<_> = (0..PLACES).map(of).collect();
+        self.serve(&requests, Reset::GetVringBase, PLACES);
+        self.areas.iter().for_each(Area::assert_poisoned);
+    }
+
+    fn serve(&mut self, requests: &[Request], reset: Reset, served: usize) {
+        let current = self.next;
+        self.next = 1 - current;
+        self.areas[current].assert_poisoned();
+        self.areas[current].retired = None;
+
+        let mut buffers = vec![UNWRITTEN; BUFFERS as usize];
+        for (request, room) in requests.iter().zip(buffers.chunks_mut(ROOM)) {
+            request.put(room);
+        }
+        self.areas[current].buffers.write(&buffers);
+        let mut queues = self.start(current);
+        for (place, request) in requests.iter().enumerate() {
+            let [readable, writable] = request.buffers(self.areas[current].buffers_at(place));
+            let queue = &mut queues[place / DEPTH];
+            let head = queue.driver.add(&readable, &writable).expect("room in the queue");
+            queue.places.insert(head, place);
+        }
+        for queue in &mut queues {
+            if queue.driver.publish() {
+                queue.kick.write(1).unwrap();
+            }
+        }
+        let done = |queues: &[Queue]| -> usize {
+            queues.iter().map(|queue| usize::from(queue.driver.device_used())).sum()
+        };
+        eventually("so many requests are done", || done(&queues) >= served);
+        self.interrupted += (PLACES - done(&queues)) as u64;
+        self.pinned += u64::from(has_pinned());
+
+        let mut snapshots = Vec::new();
+        if reset == Reset::MemTable {
+            let memory = Shared::new(BUFFERS);
+            memory.write(&buffers);
+            let replaced = std::mem::replace(&mut self.areas[current].buffers, memory);
+            self.set_mem_table(NEED_REPLY);
+            assert_eq!(number(&mut self.stream, Code::SetMemTable as u32), 0);
+            snapshots.push(replaced.read());
+            replaced.poison();
+            self.areas[current].retired = Some(replaced);
+        }
+        self.reset(reset, &queues);
+        let area = &self.areas[current];
+        snapshots.push(area.buffers.read());
+        let record = area.record.read();
+        let (mut snapshot_of, mut taken) = (HashMap::new(), 0);
+        for queue in &mut queues {
+            while let Some(used) = queue.driver.reap() {
+                let place = queue.places.remove(&used.head).expect("given back once");
+                let room = |snapshot: &'_ Vec<u8>| snapshot[place * ROOM..][..ROOM].to_vec();
+                let mut rooms = snapshots.iter().map(room);
+                let answered = rooms.find(|room| requests[place].is_answered(room));
+                snapshot_of.insert(place, answered.expect("an answer in one of the two"));
+                taken += 1;
+            }
+        }
+        assert!(taken >= served);
+        // What is done again is what the record has, which nothing is left in.
+        let of_each = Inflight::region_len(QUEUE_SIZE);
+        for record in record.chunks(of_each) {
+            let entries = record[16..].chunks(16).take(QUEUE_SIZE.into());
+            assert!(entries.map(|entry| entry[0]).all(|in_flight| in_flight == 0), "{reset:?}");
+        }
+        self.areas[current].poison();
+        for (place, room) in snapshot_of {
+            requests[place].check(&room, &mut self.disk);
+        }
+    }
+
+    /// Starts the queues, with rings in that area and a new record of what is in flight.
+    fn start(&mut self, current: usize) -> Vec<Queue> {
+        let queues: Vec<_> = (0..QUEUES as u64)
+            .map(|index| {
+                let area = &self.areas[current];
+                let at = area.at + index * RINGS_OF_EACH;
+                let event = || EventFd::new(EFD_NONBLOCK).unwrap();
+                let driver = Driver::new(&area.view, at, QUEUE_SIZE, true).unwrap();
+                Queue { driver, kick: event(), call: event(), places: HashMap::new() }
+            })
+            .collect();
+        let features = ask(&mut self.stream, Code::GetFeatures, 0, &[]) & !VHOST_F_LOG_ALL;
+        self.send(Code::SetFeatures, &features.to_ne_bytes(), &[]);
+        if !std::mem::replace(&mut self.is_told, true) {
+            self.set_mem_table(0);
+        }
+        let rings = (self.first_queue + QUEUES) as u16;
+        let record = Shared::new(u64::from(rings) * Inflight::region_len(QUEUE_SIZE) as u64);
+        let sizes = [record.0.metadata().unwrap().len(), 0].map(u64::to_ne_bytes);
+        let numbers = [rings, QUEUE_SIZE].map(u16::to_ne_bytes);
+        let payload = [sizes.as_flattened(), numbers.as_flattened()].concat();
+        self.send(Code::SetInflightFd, &payload, &[record.0.as_raw_fd()]);
+        self.areas[current].record = record;
+        for (index, queue) in (self.first_queue as u32..).zip(&queues) {
+            let config = queue.driver.config();
+            let state = |number: u32| [index, number].map(u32::to_ne_bytes).concat();
+            self.send(Code::SetVringNum, &state(config.size.into()), &[]);
+            self.send(Code::SetVringBase, &state(0), &[]);
+            let addr = [u64::from(index), config.desc, config.used, config.avail, 0];
+            self.send(Code::SetVringAddr, &addr.map(u64::to_ne_bytes).concat(), &[]);
+            let number = u64::from(index).to_ne_bytes();
+            self.send(Code::SetVringCall, &number, &[queue.call.as_raw_fd()]);
+            self.send(Code::SetVringKick, &number, &[queue.kick.as_raw_fd()]);
+            self.send(Code::SetVringEnable, &state(1), &[]);
+        }
+        queues
+    }
+
+    fn reset(&mut self, reset: Reset, queues: &[Queue]) {
+        match reset {
+            Reset::GetVringBase | Reset::MemTable => {
+                for (index, queue) in (self.first_queue as u32..).zip(queues) {
+                    let state = [index, 0].map(u32::to_ne_bytes).concat();
+                    self.send(Code::GetVringBase, &state, &[]);
+                    let (code, reply) = receive(&mut self.stream).expect("a reply");
+                    assert_eq!(code, Code::GetVringBase as u32);
+                    let base = u32::from_ne_bytes(reply[4..].try_into().unwrap());
+                    // What was taken from the ring is done.
+                    assert_eq!(base, u32::from(queue.driver.device_used()));
+                }
+            }
+            Reset::ResetDevice => {
+                assert_eq!(ask(&mut self.stream, Code::ResetDevice, NEED_REPLY, &[]), 0);
+            }
+            Reset::Status => {
+                let status = 0u64.to_ne_bytes();
+                assert_eq!(ask(&mut self.stream, Code::SetStatus, NEED_REPLY, &status), 0);
+            }
+            Reset::Disconnect => {
+                self.stream.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(receive(&mut self.stream), None);
+                self.stream = with_reply_ack(connect(&self.path));
+                self.is_told = false;
+            }
+        }
+    }
+
+    fn set_mem_table(&self, flags: u32) {
+        let regions = self.areas.iter().flat_map(|area| {
+            [(area.at, RINGS, &area.rings), (area.at + BUFFERS_AT, BUFFERS, &area.buffers)]
+        });
+        let (fields, files): (Vec<_>, Vec<_>) = regions
+            .map(|(at, len, memory)| ([at, len, USER_BASE + at, 0], memory.0.as_raw_fd()))
+            .unzip();
+        let fields = [[files.len() as u64].as_slice(), fields.as_flattened()].concat();
+        let payload: Vec<u8> = fields.into_iter().flat_map(u64::to_ne_bytes).collect();
+        send_with(&self.stream, &message(Code::SetMemTable, flags, &payload), &files);
+    }
+
+    fn send(&self, code: Code, payload: &[u8], fds: &[RawFd]) {
+        send_with(&self.stream, &message(code, 0, payload), fds);
+    }
+}

@@ -1,0 +1,242 @@
+//! Nothing touches a guest's memory after its reset (docs/DESIGN.md, "After a reset"): a driver that poisons all of its
+//! memory after each reset, with 64 requests in flight and all CPUs busy, and looks at it again while the next ones are
+//! served. No write puts poison on the disk either.
+//!
+//! `RINGMILL_RESETS=10000` is the long form. A failure prints the seed, which `RINGMILL_SEED=n` runs again, as far as
+//! the scheduler lets it.
+#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod guest;
+mod load;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use block::node::BlockNode;
+use block::options::{
+    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, Locking,
+    Qcow2Options,
+};
+use block::{CreateQcow2, NodeRegistry, create_qcow2};
+use common::{Daemon, Dir, Options, run_on};
+use event_loop::RingChoice;
+use exports::vhost_user::{Listen, VhostUserExport};
+use guest::{Guest, Reset};
+use load::{DISK, Device, Random};
+use nix::unistd::geteuid;
+
+/// What is behind the device, and how it is read and written.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    device: Device,
+    qcow2: bool,
+    aio: Aio,
+    ring: RingChoice,
+    pin_memory: bool,
+}
+
+impl Case {
+    fn new(name: &'static str, device: Device) -> Self {
+        let (aio, ring) = (Aio::IoUring, RingChoice::default());
+        Case { name, device, qcow2: false, aio, ring, pin_memory: false }
+    }
+
+    fn qcow2(self) -> Self {
+        Case { qcow2: true, ..self }
+    }
+
+    fn node(&self, image: &Path, journals: &Path) -> Arc<dyn BlockNode> {
+        let file =
+            FileOptions { filename: image.to_owned(), aio: Some(self.aio), locking: Locking::Auto };
+        let mut file = BlockdevOptions::new(Some("file"), Driver::File(file));
+        // The thread pool copies to and from the page cache: another path than the device's.
+        file.cache = Cache { direct: self.aio != Aio::Threads, no_flush: false };
+        file.discard = Discard::Unmap;
+        let mut nodes = NodeRegistry::new().with_journals(journals).unwrap();
+        if !self.qcow2 {
+            std::fs::File::create(image).unwrap().set_len(DISK).unwrap();
+            return nodes.open(&file).unwrap();
+        }
+        // Small clusters: what is made zeroes gives them back, and the next write allocates anew.
+        let create = CreateQcow2 { cluster_size: 4096, ..CreateQcow2::new(DISK) };
+        create_qcow2(image, &create).unwrap();
+        let qcow2 = Qcow2Options {
+            file: BlockdevRef::Inline(Box::new(file)),
+            data_file: None,
+            backing: Backing::None,
+            pass_discard_request: None,
+            discard_no_unref: false,
+        };
+        let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2));
+        nodes.open(&BlockdevOptions { discard: Discard::Unmap, ..options }).unwrap()
+    }
+
+    fn run(self) {
+        let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+        let resets = number("RINGMILL_RESETS").unwrap_or(60);
+        let seed = number("RINGMILL_SEED").unwrap_or(resets);
+        println!("RINGMILL_SEED={seed}");
+        let image = Image::new(self.name);
+        let (io_threads, ring) = (2, self.ring);
+        let daemon = Daemon::with(Options { io_threads, ring, ..Options::default() });
+        let dir = Dir::new();
+        let node = self.node(&image.0, &image.0.with_extension("journals"));
+        let mut config = daemon.config(Listen::Path(dir.socket()), 2);
+        config.pin_memory = self.pin_memory;
+        let export = match self.device {
+            Device::Blk => daemon.start_with(config, node),
+            Device::Scsi => run_on(&daemon.control, move |event_loop| {
+                VhostUserExport::scsi(event_loop, config, vec![node])
+            }),
+        };
+        let export = export.unwrap();
+        let busy = Busy::begin();
+        let mut random = Random(seed);
+        let mut guest = Guest::new(dir.socket(), self.device);
+        for _ in 0..resets {
+            // To be pinned takes memory that stays for a while.
+            let reset = match self.pin_memory && random.below(8) > 0 {
+                true => random.pick(&Reset::ALL[..3]),
+                false => random.pick(&Reset::ALL),
+            };
+            // As many as there can be, or fewer.
+            let most = random.pick(&[0, 4, 64]);
+            let served = random.below(most + 1) as usize;
+            guest.round(&mut random, reset, served);
+        }
+        drop(busy);
+        guest.check_disk();
+        let Guest { interrupted, pinned, .. } = guest;
+        println!(
+            "{}: {resets} resets, {interrupted} requests in flight, {pinned} pinned",
+            self.name
+        );
+        assert!(interrupted > resets, "few requests were in flight");
+        // Others may pin little.
+        assert!(!self.pin_memory || pinned > 0 || !geteuid().is_root(), "nothing was pinned");
+        drop(guest);
+        run_on(&daemon.control, move |_| export.stop()).unwrap();
+    }
+}
+
+/// A file on a disk, and its journals; gone with its value.
+struct Image(PathBuf);
+
+impl Image {
+    fn new(name: &str) -> Self {
+        let name = format!("resets-{}-{name}", std::process::id());
+        Image(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name))
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(self.0.with_extension("journals"));
+    }
+}
+
+/// Something else has all CPUs to do, until dropped.
+struct Busy {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn begin() -> Self {
+        let over = Arc::<AtomicBool>::default();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        // For as long as a thread may be kept from going on at any place, and not so long that little is done in all.
+        const BURST: Duration = Duration::from_micros(500);
+        let spin = |over: Arc<AtomicBool>| {
+            while !over.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                while begun.elapsed() < BURST {
+                    std::hint::spin_loop();
+                }
+                std::thread::yield_now();
+            }
+        };
+        let thread = |_| {
+            let over = over.clone();
+            std::thread::spawn(move || spin(over))
+        };
+        Busy { threads: (0..cpus).map(thread).collect(), over }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[test]
+fn virtio_blk_on_a_raw_image() {
+    Case::new("blk-raw", Device::Blk).run();
+}
+
+#[test]
+fn virtio_blk_on_a_raw_image_by_linux_aio() {
+    Case { aio: Aio::Native, ..Case::new("blk-native", Device::Blk) }.run();
+}
+
+#[test]
+fn virtio_blk_on_a_raw_image_by_threads() {
+    Case { aio: Aio::Threads, ..Case::new("blk-threads", Device::Blk) }.run();
+}
+
+#[test]
+fn virtio_blk_on_a_raw_image_without_io_uring() {
+    let (aio, ring) = (Aio::Threads, RingChoice::Epoll);
+    Case { aio, ring, ..Case::new("blk-epoll", Device::Blk) }.run();
+}
+
+#[test]
+fn virtio_blk_in_pinned_memory() {
+    Case { pin_memory: true, ..Case::new("blk-pinned", Device::Blk) }.run();
+}
+
+#[test]
+fn virtio_blk_on_a_qcow2_image() {
+    Case::new("blk-qcow2", Device::Blk).qcow2().run();
+}
+
+#[test]
+fn virtio_blk_on_a_qcow2_image_without_io_uring() {
+    let (aio, ring) = (Aio::Threads, RingChoice::Epoll);
+    Case { aio, ring, ..Case::new("blk-qcow2-epoll", Device::Blk) }.qcow2().run();
+}
+
+#[test]
+fn virtio_scsi_on_a_raw_image() {
+    Case::new("scsi-raw", Device::Scsi).run();
+}
+
+#[test]
+fn virtio_scsi_on_a_raw_image_by_linux_aio() {
+    Case { aio: Aio::Native, ..Case::new("scsi-native", Device::Scsi) }.run();
+}
+
+#[test]
+fn virtio_scsi_on_a_raw_image_without_io_uring() {
+    let (aio, ring) = (Aio::Threads, RingChoice::Epoll);
+    Case { aio, ring, ..Case::new("scsi-epoll", Device::Scsi) }.run();
+}
+
+#[test]
+fn virtio_scsi_in_pinned_memory() {
+    Case { pin_memory: true, ..Case::new("scsi-pinned", Device::Scsi) }.run();
+}
+
+#[test]
+fn virtio_scsi_on_a_qcow2_image() {
+    Case::new("scsi-qcow2", Device::Scsi).qcow2().run();
+}
