@@ -38,13 +38,13 @@ const BUFFERS: u64 = (PLACES * ROOM) as u64;
 const AREAS: [u64; 2] = [0, 0x4000_0000];
 const BUFFERS_AT: u64 = 0x100_0000;
 /// No contents of a sector, no status, no index that makes sense.
-const POISON: u8 = 0xdb;
+static POISON: [u8; BUFFERS as usize] = [0xdb; BUFFERS as usize];
 
 /// Whatever is a reset of the device, or takes the guest's memory away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reset {
     GetVringBase,
-    ResetDevice,
+    Device,
     Status,
     /// Other memory for all buffers, at the same guest addresses.
     MemTable,
@@ -53,13 +53,8 @@ pub(crate) enum Reset {
 }
 
 impl Reset {
-    pub(crate) const ALL: [Reset; 5] = [
-        Reset::GetVringBase,
-        Reset::ResetDevice,
-        Reset::Status,
-        Reset::MemTable,
-        Reset::Disconnect,
-    ];
+    pub(crate) const ALL: [Reset; 5] =
+        [Reset::GetVringBase, Reset::Device, Reset::Status, Reset::MemTable, Reset::Disconnect];
 }
 
 /// Memory that is shared with the device.
@@ -79,10 +74,14 @@ impl Shared {
         Shared(file)
     }
 
-    fn read(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.0.metadata().unwrap().len() as usize];
-        self.0.read_exact_at(&mut bytes, 0).unwrap();
-        bytes
+    fn len(&self) -> usize {
+        self.0.metadata().unwrap().len() as usize
+    }
+
+    /// What is in it, into memory that is there already: a write that comes late has little time.
+    fn read(&self, into: &mut Vec<u8>) {
+        into.resize(self.len(), 0);
+        self.0.read_exact_at(into, 0).unwrap();
     }
 
     fn write(&self, bytes: &[u8]) {
@@ -90,13 +89,14 @@ impl Shared {
     }
 
     fn poison(&self) {
-        self.write(&vec![POISON; self.0.metadata().unwrap().len() as usize]);
+        self.write(&POISON[..self.len()]);
     }
 
     fn assert_poisoned(&self, what: &str) {
-        let bytes = self.read();
-        if bytes != vec![POISON; bytes.len()] {
-            let at = bytes.iter().position(|byte| *byte != POISON).unwrap_or_default();
+        let mut bytes = Vec::new();
+        self.read(&mut bytes);
+        if bytes != POISON[..bytes.len()] {
+            let at = bytes.iter().position(|byte| *byte != POISON[0]).unwrap_or_default();
             let found = &bytes[at..bytes.len().min(at + 16)];
             panic!("{what} were touched after the reset, at {at:#x}: {found:x?}");
         }
@@ -122,14 +122,8 @@ impl Area {
         let memory = GuestMemory::from_regions([Arc::new(region.map().unwrap())]).unwrap();
         let view = MemoryView::new(Arc::new(memory));
         let (buffers, record) = (Shared::new(BUFFERS), Shared::new(8));
-        let area = Area { at, rings, view, buffers, record, retired: None };
-        area.poison();
-        area
-    }
-
-    fn poison(&self) {
-        let all = [&self.rings, &self.buffers, &self.record];
-        all.into_iter().chain(&self.retired).for_each(Shared::poison);
+        [&rings, &buffers, &record].into_iter().for_each(Shared::poison);
+        Area { at, rings, view, buffers, record, retired: None }
     }
 
     fn assert_poisoned(&self) {
@@ -164,6 +158,8 @@ pub(crate) struct Guest {
     /// What each sector has.
     disk: Vec<u64>,
     requests: u64,
+    /// Memory for what is seen of the guest's after a reset.
+    snapshots: [Vec<u8>; 3],
     /// The device has been told of the memory that there is.
     is_told: bool,
     /// Requests that were in flight when the guest was reset.
@@ -193,6 +189,7 @@ impl Guest {
             next: 0,
             disk,
             requests: 0,
+            snapshots: Default::default(),
             is_told: false,
             interrupted: 0,
             pinned: 0,
@@ -248,43 +245,48 @@ impl Guest {
         self.interrupted += (PLACES - done(&queues)) as u64;
         self.pinned += u64::from(has_pinned());
 
-        let mut snapshots = Vec::new();
+        let [mut replaced, mut last, mut record] = std::mem::take(&mut self.snapshots);
+        replaced.clear();
         if reset == Reset::MemTable {
             let memory = Shared::new(BUFFERS);
             memory.write(&buffers);
-            let replaced = std::mem::replace(&mut self.areas[current].buffers, memory);
+            let before = std::mem::replace(&mut self.areas[current].buffers, memory);
             self.set_mem_table(NEED_REPLY);
             assert_eq!(number(&mut self.stream, Code::SetMemTable as u32), 0);
-            snapshots.push(replaced.read());
-            replaced.poison();
-            self.areas[current].retired = Some(replaced);
+            before.read(&mut replaced);
+            before.poison();
+            self.areas[current].retired = Some(before);
         }
         self.reset(reset, &queues);
         let area = &self.areas[current];
-        snapshots.push(area.buffers.read());
-        let record = area.record.read();
-        let (mut snapshot_of, mut taken) = (HashMap::new(), 0);
+        let mut used = Vec::with_capacity(PLACES);
         for queue in &mut queues {
-            while let Some(used) = queue.driver.reap() {
-                let place = queue.places.remove(&used.head).expect("given back once");
-                let room = |snapshot: &'_ Vec<u8>| snapshot[place * ROOM..][..ROOM].to_vec();
-                let mut rooms = snapshots.iter().map(room);
-                let answered = rooms.find(|room| requests[place].is_answered(room));
-                snapshot_of.insert(place, answered.expect("an answer in one of the two"));
-                taken += 1;
+            while let Some(one) = queue.driver.reap() {
+                used.push(queue.places.remove(&one.head).expect("given back once"));
             }
         }
-        assert!(taken >= served);
-        // What is done again is what the record has, which nothing is left in.
-        let of_each = Inflight::region_len(QUEUE_SIZE);
-        for record in record.chunks(of_each) {
+        area.rings.poison();
+        area.buffers.read(&mut last);
+        area.buffers.poison();
+        area.record.read(&mut record);
+        area.record.poison();
+
+        assert!(used.len() >= served);
+        for place in used {
+            let request = &requests[place];
+            let mut rooms = [&replaced, &last].into_iter().filter_map(|memory| {
+                let room = memory.get(place * ROOM..)?.get(..ROOM)?;
+                request.is_answered(room).then_some(room)
+            });
+            let room = rooms.next_back().expect("an answer in one of the two");
+            request.check(room, &mut self.disk);
+        }
+        // What is done again is what the record has, and nothing is left there.
+        for record in record.chunks(Inflight::region_len(QUEUE_SIZE)) {
             let entries = record[16..].chunks(16).take(QUEUE_SIZE.into());
             assert!(entries.map(|entry| entry[0]).all(|in_flight| in_flight == 0), "{reset:?}");
         }
-        self.areas[current].poison();
-        for (place, room) in snapshot_of {
-            requests[place].check(&room, &mut self.disk);
-        }
+        self.snapshots = [replaced, last, record];
     }
 
     /// Starts the queues, with rings in that area and a new record of what is in flight.
@@ -305,7 +307,7 @@ impl Guest {
         }
         let rings = (self.first_queue + QUEUES) as u16;
         let record = Shared::new(u64::from(rings) * Inflight::region_len(QUEUE_SIZE) as u64);
-        let sizes = [record.0.metadata().unwrap().len(), 0].map(u64::to_ne_bytes);
+        let sizes = [record.len() as u64, 0].map(u64::to_ne_bytes);
         let numbers = [rings, QUEUE_SIZE].map(u16::to_ne_bytes);
         let payload = [sizes.as_flattened(), numbers.as_flattened()].concat();
         self.send(Code::SetInflightFd, &payload, &[record.0.as_raw_fd()]);
@@ -338,7 +340,7 @@ impl Guest {
                     assert_eq!(base, u32::from(queue.driver.device_used()));
                 }
             }
-            Reset::ResetDevice => {
+            Reset::Device => {
                 assert_eq!(ask(&mut self.stream, Code::ResetDevice, NEED_REPLY, &[]), 0);
             }
             Reset::Status => {

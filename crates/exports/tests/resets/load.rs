@@ -11,7 +11,7 @@ pub(crate) const OWN: usize = 32;
 /// Bytes of the disk.
 pub(crate) const DISK: u64 = (PLACES * OWN * SECTOR) as u64;
 /// Bytes of memory that a place has: a header, a response, and data behind them.
-pub(crate) const ROOM: usize = 32 << 10;
+pub(crate) const ROOM: usize = 24 << 10;
 const RESPONSE: usize = 0x400;
 const DATA: usize = 0x1000;
 /// What the driver puts where the device is to write.
