@@ -106,7 +106,7 @@ impl Backend {
     async fn exchange_memory(&mut self, memory: GuestMemory) -> Result<(), RequestError> {
         self.log.covers(&memory)?;
         let mut rings = std::mem::take(&mut self.running);
-        let bases = self.stop(rings.keys().copied()).await?;
+        let bases = self.stop(rings.keys().copied(), Held::Left).await?;
         self.memory = Arc::new(memory);
         self.unpin_other_memory().await?;
         let mut result = Ok(());
@@ -269,7 +269,7 @@ impl Backend {
 
     /// Stops all rings and lets go of all memory.
     pub(crate) async fn end(mut self) -> Result<(), RequestError> {
-        self.stop_rings().await?;
+        self.stop_rings(Held::Left).await?;
         self.change_log(MigrationLog::default()).await?;
         self.memory = Arc::default();
         if let Some(pinning) = &self.pinning {
@@ -334,11 +334,19 @@ impl Backend {
         Ok(Some(self.ask_to_stop(index, held).await?))
     }
 
+    /// Stops all rings for a reset of the device (RESET_DEVICE, status 0). Nobody waits for what they have in flight any
+    /// more: held requests fail, and rings that are started from now on do nothing of the record again. A front end that
+    /// goes on with the record hands it over again: QEMU also sets the status when it stops its guest.
+    pub(crate) async fn reset_rings(&mut self) -> Result<(), RequestError> {
+        self.inflight = None;
+        self.stop_rings(Held::Failed).await
+    }
+
     /// Stops all rings.
-    pub(crate) async fn stop_rings(&mut self) -> Result<(), RequestError> {
+    async fn stop_rings(&mut self, held: Held) -> Result<(), RequestError> {
         self.lost.clear();
         let rings = std::mem::take(&mut self.running);
-        self.stop(rings.keys().copied()).await?;
+        self.stop(rings.keys().copied(), held).await?;
         Ok(())
     }
 
@@ -346,9 +354,9 @@ impl Backend {
     async fn stop(
         &self,
         rings: impl Iterator<Item = u16>,
+        held: Held,
     ) -> Result<Vec<(u16, u16)>, RequestError> {
-        let asked: Vec<_> =
-            rings.map(|index| (index, self.ask_to_stop(index, Held::Left))).collect();
+        let asked: Vec<_> = rings.map(|index| (index, self.ask_to_stop(index, held))).collect();
         let mut bases = Vec::with_capacity(asked.len());
         for (index, answer) in asked {
             bases.push((index, answer.await?));

@@ -537,7 +537,7 @@ async fn carry_out(
             channel.replace(Some(BackendChannel::new(socket)));
         }
         Action::ResetRings => {
-            backend.stop_rings().await?;
+            backend.reset_rings().await?;
             backend.set_logging(false).await?;
             session.rings_reset();
         }

@@ -1,5 +1,7 @@
 //! A front end that nobody here wrote, the one of the `vhost` crate, and its guest.
 
+use std::os::unix::net::UnixStream;
+
 use exports::vhost_user::session::{VHOST_USER_F_PROTOCOL_FEATURES, protocol_features};
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{
@@ -25,8 +27,12 @@ impl Vmm {
 
     /// The same for a guest that there is already.
     pub(crate) fn with_guest(daemon: &Daemon, guest: Guest) -> Self {
+        Self::on(connect(&daemon.socket()), guest)
+    }
+
+    /// The same on a connection that there is already.
+    pub(crate) fn on(stream: UnixStream, guest: Guest) -> Self {
         let num_queues = guest.queues.len();
-        let stream = connect(&daemon.socket());
         let mut front_end = Frontend::from_stream(stream, num_queues as u64);
         let features = front_end.get_features().unwrap();
         assert_ne!(features & VHOST_USER_F_PROTOCOL_FEATURES, 0);

@@ -9,6 +9,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod guest;
+mod held;
 mod load;
 
 use std::path::{Path, PathBuf};
