@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use event_loop::ring::sim::{Faults, Sim, Storage};
@@ -89,8 +89,9 @@ impl VolatileDisk {
         let (storage, fd) = (Storage::new(), Arc::new(OwnedFd::from(file)));
         storage.add(&fd).expect("a file to keep track of");
         // As the daemon has it: nothing is flushed but for whoever asks.
-        let journals = Path::new("/dev/shm/ringmill-test-journals");
-        let nodes = NodeRegistry::new().with_journals(journals).expect("a folder in memory");
+        let journals = format!("/dev/shm/ringmill-test-journals-{}", nix::unistd::geteuid());
+        let nodes =
+            NodeRegistry::new().with_journals(journals.as_ref()).expect("a folder in memory");
         let node = open(nodes, &fd, format);
         VolatileDisk { storage, fd, format, node }
     }

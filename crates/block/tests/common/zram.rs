@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
 use untested::untested;
 
 const DEVICE: &str = "/dev/zram0";
@@ -18,7 +19,9 @@ impl Zram {
     /// Waits for its turn. `None`, and says so, on a machine that has no such device or does not let
     /// us use it.
     pub fn new(size: u64) -> Option<Zram> {
-        let lock = std::env::temp_dir().join("ringmill-test-zram.lock");
+        // Each user's own: another's file could not be opened.
+        let name = format!("ringmill-test-zram-{}.lock", geteuid());
+        let lock = std::env::temp_dir().join(name);
         let lock = OpenOptions::new().create(true).append(true).open(lock).unwrap();
         let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
         if let Err(error) = Self::reset().and_then(|()| Self::set("disksize", &size.to_string())) {
