@@ -30,6 +30,7 @@ pub struct ServerCommand<'a> {
     as_qsd: bool,
     arguments: Vec<String>,
     stdin: Option<OwnedFd>,
+    log_level: Option<&'static str>,
 }
 
 /// The process of a daemon.
@@ -96,8 +97,9 @@ impl<'a> ServerCommand<'a> {
     /// Another of ringmill's commands, for which only the methods without QSD's options are of use.
     pub fn other_command(scratch: &'a Scratch, command: &'static str) -> Self {
         let (name, arguments, stdin) = ("daemon", Vec::new(), None);
-        let (wrapper, environment) = (Vec::new(), Vec::new());
-        Self { scratch, wrapper, environment, name, command, as_qsd: false, arguments, stdin }
+        let (wrapper, environment, log_level) = (Vec::new(), Vec::new(), Some("info"));
+        let as_qsd = false;
+        Self { scratch, wrapper, environment, name, command, as_qsd, arguments, stdin, log_level }
     }
 
     /// Names the daemon, which is needed when there are two in a folder.
@@ -187,18 +189,27 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
+    /// Has the daemon log this much, by `RINGMILL_LOG`: `info`, unless this is called. `None`: what it logs
+    /// unasked.
+    pub fn logging(mut self, level: Option<&'static str>) -> Self {
+        self.log_level = level;
+        self
+    }
+
     /// Lets the daemon inherit `fd` as its fd 0.
     pub fn stdin(mut self, fd: impl Into<OwnedFd>) -> Self {
         self.stdin = Some(fd.into());
         self
     }
 
-    /// Starts the daemon and waits until it serves and has what serving needs and no more.
+    /// Starts the daemon and waits until it serves and has what serving needs and no more, of which a daemon
+    /// that logs less than `info` says nothing.
     ///
     /// # Panics
     ///
     /// When it ends instead.
     pub fn start(self) -> Server {
+        let speaks = matches!(self.log_level, Some("info" | "debug"));
         let pid_file = self.scratch.path(self.name).with_extension("pid");
         let path = pid_file.to_str().expect("a path in UTF-8").to_owned();
         let mut server = self.arg("--pidfile").arg(path).spawn();
@@ -210,7 +221,7 @@ impl<'a> ServerCommand<'a> {
         });
         assert_eq!(pid, server.pid(), "the number in the pid file");
         // Being confined comes after that, and takes files for a moment; QEMU's daemon has no word about it.
-        if daemon().file_name() != Some(OsStr::new("qemu-storage-daemon")) {
+        if speaks && daemon().file_name() != Some(OsStr::new("qemu-storage-daemon")) {
             eventually("what the sandbox is", || {
                 if let Some(status) = server.process.try_wait() {
                     panic!("the daemon ended with {status}");
@@ -221,9 +232,10 @@ impl<'a> ServerCommand<'a> {
         server
     }
 
-    /// Starts the daemon, waits until it has ended; gives how, and what it wrote to stdout and stderr.
+    /// Starts the daemon, waits until it has ended; gives how, and what it wrote to stdout and stderr, which
+    /// is what it logs unasked.
     pub fn run(self) -> (ExitStatus, String) {
-        let mut server = self.spawn();
+        let mut server = self.logging(None).spawn();
         let status = server.wait();
         (status, server.log())
     }
@@ -244,6 +256,9 @@ impl<'a> ServerCommand<'a> {
             }
             None => tied_command(&daemon),
         };
+        command
+            .env_remove("RINGMILL_LOG")
+            .envs(self.log_level.map(|level| ("RINGMILL_LOG", level)));
         command.envs(self.environment);
         if daemon.file_name() != Some(OsStr::new("qemu-storage-daemon")) {
             command.arg(self.command);

@@ -46,8 +46,8 @@ fn the_log_has_a_rate_by_source() {
     // At the latest now it is said how many there were.
     let log = server.log();
     let left_out = log.lines().filter_map(|line| {
-        line.strip_prefix("ringmill: warning: export disk: ")?
-            .strip_suffix(" similar lines were left out")
+        let (_, text) = line.split_once(": export disk: ")?;
+        text.strip_suffix(" similar lines were left out")
     });
     let left_out: usize = left_out.map(|count| count.parse::<usize>().expect("a number")).sum();
     let shown = log.lines().filter(|line| line.contains("export disk: ")).count();

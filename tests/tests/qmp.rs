@@ -10,7 +10,7 @@ use integration::{
 use serde_json::{Value, json};
 
 fn daemon(scratch: &Scratch) -> Server {
-    ServerCommand::new(scratch).monitor("qmp").start()
+    ServerCommand::new(scratch).monitor("qmp").logging(Some("debug")).start()
 }
 
 fn client(server: &Server) -> Qmp {

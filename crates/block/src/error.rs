@@ -45,6 +45,14 @@ impl OpenError {
         }
     }
 
+    /// The same error, as one of opening the child of that role: QEMU says it of backing files alone.
+    pub(crate) fn of_child(mut self, role: &str) -> Self {
+        if role == "backing" {
+            self.message = format!("Could not open backing file: {}", self.message);
+        }
+        self
+    }
+
     /// The same error, with what to do about it.
     pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -423,7 +423,7 @@ impl NodeRegistry {
         }
         let mut children = Vec::new();
         for (role, child) in options.driver.children() {
-            let edge = self.open_child(&name, child, nested)?;
+            let edge = self.open_child(&name, child, nested).map_err(|e| e.of_child(role))?;
             children.push(Child { role, edge });
         }
         let node = self.open_driver(name.clone(), options, &mut children, nested)?;

@@ -129,7 +129,7 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
             "ringmill storage-daemon --daemonize --pidfile /run/ringmill.pid \
              --trace poll_*,file=/var/log/ringmill.trace \
              --metrics addr.type=inet,addr.host=127.0.0.1,addr.port=9840 \
-             --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
+             --log-level info --log-format json --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
             "nothing yet: all that is to come by QMP; Prometheus is told of it",
         ),
         (

@@ -1,5 +1,6 @@
 //! Help texts, made from the tables.
 
+use crate::QSD_RELEASE;
 use crate::cli::{COMMANDS, Subcommand};
 use crate::qmp::commands::{self, CommandRow};
 use crate::reference::GENERATED;
@@ -14,10 +15,12 @@ const COLUMN: usize = 32;
 /// `ringmill --version`.
 pub(crate) fn version(program: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
+    let [major, minor, micro] = QSD_RELEASE;
+    let release = format!("{major}.{minor}.{micro}");
     match program {
-        "ringmill" => format!("ringmill {version}"),
-        // Scripts look for the program's name in the first word.
-        other => format!("{other} (ringmill {version})"),
+        "ringmill" => format!("ringmill {version} (interface of qemu-storage-daemon {release})"),
+        // As QSD's own line, from which scripts take the release.
+        other => format!("{other} version {release} (ringmill {version})"),
     }
 }
 

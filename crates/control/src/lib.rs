@@ -34,6 +34,7 @@ mod help;
 pub mod job;
 mod json;
 pub mod keyval;
+mod logging;
 mod metrics;
 mod nbd_server;
 mod object;
@@ -54,6 +55,9 @@ mod trace;
 mod upgrade;
 mod value;
 
+/// The release of QSD whose interface this is.
+pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
+
 pub use amend::{amend, put_member};
 pub use blockdev::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
@@ -63,6 +67,7 @@ pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
 pub use fd::FdName;
 pub use graph::Graph;
+pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NbdAddr, NbdServerOptions};
 pub use object::{

@@ -10,6 +10,7 @@ use crate::error::OptionError;
 use crate::export::{
     Addr, ExportKind, ExportOptions, MAX_QUEUES, STALL_TIMEOUT_MS, VhostUserOptions,
 };
+use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
 use crate::rows::{
     BLOCK_SIZE_HELP, ImageDraft, NodeDraft, PIN_MEMORY_HELP, ThreadDraft, block_size,
@@ -61,6 +62,8 @@ pub struct ServeOptions {
     pub trace: TraceOptions,
     /// `--sandbox` and `--user`.
     pub sandbox: SandboxOptions,
+    /// `--log-level` and `--log-format`.
+    pub log: LogOptions,
 }
 
 /// `--cache`: QEMU's cache modes.
@@ -114,6 +117,7 @@ impl ServeOptions {
             pidfile: None,
             trace: TraceOptions::default(),
             sandbox: SandboxOptions::default(),
+            log: LogOptions::default(),
         }
     }
 
@@ -191,6 +195,12 @@ impl ThreadDraft for ServeOptions {
 impl SandboxDraft for ServeOptions {
     fn sandbox(&mut self) -> &mut SandboxOptions {
         &mut self.sandbox
+    }
+}
+
+impl LogDraft for ServeOptions {
+    fn log(&mut self) -> &mut LogOptions {
+        &mut self.log
     }
 }
 
@@ -319,6 +329,8 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     },
     ServeOptions::SANDBOX,
     ServeOptions::USER,
+    ServeOptions::LOG_LEVEL,
+    ServeOptions::LOG_FORMAT,
 ];
 
 /// What takes no options to decide: the image from the positional arguments.

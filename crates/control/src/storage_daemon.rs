@@ -6,6 +6,7 @@ use block::options::BlockdevOptions;
 
 use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::export::ExportOptions;
+use crate::logging::{LogDraft, LogOptions};
 use crate::metrics::MetricsOptions;
 use crate::nbd_server::NbdServerOptions;
 use crate::object::ObjectOptions;
@@ -33,6 +34,8 @@ pub struct StorageDaemonOptions {
     pub trace: TraceOptions,
     /// `--sandbox` and `--user`.
     pub sandbox: SandboxOptions,
+    /// `--log-level` and `--log-format`.
+    pub log: LogOptions,
 }
 
 /// One thing to create.
@@ -115,6 +118,8 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         need: Need::Optional(""),
         help: "offer a block node to another program",
     },
+    Draft::LOG_FORMAT,
+    Draft::LOG_LEVEL,
     Field {
         name: "metrics",
         kind: Kind::Structure {
@@ -185,6 +190,12 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
 impl SandboxDraft for Draft {
     fn sandbox(&mut self) -> &mut SandboxOptions {
         &mut self.options.sandbox
+    }
+}
+
+impl LogDraft for Draft {
+    fn log(&mut self) -> &mut LogOptions {
+        &mut self.options.log
     }
 }
 

@@ -311,10 +311,14 @@ fn help_and_version_win_over_values() {
         }
     }
     let version = env!("CARGO_PKG_VERSION");
+    let ours = format!("ringmill {version} (interface of qemu-storage-daemon 11.1.3)");
     for (arguments, expected) in [
-        (&["ringmill", "-V"][..], format!("ringmill {version}")),
-        (&["ringmill", "serve", "--version"], format!("ringmill {version}")),
-        (&["qemu-storage-daemon", "-V"], format!("qemu-storage-daemon (ringmill {version})")),
+        (&["ringmill", "-V"][..], ours.clone()),
+        (&["ringmill", "serve", "--version"], ours),
+        (
+            &["qemu-storage-daemon", "-V"],
+            format!("qemu-storage-daemon version 11.1.3 (ringmill {version})"),
+        ),
     ] {
         assert_eq!(parse(arguments), Command::Print(expected));
     }

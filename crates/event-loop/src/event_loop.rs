@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use log::Level;
 use nix::sys::stat::fstat;
 
 use crate::ablation::Ablation;
@@ -145,7 +146,9 @@ impl EventLoop {
         let entries = config.entries.clamp(1, MAX_ENTRIES);
         let workers = config.thread_pool.max.clamp(1, ThreadPoolConfig::MOST) as u32;
         let (ring, chosen) = setup::set_up(config.ring, entries, config.completions, workers)?;
-        log::info!("{}: {chosen}", config.name);
+        // Without io_uring requests cost more, which an operator may want to know.
+        let level = if chosen.flags.is_some() { Level::Debug } else { Level::Info };
+        log::log!(level, "{}: {chosen}", config.name);
         Self::with_ring(config, ring, chosen, Box::new(MonotonicClock::new()))
     }
 

@@ -25,7 +25,7 @@ use std::env;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use control::{Command, parse_args, program_name};
+use control::{Command, LogOptions, parse_args, program_name};
 
 use daemon::DaemonError;
 
@@ -34,23 +34,35 @@ fn main() -> ExitCode {
     let command = match parse_args(env::args_os()) {
         Ok(command) => command,
         Err(error) => {
-            eprintln!("{error}");
+            logger::fatal(program, &error.error.to_string());
             return ExitCode::FAILURE;
         }
     };
-    // A probe prints what it finds; what the loops it tries log would be noise.
-    if !matches!(
-        command,
-        Command::Probe(_) | Command::Ctl(_) | Command::Top(_) | Command::Upgrade(_)
-    ) {
-        logger::start(program);
+    if let Some(options) = log_options(&command) {
+        logger::start(program, options);
     }
     let code = run(command).unwrap_or_else(|error| {
-        eprintln!("{program}: {error}");
+        logger::end_status();
+        logger::fatal(program, &error.to_string());
         ExitCode::FAILURE
     });
     logger::end();
     code
+}
+
+/// How a command logs; `None`: it does not. A probe prints what it finds; what the loops that it tries log would
+/// be noise.
+fn log_options(command: &Command) -> Option<LogOptions> {
+    match command {
+        Command::Serve(options) => Some(options.log),
+        Command::StorageDaemon(options) => Some(options.log),
+        Command::TakeOver => Some(take_over::log_options()),
+        Command::Ctl(_)
+        | Command::Top(_)
+        | Command::Probe(_)
+        | Command::Upgrade(_)
+        | Command::Print(_) => None,
+    }
 }
 
 fn run(command: Command) -> Result<ExitCode, DaemonError> {

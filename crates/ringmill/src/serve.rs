@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use control::{ImageKind, ServeOptions, Step};
 
-use crate::daemon::{self, Daemon, DaemonError, Start, Status, Surroundings};
+use crate::daemon::{self, DaemonError, Start, Status, Surroundings};
 use crate::pidfile::Pidfile;
 use crate::{sandbox, spawner, trace};
 
@@ -32,9 +32,10 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         if let Some(path) = &options.pidfile {
             let _ = pidfile.set(Pidfile::create(path).map_err(DaemonError::new)?);
         }
-        print!("{}", describe(options, daemon)?);
+        print!("{}", describe(options)?);
         daemon.confine()?;
-        Ok(Some(Status::new()))
+        let traced = !options.trace.events.is_empty() && options.trace.file.is_none();
+        Ok(Some(Status::new(traced)))
     });
     if let (Some(path), false) = (made, is_ready) {
         // Nothing is left behind that nobody could use yet.
@@ -86,15 +87,12 @@ fn make(image: &Path, size: u64) -> std::io::Result<()> {
     })
 }
 
-/// How to attach the disk, and what it runs on.
-fn describe(options: &ServeOptions, daemon: &Daemon) -> Result<String, DaemonError> {
+/// How to attach the disk.
+fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
     let socket = std::path::absolute(&options.socket).map_err(DaemonError::new)?;
     let socket = socket.display();
     let queues = options.queues;
     let mut text = format!("Serving {} on {socket}\n", options.image.display());
-    for (id, ring) in daemon.rings() {
-        text += &format!("  iothread {id}: {ring}\n");
-    }
     // A comma in an option's value is doubled: QEMU's keyval syntax.
     let quoted = socket.to_string().replace(',', ",,");
     text += &format!(

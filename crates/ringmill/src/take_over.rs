@@ -6,7 +6,7 @@ use std::iter;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use control::{Command, SandboxOptions, Step};
+use control::{Command, LogOptions, SandboxOptions, Step, UsageError};
 
 use crate::daemon::{self, DaemonError, Start, Surroundings};
 use crate::{sandbox, serve, spawner};
@@ -47,11 +47,25 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the command line says that the first daemon was started by, whose words follow the command.
-fn sandbox_options() -> Result<SandboxOptions, DaemonError> {
+/// The command line that the first daemon was started by, whose words follow the command.
+fn first() -> Result<Command, UsageError> {
     let mut words = env::args_os();
     let name = words.next().unwrap_or_default();
-    match control::parse_args(iter::once(name).chain(words.skip(1))).map_err(DaemonError::new)? {
+    control::parse_args(iter::once(name).chain(words.skip(1)))
+}
+
+/// How the first daemon was told to log.
+pub(crate) fn log_options() -> LogOptions {
+    match first() {
+        Ok(Command::StorageDaemon(options)) => options.log,
+        Ok(Command::Serve(options)) => options.log,
+        // It is refused once the other process can be told.
+        Ok(_) | Err(_) => LogOptions::default(),
+    }
+}
+
+fn sandbox_options() -> Result<SandboxOptions, DaemonError> {
+    match first().map_err(DaemonError::new)? {
         Command::StorageDaemon(options) => Ok(options.sandbox),
         Command::Serve(options) => Ok(options.sandbox),
         _ => Err(DaemonError::new("the command line is that of no daemon")),

@@ -76,7 +76,7 @@ const FAMILIES: &[u64] =
 
 /// Of block devices: sizes (`BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKALIGNOFF`, `BLKROGET`), discarding
 /// and zeroing (`BLKDISCARD`, `BLKZEROOUT`, `BLKDISCARDZEROES`); of descriptors: `FIONREAD`, `FIONBIO`;
-/// whether output is a terminal: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`.
+/// whether output is a terminal, and whose: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`, `TIOCGPGRP`.
 const REQUESTS: &[u64] = &[
     0x8008_1272,
     0x1268,
@@ -91,6 +91,7 @@ const REQUESTS: &[u64] = &[
     0x5401,
     0x5413,
     0x802c_542a,
+    0x540f,
 ];
 
 /// `PR_SET_NAME`, `PR_GET_NAME`, `PR_SET_VMA` (glibc names its memory), and what the sandbox itself asks for:

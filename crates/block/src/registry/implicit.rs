@@ -40,10 +40,12 @@ impl NodeRegistry {
         if options.backing == Backing::Implicit
             && let ImplicitBacking::File(path, format) = opening.backing(path.as_deref())?
         {
-            named.push(("backing", self.backing(common, path, format, nested)?));
+            let backing = self.backing(common, path, format, nested);
+            named.push(("backing", backing.map_err(|error| error.of_child("backing"))?));
         }
         for (role, node) in named {
-            let edge = self.open_child(&name, &node, nested)?;
+            let edge = self.open_child(&name, &node, nested);
+            let edge = edge.map_err(|error| error.of_child(role))?;
             children.push(Child { role, edge });
         }
         let data_file = child(children, "data-file", &name).ok();
@@ -68,10 +70,14 @@ impl NodeRegistry {
             Some("qcow2") => true,
             Some("raw" | "file") => false,
             Some(other) => {
-                return Err(OpenError::new(format!(
+                let message = format!(
                     "Format '{other}' of backing file '{}' is not supported",
                     path.display()
-                )));
+                );
+                return Err(OpenError::new(message).with_hint(
+                    "Convert the backing file: qemu-img convert -O qcow2 <file> <file>.qcow2; then name \
+                     the result in the image: qemu-img rebase -u -b <file>.qcow2 -F qcow2 <image>",
+                ));
             }
             // As QEMU does it.
             None => self.probe(&file)?,

@@ -88,6 +88,33 @@ fn backing_may_be_told_or_left_out() {
     assert!(refused.contains("lies behind more than"), "{refused}");
 }
 
+/// In QEMU's words, once per image on the way to it.
+#[test]
+fn a_missing_backing_file_is_said_to_be_one() {
+    let folder = Folder::new("missing");
+    std::fs::write(folder.path("base.raw"), vec![0; 1 << 20]).unwrap();
+    qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "mid.qcow2"]);
+    qemu_img(
+        &folder,
+        &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "mid.qcow2", "top.qcow2"],
+    );
+    std::fs::remove_file(folder.path("base.raw")).unwrap();
+    let refused = |name: &str| refusal(&options(&folder.path(name)));
+    let missing = format!(
+        "Could not open '{}': No such file or directory",
+        folder.path("base.raw").display()
+    );
+    let backing = "Could not open backing file: ";
+    assert_eq!(refused("mid.qcow2"), format!("{backing}{missing}: "));
+    assert_eq!(refused("top.qcow2"), format!("{backing}{backing}{missing}: "));
+    let path = folder.path("top.qcow2");
+    let named = Backing::Node(BlockdevRef::Name("nowhere".into()));
+    let named = BlockdevOptions { driver: driver(&path, named), ..options(&path) };
+    let unknown = "Cannot find device='nowhere' nor node-name='nowhere'";
+    let refused = refusal(&named);
+    assert!(refused.starts_with(&format!("{backing}{unknown}: ")), "{refused}");
+}
+
 #[test]
 fn data_may_lie_in_a_file_of_its_own() {
     let folder = Folder::new("data-file");

@@ -3,6 +3,7 @@
 //! A driver is a [`DriverRow`] in a file of its own and a line in [`DRIVERS`].
 
 mod blkdebug;
+mod elsewhere;
 mod file;
 mod nbd;
 mod null;
@@ -320,9 +321,8 @@ fn read_node(
             );
         }
     };
-    if name == "luks" {
-        return Err(OptionError::not_yet("Driver 'luks'")
-            .hint("cryptsetup(8) makes a block device of such an image, for driver host_device."));
+    if let Some(refusal) = elsewhere::refusal(&name) {
+        return Err(refusal);
     }
     let driver = DRIVERS
         .iter()

@@ -65,7 +65,10 @@ fn differences_from_qsd() {
 
     // What QSD has and ringmill has not, yet: named, with what is known.
     let error = node("vhdx,node-name=n,file=x");
-    assert!(error.message.ends_with("Parameter 'driver' does not accept value 'vhdx'"));
+    assert!(error.message.ends_with("Driver 'vhdx' is not supported by ringmill yet"));
+    assert!(error.hint.is_some_and(|hint| hint.contains("qemu-img convert")));
+    let error = node("vhdy,node-name=n,file=x");
+    assert!(error.message.ends_with("Parameter 'driver' does not accept value 'vhdy'"));
     let drivers = "Known values of 'driver': file, host_device, raw, qcow2, null-co, null-aio, nbd";
     assert!(error.hint.is_some_and(|hint| hint.starts_with(drivers)));
     let error = refused(&["--export", "fuse,id=e,node-name=n"]);

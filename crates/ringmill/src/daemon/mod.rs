@@ -44,6 +44,7 @@ use sandbox::{InForce, Sandbox};
 
 use crate::given::GivenSockets;
 use crate::journals::Home;
+use crate::logger;
 use crate::service_manager::ServiceManager;
 use chardev::Chardev;
 pub(crate) use error::DaemonError;
@@ -198,6 +199,7 @@ fn run_on(
             Some(end) => end,
             None => daemon.serve(&mut stop).await,
         };
+        logger::end_status();
         let cause = match end {
             End::Failed(error) => {
                 log::error!("{error}: the daemon ends, for its exports to be started again");

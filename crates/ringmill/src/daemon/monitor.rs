@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use control::qmp::events::EventRow;
 use control::qmp::{Command, Event, QmpError, Session, Step};
 use event_loop::{EventLoop, oneshot, take_turns};
+use log::Level;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
@@ -178,7 +179,7 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
     }
 
     async fn serve(&self, client: &Client, stream: &Stream) {
-        log::info!("chardev {}: client connected", self.id);
+        log::debug!("chardev {}: client connected", self.id);
         let greeting = client.session.borrow().greeting();
         client.say(&greeting);
         let end = match until(self.listen(client, stream), client.write_all(stream)).await {
@@ -194,8 +195,13 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
             Err(why) => Some(why),
         };
         match end {
-            None => log::info!("chardev {}: client disconnected", self.id),
-            Some(why) => log::warn!("chardev {}: closed the connection: {why}", self.id),
+            None => log::debug!("chardev {}: client disconnected", self.id),
+            Some(why) => {
+                // The socket of a client that leaves with answers or events unread fails.
+                let is_sent_away = client.lost.get().is_some();
+                let level = if is_sent_away { Level::Warn } else { Level::Debug };
+                log::log!(level, "chardev {}: closed the connection: {why}", self.id);
+            }
         }
     }
 

@@ -1,13 +1,14 @@
-//! The status line: how much the guest does, once a second on a terminal, else as a log line every
+//! The status line: how much the guest does, once a second on a terminal, else as a log line (info) every
 //! ten seconds in which something happened.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use devices::{QueueNumbers, QueueStats};
 use event_loop::{EventLoop, LoopHandle};
 
+use crate::logger;
 use crate::service_manager::ServiceManager;
 
 /// Seconds between two lines.
@@ -53,8 +54,9 @@ impl Sources {
 }
 
 impl Status {
-    pub(crate) fn new() -> Self {
-        Status { terminal: std::io::stdout().is_terminal() }
+    /// `others_write`: something else than the log goes to standard error, too.
+    pub(crate) fn new(others_write: bool) -> Self {
+        Status { terminal: std::io::stderr().is_terminal() && !others_write }
     }
 
     /// Shows a line after each interval, for as long as the loop runs.
@@ -71,11 +73,10 @@ impl Status {
             deadline += seconds * 1_000_000_000;
             event_loop.sleep_until(deadline).await;
             let now = sources.totals();
-            let line = line(before, now, seconds as f64, sources.window_us());
+            let parts = parts(before, now, seconds as f64, sources.window_us());
+            let line = parts.join("  ");
             if self.terminal {
-                let mut out = std::io::stdout();
-                // A terminal that is gone takes the process along by SIGHUP.
-                let _ = write!(out, "\r\x1b[K{line}").and_then(|()| out.flush());
+                logger::show_status(&parts);
             } else if now != before {
                 log::info!("{line}");
             }
@@ -87,18 +88,22 @@ impl Status {
     }
 }
 
-fn line(before: Totals, now: Totals, seconds: f64, window_us: f64) -> String {
+/// What there is to say, the most important first.
+fn parts(before: Totals, now: Totals, seconds: f64, window_us: f64) -> Vec<String> {
     let requests = now.requests - before.requests;
     let rate = requests as f64 / seconds;
     let mib = (now.bytes - before.bytes) as f64 / seconds / f64::from(1 << 20);
     let latency = (now.latency_ns - before.latency_ns) as f64 / requests.max(1) as f64 / 1e3;
-    let mut line = format!(
-        "{rate:.0} requests/s  {mib:.1} MiB/s  latency {latency:.1} us  poll window {window_us:.1} us"
-    );
+    let mut parts = vec![
+        format!("{rate:.0} requests/s"),
+        format!("{mib:.1} MiB/s"),
+        format!("latency {latency:.1} us"),
+        format!("poll window {window_us:.1} us"),
+    ];
     if now.errors > 0 {
-        line += &format!("  {} errors so far", now.errors);
+        parts.insert(1, format!("{} errors so far", now.errors));
     }
-    line
+    parts
 }
 
 #[cfg(test)]
@@ -110,9 +115,11 @@ mod tests {
         let before = Totals { requests: 100, bytes: 0, latency_ns: 0, errors: 0 };
         let now = Totals { requests: 300, bytes: 4 << 20, latency_ns: 2_000_000, errors: 0 };
         assert_eq!(
-            line(before, now, 2.0, 32.768),
-            "100 requests/s  2.0 MiB/s  latency 10.0 us  poll window 32.8 us"
+            parts(before, now, 2.0, 32.768),
+            ["100 requests/s", "2.0 MiB/s", "latency 10.0 us", "poll window 32.8 us"]
         );
-        assert!(line(now, now, 1.0, 0.0).starts_with("0 requests/s"));
+        assert_eq!(parts(now, now, 1.0, 0.0)[0], "0 requests/s");
+        let failed = Totals { errors: 3, ..now };
+        assert_eq!(parts(now, failed, 1.0, 0.0)[1], "3 errors so far");
     }
 }

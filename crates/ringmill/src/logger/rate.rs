@@ -5,6 +5,8 @@ use std::fmt;
 use std::mem;
 use std::time::Duration;
 
+use log::Level;
+
 /// Similar lines in a period,
 pub(super) const LINES: u32 = 20;
 /// which begins with the first of them.
@@ -27,6 +29,7 @@ pub(super) struct Rate(BTreeMap<Source, Period>);
 
 #[derive(Debug)]
 struct Period {
+    level: Level,
     since: Duration,
     lines: u32,
     left_out: u64,
@@ -35,13 +38,15 @@ struct Period {
 /// Lines that nobody has seen.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LeftOut {
+    /// That of the first of the lines before them.
+    pub(super) level: Level,
     subject: String,
     lines: u64,
 }
 
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LeftOut { subject, lines } = self;
+        let LeftOut { subject, lines, level: _ } = self;
         match lines {
             1 => write!(f, "{subject}: 1 similar line was left out"),
             lines => write!(f, "{subject}: {lines} similar lines were left out"),
@@ -51,7 +56,13 @@ impl fmt::Display for LeftOut {
 
 impl Rate {
     /// Whether a line is to be logged. Times are of one clock that never goes back.
-    pub(super) fn admits(&mut self, place: (&'static str, u32), text: &str, now: Duration) -> bool {
+    pub(super) fn admits(
+        &mut self,
+        place: (&'static str, u32),
+        level: Level,
+        text: &str,
+        now: Duration,
+    ) -> bool {
         let subject = text.split_once(": ").map_or("", |(subject, _)| subject);
         let end = (0..=SUBJECT.min(subject.len())).rfind(|end| subject.is_char_boundary(*end));
         let subject = subject.get(..end.unwrap_or(0)).unwrap_or_default();
@@ -59,7 +70,8 @@ impl Rate {
         if self.0.len() >= SOURCES && !self.0.contains_key(&source) {
             source = Source::default();
         }
-        let period = self.0.entry(source).or_insert(Period { since: now, lines: 0, left_out: 0 });
+        let period =
+            self.0.entry(source).or_insert(Period { level, since: now, lines: 0, left_out: 0 });
         let admitted = period.lines < LINES;
         match admitted {
             true => period.lines += 1,
@@ -89,7 +101,11 @@ impl Rate {
 fn left_out(periods: BTreeMap<Source, Period>) -> Vec<LeftOut> {
     let with_lines = periods.into_iter().filter(|(_, period)| period.left_out > 0);
     with_lines
-        .map(|((_, _, subject), period)| LeftOut { subject, lines: period.left_out })
+        .map(|((_, _, subject), period)| LeftOut {
+            level: period.level,
+            subject,
+            lines: period.left_out,
+        })
         .collect()
 }
 
@@ -100,7 +116,7 @@ mod tests {
     const PLACE: (&str, u32) = ("server.rs", 1);
 
     fn out(subject: &str, lines: u64) -> LeftOut {
-        LeftOut { subject: subject.into(), lines }
+        LeftOut { level: Level::Warn, subject: subject.into(), lines }
     }
 
     #[test]
@@ -110,14 +126,14 @@ mod tests {
         let mut admitted = 0;
         for n in 0..100 {
             let text = format!("export a: client {n}: left");
-            admitted += u32::from(rate.admits(PLACE, &text, begin));
+            admitted += u32::from(rate.admits(PLACE, Level::Warn, &text, begin));
         }
         assert_eq!(admitted, LINES);
         assert_eq!(rate.ended(begin + PERIOD - Duration::from_nanos(1)), []);
-        assert!(!rate.admits(PLACE, "export a: client", begin + PERIOD / 2));
+        assert!(!rate.admits(PLACE, Level::Warn, "export a: client", begin + PERIOD / 2));
         assert_eq!(rate.ended(begin + PERIOD), [out("export a", 101 - u64::from(LINES))]);
         assert_eq!(rate.ended(begin + PERIOD), []);
-        assert!(rate.admits(PLACE, "export a: client", begin + PERIOD));
+        assert!(rate.admits(PLACE, Level::Warn, "export a: client", begin + PERIOD));
         assert_eq!(rate.all(), []);
         assert_eq!(out("export a", 2).to_string(), "export a: 2 similar lines were left out");
     }
@@ -126,11 +142,11 @@ mod tests {
     fn one_source_leaves_others_their_lines() {
         let mut rate = Rate::default();
         for _ in 0..1000 {
-            rate.admits(PLACE, "export a: closed the connection", Duration::ZERO);
+            rate.admits(PLACE, Level::Warn, "export a: closed the connection", Duration::ZERO);
         }
-        assert!(rate.admits(PLACE, "export b: closed the connection", Duration::ZERO));
-        assert!(rate.admits(("server.rs", 2), "export a: connected", Duration::ZERO));
-        assert!(rate.admits(PLACE, "no subject", Duration::ZERO));
+        assert!(rate.admits(PLACE, Level::Warn, "export b: closed the connection", Duration::ZERO));
+        assert!(rate.admits(("server.rs", 2), Level::Warn, "export a: connected", Duration::ZERO));
+        assert!(rate.admits(PLACE, Level::Warn, "no subject", Duration::ZERO));
         assert_eq!(rate.all(), [out("export a", 1000 - u64::from(LINES))]);
     }
 
@@ -139,7 +155,7 @@ mod tests {
         let mut rate = Rate::default();
         let long = "\u{20ac}".repeat(1000);
         for n in 0..3 * SOURCES {
-            rate.admits(PLACE, &format!("{n}{long}: text"), Duration::ZERO);
+            rate.admits(PLACE, Level::Warn, &format!("{n}{long}: text"), Duration::ZERO);
         }
         assert!(rate.0.len() <= SOURCES + 1);
         assert!(rate.0.keys().all(|(_, _, subject)| subject.len() <= SUBJECT));

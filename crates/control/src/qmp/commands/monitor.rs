@@ -3,6 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
+use crate::QSD_RELEASE;
 use crate::qmp::{Capabilities, schema};
 use crate::shape::{Shape, Word};
 use crate::table::{self, Context, Field, Kind, Need, Table};
@@ -157,8 +158,9 @@ fn enable(capabilities: &mut Capabilities, value: Value, at: &Context) -> table:
 /// What `query-version` answers: the release of QEMU whose interface this is, and in `package` what
 /// carries it out.
 pub(in crate::qmp) fn version() -> Json {
+    let [major, minor, micro] = QSD_RELEASE;
     json!({
-        "qemu": {"micro": 0, "minor": 1, "major": 11},
+        "qemu": {"micro": micro, "minor": minor, "major": major},
         "package": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
     })
 }

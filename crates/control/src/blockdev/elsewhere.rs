@@ -1,0 +1,91 @@
+//! Drivers that QEMU has and ringmill has not, with the way around each.
+
+use crate::error::OptionError;
+
+/// The drivers, by what leads around them.
+static ELSEWHERE: &[(&[&str], &str)] = &[
+    (
+        &["luks"],
+        "'cryptsetup open --type luks <image> <name>' makes a block device of such an image, for driver host_device.",
+    ),
+    (
+        &["qcow", "vmdk", "vdi", "vpc", "vhdx", "qed", "parallels", "bochs", "cloop", "dmg"],
+        "Convert the image: qemu-img convert -O qcow2 <image> <image>.qcow2",
+    ),
+    (
+        &["http", "https", "ftp", "ftps"],
+        "nbdkit serves such a file: nbdkit -r -U /run/file.sock curl url=<url>; then driver nbd with \
+         server.type=unix,server.path=/run/file.sock.",
+    ),
+    (
+        &["ssh"],
+        "nbdkit serves such a file: nbdkit -U /run/file.sock ssh host=<host> path=<path>; then driver \
+         nbd with server.type=unix,server.path=/run/file.sock.",
+    ),
+    (
+        &["vvfat"],
+        "nbdkit serves such a disk: nbdkit -r -U /run/fat.sock floppy dir=<folder>; then driver nbd with \
+         server.type=unix,server.path=/run/fat.sock.",
+    ),
+    (&["rbd"], "'rbd map <pool>/<image>' makes a block device of it, for driver host_device."),
+    (&["iscsi"], "'iscsiadm --login' makes a block device of it, for driver host_device."),
+    (&["nfs", "gluster"], "Mount the file system, and use driver file."),
+    (
+        &["host_cdrom"],
+        "Use driver host_device with read-only=on for the medium that is in the drive.",
+    ),
+    (&["io_uring"], "Use driver file or host_device with aio=io_uring."),
+    (
+        &["nvme", "nvme-io_uring", "virtio-blk-vfio-pci", "virtio-blk-vhost-vdpa"],
+        "Leave the device to the kernel's own driver, and use driver host_device with its block device.",
+    ),
+    (
+        &["virtio-blk-vhost-user"],
+        "Have the other program serve the disk over NBD, and use driver nbd.",
+    ),
+    (
+        &["quorum"],
+        "'mdadm --create' makes one block device of several disks, for driver host_device.",
+    ),
+    (&["replication"], "DRBD makes a block device that is replicated, for driver host_device."),
+    (&["preallocate"], "'fallocate -l <size> <file>' allocates the file; use driver file on it."),
+    (&["compress"], "'qemu-img convert -c' makes a compressed image; driver qcow2 reads it."),
+    (&["copy-on-read"], "The QMP command blockdev-mirror copies all of a node while it is used."),
+    (
+        &["copy-before-write", "snapshot-access"],
+        "The QMP command blockdev-backup copies a node as it was at one moment.",
+    ),
+    (
+        &["blklogwrites"],
+        "The kernel's dm-log-writes makes a block device that logs, for host_device.",
+    ),
+    (&["blkreplay", "blkverify"], "It is for tests of QEMU itself. blkdebug is there."),
+];
+
+/// Why a driver that is not there is refused, if QEMU has it.
+pub(super) fn refusal(name: &str) -> Option<OptionError> {
+    let (_, around) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name))?;
+    Some(OptionError::not_yet(format!("Driver '{name}'")).hint(*around))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blockdev::DRIVERS;
+
+    /// What `query-qmp-schema` of QEMU 11.1 has as `BlockdevDriver`.
+    const QEMU: &str = "blkdebug blklogwrites blkreplay blkverify bochs cloop compress \
+        copy-before-write copy-on-read dmg file ftp ftps host_cdrom host_device http https io_uring \
+        iscsi luks nbd nfs null-aio null-co nvme nvme-io_uring parallels preallocate qcow qcow2 qed \
+        quorum raw rbd replication snapshot-access ssh throttle vdi vhdx virtio-blk-vfio-pci \
+        virtio-blk-vhost-user virtio-blk-vhost-vdpa vmdk vpc vvfat";
+
+    #[test]
+    fn each_driver_of_qemu_is_there_or_has_a_way_around() {
+        for name in QEMU.split_whitespace() {
+            let is_there = DRIVERS.iter().any(|driver| driver.name == name);
+            assert_ne!(is_there, refusal(name).is_some(), "{name}");
+        }
+        assert_eq!(refusal("vmdkk"), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! `--log-level` and `--log-format`: how much a daemon says, and in which form.
+
+use crate::table::{Choice, Field, Kind, Need, put};
+
+/// `--log-level` and `--log-format`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// `--log-level`; `None`: what `RINGMILL_LOG` says, else warnings and errors.
+    pub level: Option<LogLevel>,
+    /// `--log-format`; `None`: text.
+    pub format: Option<LogFormat>,
+}
+
+/// The least severe lines that are logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Something has failed.
+    Error,
+    /// Something needs attention.
+    Warn,
+    /// What comes and goes.
+    Info,
+    /// Everything there is.
+    Debug,
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// A JSON object per line.
+    Json,
+}
+
+/// The environment variable that stands for `--log-level`.
+pub const LOG_VARIABLE: &str = "RINGMILL_LOG";
+
+/// What `--log-level` and [`LOG_VARIABLE`] take.
+static LEVELS: [(&str, LogLevel); 4] = [
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("info", LogLevel::Info),
+    ("debug", LogLevel::Debug),
+];
+
+impl LogLevel {
+    /// The level of that name.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name; the text says which there are.
+    pub fn of(name: &str) -> Result<Self, String> {
+        let found = LEVELS.iter().find(|(known, _)| *known == name);
+        found.map(|(_, level)| *level).ok_or_else(|| {
+            let known: Vec<&str> = LEVELS.iter().map(|(known, _)| *known).collect();
+            format!("'{name}' is no level of the log; known levels: {}", known.join(", "))
+        })
+    }
+}
+
+/// What reads `--log-level` and `--log-format`.
+pub(crate) trait LogDraft: Sized + 'static {
+    fn log(&mut self) -> &mut LogOptions;
+
+    const LOG_LEVEL: Field<Self> = Field {
+        name: "log-level",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "error",
+                help: "what has failed",
+                set: |draft| put(&mut draft.log().level, Some(LogLevel::Error)),
+            },
+            Choice {
+                name: "warn",
+                help: "and what needs attention",
+                set: |draft| put(&mut draft.log().level, Some(LogLevel::Warn)),
+            },
+            Choice {
+                name: "info",
+                help: "and front ends and clients that come and go, the sandbox, upgrades",
+                set: |draft| put(&mut draft.log().level, Some(LogLevel::Info)),
+            },
+            Choice {
+                name: "debug",
+                help: "and clients of monitors, the flags of rings, connections that came to nothing",
+                set: |draft| put(&mut draft.log().level, Some(LogLevel::Debug)),
+            },
+        ]),
+        need: Need::Optional("what the variable RINGMILL_LOG says, else warn"),
+        help: "how much is logged on standard error; given, or with RINGMILL_LOG set, lines have the time \
+               in front",
+    };
+
+    const LOG_FORMAT: Field<Self> = Field {
+        name: "log-format",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "text",
+                help: "for people",
+                set: |draft| put(&mut draft.log().format, Some(LogFormat::Text)),
+            },
+            Choice {
+                name: "json",
+                help: "a JSON object per line: time, level, program, pid, message",
+                set: |draft| put(&mut draft.log().format, Some(LogFormat::Json)),
+            },
+        ]),
+        need: Need::Optional("text"),
+        help: "the form of log lines",
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Command, parse_args};
+
+    fn options(arguments: &[&str]) -> LogOptions {
+        match parse_args(arguments.iter().map(Into::into)).expect("right") {
+            Command::StorageDaemon(options) => options.log,
+            Command::Serve(options) => options.log,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn both_daemons_take_each_level_and_format() {
+        let json = Some(LogFormat::Json);
+        for (name, level) in LEVELS {
+            assert_eq!(LogLevel::of(name), Ok(level));
+            let level = Some(level);
+            let given = options(&["ringmill", "serve", "disk.img", "--log-level", name]);
+            assert_eq!(given, LogOptions { level, format: None });
+            let given = ["qemu-storage-daemon", "--log-format=json", "--log-level", name];
+            assert_eq!(options(&given), LogOptions { level, format: json });
+        }
+        assert_eq!(options(&["qemu-storage-daemon"]), LogOptions::default());
+        assert!(LogLevel::of("all").is_err_and(|why| why.contains("error, warn, info, debug")));
+    }
+}
