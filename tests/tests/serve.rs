@@ -1,8 +1,10 @@
 //! `ringmill serve`: the short way from nothing to a guest with a disk.
 
+use std::fs;
 use std::path::Path;
 
-use integration::{Guest, Image, Scratch, Server, ServerCommand, eventually};
+use integration::nbd::client_output;
+use integration::{BlkClient, Guest, Image, Scratch, Server, ServerCommand, eventually, request};
 
 /// Serves `image` and waits until it says how to attach it.
 fn serve(scratch: &Scratch, image: &Path, arguments: &[&str]) -> (Server, String) {
@@ -14,7 +16,7 @@ fn serve(scratch: &Scratch, image: &Path, arguments: &[&str]) -> (Server, String
     for argument in arguments {
         command = command.arg(*argument);
     }
-    let server = command.spawn();
+    let server = command.start();
     let text = eventually("the instructions", || {
         Some(server.log()).filter(|text| text.contains("queue_size=128\n"))
     });
@@ -63,4 +65,161 @@ fn no_image_and_no_size() {
     assert_eq!(status.code(), Some(1));
     assert!(output.contains("disk.img") && output.contains("--size"), "{output}");
     assert!(!image.exists());
+}
+
+/// Runs `serve` to its end, which is that it refuses the image.
+fn refused(scratch: &Scratch, image: &Path, arguments: &[&str]) -> String {
+    let mut command = ServerCommand::other_command(scratch, "serve")
+        .arg(image.to_str().expect("a path in UTF-8"));
+    for argument in arguments {
+        command = command.arg(*argument);
+    }
+    let (status, output) = command.run();
+    assert_eq!(status.code(), Some(1), "{output}");
+    output
+}
+
+fn create(scratch: &Scratch, arguments: &[&str]) {
+    client_output(scratch, "qemu-img", &[&["create", "-q"], arguments].concat());
+}
+
+/// What `qemu-img info` says.
+fn info(scratch: &Scratch, image: &str) -> String {
+    client_output(scratch, "qemu-img", &["info", image])
+}
+
+#[test]
+fn a_qcow2_image_is_served_as_what_it_holds() {
+    let scratch = Scratch::new();
+    create(&scratch, &["-f", "qcow2", "base.qcow2", "16M"]);
+    create(&scratch, &["-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2", "disk.img"]);
+    let image = scratch.path("disk.img");
+    let (mut server, _) = serve(&scratch, &image, &[]);
+    for round in 1..=2 {
+        let mut client = BlkClient::connect(&scratch.path("disk.sock"), 1, 8).expect("it serves");
+        let sectors = client.config().expect("a configuration").capacity;
+        assert_eq!(u64::from(sectors) * 512, 16 << 20);
+        client.write(round * 8, &[round as u8; 4096]);
+        assert_eq!(client.read(8, 4096), [1; 4096]);
+        drop(client);
+        if round == 1 {
+            server.upgrade();
+        }
+    }
+    server.stop();
+    let said = info(&scratch, "disk.img");
+    assert!(said.contains("file format: qcow2"), "{said}");
+    client_output(&scratch, "qemu-img", &["check", "-q", "-f", "qcow2", "disk.img"]);
+    client_output(&scratch, "qemu-img", &["convert", "-O", "raw", "disk.img", "flat"]);
+    let mut expected = vec![0; 16 << 20];
+    expected[4096..8192].fill(1);
+    expected[8192..12288].fill(2);
+    assert!(fs::read(scratch.path("flat")).expect("it was made") == expected);
+}
+
+#[test]
+fn an_image_that_is_made_is_what_its_name_says() {
+    let scratch = Scratch::new();
+    for (name, options, format) in [
+        ("new.qcow2", &[][..], "qcow2"),
+        ("new.img", &[], "raw"),
+        ("other.img", &["--format", "qcow2"], "qcow2"),
+        ("other.qcow2", &["--format", "raw"], "raw"),
+    ] {
+        let image = scratch.path(name);
+        let (server, _) = serve(&scratch, &image, &[&["--size", "1G"], options].concat());
+        server.stop();
+        let said = info(&scratch, name);
+        assert!(said.contains(&format!("file format: {format}\n")), "{name}: {said}");
+        assert!(said.contains("virtual size: 1 GiB"), "{name}: {said}");
+    }
+    for name in ["new.vmdk", "new.vhdx", "new.vhd", "new.vdi", "new.qed", "new.luks"] {
+        let image = scratch.path(name);
+        let said = refused(&scratch, &image, &["--size", "1G"]);
+        assert!(said.contains(".qcow2") && said.contains("--format raw"), "{said}");
+        assert!(!image.exists());
+    }
+}
+
+#[test]
+fn images_in_other_formats_are_refused() {
+    let scratch = Scratch::new();
+    for format in ["vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "luks"] {
+        let name = format!("disk.{format}");
+        let secret = ["--object", "secret,id=s,data=key", "-o", "key-secret=s,iter-time=10"];
+        let options = if format == "luks" { &secret[..] } else { &[] };
+        create(&scratch, &[&["-f", format], options, &[&name, "8M"]].concat());
+        let image = scratch.path(&name);
+        let before = Image::existing(&image).md5();
+        let said = refused(&scratch, &image, &[]);
+        for expected in [format, "qemu-img convert", "--format raw"] {
+            assert!(said.contains(expected), "{expected}: {said}");
+        }
+        let said = refused(&scratch, &image, &["--format", "qcow2"]);
+        assert!(said.contains("not a qcow2 image") && said.contains(format), "{said}");
+        assert_eq!(Image::existing(&image).md5(), before);
+        let (server, _) = serve(&scratch, &image, &["--format", "raw"]);
+        server.stop();
+    }
+    create(&scratch, &["-f", "vpc", "-o", "subformat=fixed", "fixed.vhd", "8M"]);
+    assert!(refused(&scratch, &scratch.path("fixed.vhd"), &[]).contains("-f vpc"));
+}
+
+/// Such a header may name any file of the host as what lies behind it.
+#[test]
+fn a_guest_does_not_make_a_qcow2_image_of_its_raw_disk() {
+    let scratch = Scratch::new();
+    fs::write(scratch.path("secret"), vec![0x55; 1 << 20]).expect("writable");
+    let secret = scratch.path("secret");
+    let secret = secret.to_str().expect("UTF-8");
+    create(&scratch, &["-f", "qcow2", "-F", "raw", "-b", secret, "header"]);
+    let header = fs::read(scratch.path("header")).expect("it was made")[..65536].to_vec();
+    let write = |server: &mut Server| {
+        let mut client = BlkClient::connect(&scratch.path("disk.sock"), 1, 8).expect("it serves");
+        let reply = client.call(request::OUT, 0, &header, 0);
+        drop(client);
+        server.upgrade();
+        reply.status
+    };
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let before = image.md5();
+    let (mut server, _) = serve(&scratch, image.path(), &[]);
+    assert_eq!(write(&mut server), 1, "VIRTIO_BLK_S_IOERR");
+    assert_eq!(write(&mut server), 1, "also after an upgrade");
+    assert!(server.log().contains("qcow2"), "it is told: {}", server.log());
+    server.stop();
+    assert_eq!(image.md5(), before);
+    // One who says that it is raw has it so, also in the next process.
+    let (mut server, _) = serve(&scratch, image.path(), &["--format", "raw"]);
+    assert_eq!(write(&mut server), 0);
+    let mut client = BlkClient::connect(&scratch.path("disk.sock"), 1, 8).expect("it serves");
+    assert_eq!(client.read(0, 4096), header[..4096]);
+    drop(client);
+    server.stop();
+}
+
+#[test]
+fn a_raw_node_with_the_header_of_another_format_is_warned_of() {
+    let scratch = Scratch::new();
+    create(&scratch, &["-f", "vmdk", "disk.vmdk", "8M"]);
+    create(&scratch, &["-f", "qcow2", "disk.qcow2", "8M"]);
+    let lines = |driver: &str, name: &str| {
+        let path = scratch.path(name);
+        let node =
+            format!("{driver},node-name=n,file.driver=file,file.filename={}", path.display());
+        let server = ServerCommand::new(&scratch).arg("--blockdev").arg(node).start();
+        let log = server.log();
+        server.stop();
+        log.lines()
+            .filter(|line| line.contains("header of a"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    for format in ["vmdk", "qcow2"] {
+        let said = lines("raw", &format!("disk.{format}"));
+        assert!(matches!(&*said, [line] if line.contains(format)), "{said:?}");
+    }
+    assert_eq!(lines("qcow2", "disk.qcow2"), [""; 0]);
+    fs::write(scratch.path("disk.img"), [0; 1 << 20]).expect("writable");
+    assert_eq!(lines("raw", "disk.img"), [""; 0]);
 }

@@ -7,6 +7,7 @@
 mod connections;
 mod drivers;
 mod error;
+mod format;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod graph;
@@ -30,6 +31,7 @@ pub use drivers::qcow2::elsewhere;
 pub use drivers::qcow2::{CreateQcow2, create_qcow2};
 pub use drivers::throttle;
 pub use error::OpenError;
+pub use format::Format;
 pub use inherited::OpenImage;
 pub use registry::{Child, NodeInfo, NodeRegistry};
 pub use submit::submit;

@@ -12,6 +12,8 @@ use event_loop::{EventLoop, mailbox};
 
 pub use crate::resize::ResizeError;
 
+use crate::error::OpenError;
+use crate::format::Format;
 use crate::inherited::OpenImage;
 use crate::request::Request;
 
@@ -61,6 +63,17 @@ pub trait BlockNode: Send + Sync {
     /// Of a regular file: its inode, which tells it from a copy.
     fn inode(&self) -> Option<u64> {
         self.below().and_then(|below| below.inode())
+    }
+
+    /// The format whose signature the bytes of a file or block device have, where this node passes them on as they are.
+    /// Reads from the disk.
+    fn foreign_format(&self) -> Option<Format> {
+        self.below().and_then(|below| below.foreign_format())
+    }
+
+    /// Of a node that was to be written if possible (`auto-read-only`) and is read-only: why, as an error.
+    fn why_read_only(&self) -> Option<OpenError> {
+        self.below().and_then(|below| below.why_read_only())
     }
 
     /// To what the memory of requests is best aligned, bytes: less costs a copy.

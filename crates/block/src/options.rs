@@ -128,6 +128,29 @@ impl Driver {
     }
 }
 
+impl Driver {
+    /// Those that [`children`](Self::children) gives, to be changed.
+    pub(crate) fn children_mut(&mut self) -> Vec<&mut BlockdevRef> {
+        match self {
+            Driver::File(_)
+            | Driver::HostDevice(_)
+            | Driver::NullCo(_)
+            | Driver::NullAio(_)
+            | Driver::Nbd(_) => Vec::new(),
+            Driver::Raw(raw) => vec![&mut raw.file],
+            Driver::Qcow2(qcow2) => {
+                let backing = match &mut qcow2.backing {
+                    Backing::Node(node) => Some(node),
+                    Backing::Implicit | Backing::None => None,
+                };
+                [&mut qcow2.file].into_iter().chain(&mut qcow2.data_file).chain(backing).collect()
+            }
+            Driver::Throttle(throttle) => vec![&mut throttle.file],
+            Driver::Blkdebug(blkdebug) => vec![&mut blkdebug.image],
+        }
+    }
+}
+
 /// Options of `file` and `host_device`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileOptions {
@@ -171,6 +194,9 @@ pub struct RawOptions {
     pub offset: u64,
     /// `size` in bytes; `None` means up to the end of the node below.
     pub size: Option<u64>,
+    /// Refuse writes that would make a qcow2 image of it. No option sets this: the format was found out
+    /// by looking, and is to be found the same the next time.
+    pub keep_raw: bool,
 }
 
 /// Options of `qcow2`.

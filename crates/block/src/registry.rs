@@ -59,6 +59,8 @@ pub struct NodeRegistry {
     connector: Option<Arc<IoThread>>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
+    /// Images are looked at only, without locks, also those that others name.
+    looks: bool,
     /// Held while a node is given another size.
     resizing: Arc<tokio::sync::Mutex<()>>,
     /// Of qcow2 images.
@@ -444,7 +446,11 @@ impl NodeRegistry {
             Driver::HostDevice(file) => self.open_file(name, Kind::HostDevice, options, file)?,
             Driver::Raw(raw) => {
                 let file = child(children, "file", &name)?;
-                Arc::new(RawNode::new(name, options, raw, file)?)
+                let node = Arc::new(RawNode::new(name, options, raw, file)?);
+                if !self.looks {
+                    warn_of_foreign_format(&node);
+                }
+                node
             }
             Driver::Qcow2(qcow2) => {
                 Arc::new(self.open_qcow2(name, options, qcow2, children, nested)?)
@@ -560,6 +566,17 @@ fn child(children: &[Child], role: &str, name: &str) -> Result<Arc<dyn BlockNode
     let found = children.iter().find(|child| child.role == role);
     let missing = || OpenError::new(format!("Node '{name}' has no child '{role}'"));
     found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
+}
+
+/// A raw image with another format's signature is one that was opened by mistake, as a rule.
+fn warn_of_foreign_format(node: &RawNode) {
+    if let Some(format) = node.foreign_format() {
+        let (name, format) = (node.name(), format.name());
+        log::warn!(
+            "node '{name}': its image has the header of a {format} image and is opened as raw: reads give, and \
+             writes destroy, what {format} keeps there"
+        );
+    }
 }
 
 fn null_node(

@@ -130,6 +130,7 @@ fn partition_of_a_file() {
         file: BlockdevRef::Inline(Box::new(blockdev("disk", file(&image.0, None)))),
         offset: 4096,
         size: None,
+        keep_raw: false,
     };
     assert_eq!(allocations(&blockdev("part", Driver::Raw(raw)), &READ_WRITE, 0, 0), 0);
 }

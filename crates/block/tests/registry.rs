@@ -15,7 +15,7 @@ fn null(size: u64) -> Driver {
 }
 
 fn raw(file: BlockdevRef, offset: u64, size: Option<u64>) -> Driver {
-    Driver::Raw(RawOptions { file, offset, size })
+    Driver::Raw(RawOptions { file, offset, size, keep_raw: false })
 }
 
 fn inline(options: BlockdevOptions) -> BlockdevRef {
@@ -24,6 +24,10 @@ fn inline(options: BlockdevOptions) -> BlockdevRef {
 
 fn unnamed(driver: Driver) -> BlockdevOptions {
     BlockdevOptions { node_name: None, ..blockdev("", driver) }
+}
+
+fn unnamed_like(options: &BlockdevOptions) -> BlockdevOptions {
+    BlockdevOptions { node_name: None, ..options.clone() }
 }
 
 fn error(options: &BlockdevOptions) -> String {
@@ -152,7 +156,14 @@ fn read_only_and_auto_read_only() {
     options.auto_read_only = true;
     let node = NodeRegistry::new().open(&options).unwrap();
     assert!(node.geometry().read_only);
+    let why = node.why_read_only().unwrap();
+    assert_eq!(why.errno(), error.errno());
     drop(node);
+    // A node on top of it can be written no more, and says why.
+    let on_top = blockdev("r", raw(inline(unnamed_like(&options)), 0, None));
+    let node = NodeRegistry::new().open(&on_top).unwrap();
+    assert!(node.geometry().read_only);
+    assert_eq!(node.why_read_only().map(|why| why.to_string()), Some(why.to_string()));
     options.auto_read_only = false;
     options.read_only = true;
     let node = NodeRegistry::new().open(&options).unwrap();

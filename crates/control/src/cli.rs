@@ -92,6 +92,10 @@ static SERVE: Subcommand = Subcommand {
     examples: &[
         ("ringmill serve disk.img --size 10G", "a disk of 10 GiB, made when it is missing"),
         (
+            "ringmill serve disk.qcow2 --size 10G",
+            "the same as a qcow2 image, which grows as it is written to",
+        ),
+        (
             "ringmill serve /dev/vg/disk --socket /run/disk.sock --queues 4 --iothreads 2",
             "a block device, to a guest with 4 vCPUs, by two threads",
         ),

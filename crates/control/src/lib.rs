@@ -76,7 +76,7 @@ pub use object::{
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
 pub use scalar::is_identifier;
-pub use serve::{CacheMode, ImageKind, ServeOptions};
+pub use serve::{CacheMode, ImageKind, ServeFormat, ServeOptions};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};
 pub use trace::{TraceEvents, TraceOptions};

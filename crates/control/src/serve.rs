@@ -3,7 +3,10 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use block::options::{Aio, BlockdevOptions, Cache, Discard, Driver, FileOptions, Locking};
+use block::options::{
+    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, Locking,
+    Qcow2Options, RawOptions,
+};
 
 use crate::address::check_socket_path;
 use crate::error::OptionError;
@@ -32,6 +35,8 @@ const MAX_IOTHREADS: i64 = 64;
 pub struct ServeOptions {
     /// The image: a file or a block device.
     pub image: PathBuf,
+    /// `--format`; `None` means by the image's header, or, of one that is made, by its name.
+    pub format: Option<ServeFormat>,
     /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
     pub size: Option<u64>,
     /// `--socket`: where the front end connects, at most 107 bytes.
@@ -89,6 +94,29 @@ impl CacheMode {
     }
 }
 
+/// How the image is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServeFormat {
+    /// As it is.
+    Raw,
+    /// As it is, since it has no header. The guest makes no qcow2 image of it, which would be opened as
+    /// one the next time, with the files that its header names.
+    ProbedRaw,
+    /// As a qcow2 image.
+    Qcow2,
+}
+
+impl ServeFormat {
+    /// Its name as a value of `--format`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ServeFormat::Raw => "raw",
+            ServeFormat::ProbedRaw => "probed-raw",
+            ServeFormat::Qcow2 => "qcow2",
+        }
+    }
+}
+
 /// What the image turned out to be, once looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageKind {
@@ -102,6 +130,7 @@ impl ServeOptions {
     fn new(image: PathBuf) -> Self {
         Self {
             image,
+            format: None,
             size: None,
             socket: PathBuf::new(),
             queues: 8,
@@ -122,7 +151,7 @@ impl ServeOptions {
     }
 
     /// What to create, as the steps of a QSD command line.
-    pub fn steps(&self, kind: ImageKind) -> Vec<Step> {
+    pub fn steps(&self, kind: ImageKind, format: ServeFormat) -> Vec<Step> {
         let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
@@ -130,15 +159,33 @@ impl ServeOptions {
             ImageKind::File => Driver::File(file),
             ImageKind::BlockDevice => Driver::HostDevice(file),
         };
-        let node = BlockdevOptions {
+        let common = |name, driver| BlockdevOptions {
             read_only: self.read_only,
             discard: self.discard,
             cache: Cache {
                 direct: self.cache.is_direct(),
                 no_flush: self.cache == CacheMode::Unsafe,
             },
-            ..BlockdevOptions::new(Some(NODE), driver)
+            ..BlockdevOptions::new(name, driver)
         };
+        let below = |driver| BlockdevRef::Inline(Box::new(common(None, driver)));
+        let driver = match format {
+            ServeFormat::Qcow2 => Driver::Qcow2(Qcow2Options {
+                file: below(driver),
+                data_file: None,
+                backing: Backing::Implicit,
+                pass_discard_request: None,
+                discard_no_unref: false,
+            }),
+            ServeFormat::ProbedRaw if !self.read_only => Driver::Raw(RawOptions {
+                file: below(driver),
+                offset: 0,
+                size: None,
+                keep_raw: true,
+            }),
+            ServeFormat::ProbedRaw | ServeFormat::Raw => driver,
+        };
+        let node = common(Some(NODE), driver);
         let export = ExportOptions {
             allow_inactive: false,
             id: EXPORT.to_owned(),
@@ -206,6 +253,29 @@ impl LogDraft for ServeOptions {
 
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
+    Field {
+        name: "format",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "raw",
+                help: "the image's bytes are the disk's, whatever they are",
+                set: |serve| put(&mut serve.format, Some(ServeFormat::Raw)),
+            },
+            Choice {
+                name: "probed-raw",
+                help: "the same, but the guest cannot write a qcow2 header: what an image without \
+                       a header is served as",
+                set: |serve| put(&mut serve.format, Some(ServeFormat::ProbedRaw)),
+            },
+            Choice {
+                name: "qcow2",
+                help: "a qcow2 image",
+                set: |serve| put(&mut serve.format, Some(ServeFormat::Qcow2)),
+            },
+        ]),
+        need: Need::Optional("by the image's header; of an image that is made, by its name"),
+        help: "format of the image; one in another format than these is refused",
+    },
     Field {
         name: "size",
         kind: Kind::Bytes(|serve, bytes| {

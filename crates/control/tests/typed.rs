@@ -8,7 +8,7 @@ use block::options::{
 };
 use control::{
     Action, Addr, CacheMode, Command, ExportKind, ExportOptions, FdName, ImageKind,
-    IothreadOptions, NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, Step,
+    IothreadOptions, NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, ServeFormat, Step,
     StorageDaemonOptions, VhostUserOptions, parse_args,
 };
 
@@ -351,7 +351,7 @@ fn serve_is_steps_too() {
     assert_eq!(serve.size, Some(1 << 30));
     assert_eq!(serve.socket, PathBuf::from("disk.img.sock"));
     assert_eq!(serve.cache, CacheMode::Directsync);
-    let steps = serve.steps(ImageKind::BlockDevice);
+    let steps = serve.steps(ImageKind::BlockDevice, ServeFormat::Raw);
     control::Graph::check(&steps).expect("the steps fit together");
     let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
     let iothread = |id: &str| {
@@ -399,7 +399,7 @@ fn serve_modes() {
             ["ringmill", "serve", "a"].iter().chain(arguments).copied().collect();
         match parse(&arguments) {
             Command::Serve(serve) => {
-                let steps = serve.steps(ImageKind::File);
+                let steps = serve.steps(ImageKind::File, ServeFormat::Raw);
                 control::Graph::check(&steps).expect("the steps fit together");
                 let mut node = None;
                 let mut export = None;

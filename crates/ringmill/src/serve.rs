@@ -2,12 +2,13 @@
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use control::{ImageKind, ServeOptions, Step};
+use block::{CreateQcow2, Format, create_qcow2};
+use control::{ImageKind, ServeFormat, ServeOptions, Step};
 
 use crate::daemon::{self, DaemonError, Start, Status, Surroundings};
 use crate::pidfile::Pidfile;
@@ -18,11 +19,12 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let mut surroundings = Surroundings::of_environment(None)?;
     let spawner = spawner::start(&options.sandbox);
     trace::start(&options.trace)?;
-    let (kind, made) = find_or_make(options)?;
-    let steps = options.steps(kind);
+    let Found { kind, format, made } = find_or_make(options)?;
+    let steps = options.steps(kind, format);
     surroundings.sandbox = sandbox::begin(&options.sandbox, &steps, options.pidfile.as_deref())?;
     let words = std::env::args_os().skip(1).map(std::ffi::OsString::into_string);
-    let command_line = words.collect::<Result<_, _>>().ok();
+    let words = words.collect::<Result<Vec<_>, _>>().ok();
+    let command_line = words.map(|words| with_format(&words, options, format));
     let pidfile = Rc::<OnceCell<_>>::default();
     let start =
         Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
@@ -44,26 +46,51 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     result
 }
 
-/// What serving an image that is there comes to.
-pub(crate) fn steps(options: &ServeOptions) -> Result<Vec<Step>, DaemonError> {
-    let (kind, _) = find_or_make(options)?;
-    Ok(options.steps(kind))
+/// What serving goes on with that another process has begun, and the words of its command line. The image is not
+/// looked at again: its guest has written to it since.
+pub(crate) fn go_on(
+    options: &ServeOptions,
+    arguments: &[String],
+) -> Result<(Vec<Step>, Vec<String>), DaemonError> {
+    let kind = match fs::metadata(&options.image) {
+        Ok(metadata) if metadata.file_type().is_block_device() => ImageKind::BlockDevice,
+        Ok(_) => ImageKind::File,
+        Err(error) => return Err(failed(&options.image, "stat", &error)),
+    };
+    // A version that knows no formats took all images for raw.
+    let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
+    Ok((options.steps(kind, format), with_format(arguments, options, format)))
+}
+
+/// The words of a command line with the format that was decided on.
+fn with_format(words: &[String], options: &ServeOptions, format: ServeFormat) -> Vec<String> {
+    let mut words = words.to_vec();
+    if options.format.is_none() {
+        // After the command.
+        let at = words.len().min(1);
+        words.insert(at, format!("--format={}", format.name()));
+    }
+    words
+}
+
+/// What the image turned out to be.
+struct Found {
+    kind: ImageKind,
+    format: ServeFormat,
+    /// It was made, and goes if nothing comes of serving it.
+    made: Option<PathBuf>,
 }
 
 /// What the image is; made with the size asked for when there is none. An image that exists is
 /// never resized.
-fn find_or_make(options: &ServeOptions) -> Result<(ImageKind, Option<PathBuf>), DaemonError> {
+fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
     let image = &options.image;
-    let failed = |call: &str, error: std::io::Error| {
-        DaemonError::new(format!("{}: {call} failed: {error}", image.display()))
-    };
-    match fs::metadata(image) {
-        Ok(metadata) if metadata.file_type().is_block_device() => {
-            Ok((ImageKind::BlockDevice, None))
-        }
-        Ok(metadata) if metadata.is_file() => Ok((ImageKind::File, None)),
+    let kind = match fs::metadata(image) {
+        Ok(metadata) if metadata.file_type().is_block_device() => ImageKind::BlockDevice,
+        Ok(metadata) if metadata.is_file() => ImageKind::File,
         Ok(_) => {
-            Err(DaemonError::new(format!("{}: neither a file nor a block device", image.display())))
+            let why = format!("{}: neither a file nor a block device", image.display());
+            return Err(DaemonError::new(why));
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let Some(size) = options.size else {
@@ -72,17 +99,106 @@ fn find_or_make(options: &ServeOptions) -> Result<(ImageKind, Option<PathBuf>), 
                     image.display()
                 )));
             };
-            make(image, size).map_err(|error| failed("creating the image", error))?;
-            Ok((ImageKind::File, Some(image.clone())))
+            let format = format_to_make(options)?;
+            make(image, size, format)?;
+            let (kind, made) = (ImageKind::File, Some(image.clone()));
+            return Ok(Found { kind, format, made });
         }
-        Err(error) => Err(failed("stat", error)),
+        Err(error) => return Err(failed(image, "stat", &error)),
+    };
+    Ok(Found { kind, format: format_found(options)?, made: None })
+}
+
+fn failed(image: &Path, call: &str, error: &io::Error) -> DaemonError {
+    DaemonError::new(format!("{}: {call} failed: {error}", image.display()))
+}
+
+/// The format of an image that is there: by its header, if no option tells.
+fn format_found(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
+    let image = &options.image;
+    if let Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)) = options.format {
+        return Ok(format);
+    }
+    let file = File::open(image).map_err(|error| failed(image, "opening the image", &error))?;
+    let found = Format::of_file(&file).map_err(|error| failed(image, "reading", &error))?;
+    let name = image.display();
+    match found {
+        Some(Format::Qcow2) => Ok(ServeFormat::Qcow2),
+        found if options.format == Some(ServeFormat::Qcow2) => {
+            let what = match found {
+                Some(format) => format!("it is a {} image", format.name()),
+                None => "it has no qcow2 header".to_owned(),
+            };
+            let why = format!("{name}: --format qcow2: not a qcow2 image: {what}");
+            Err(DaemonError::new(why))
+        }
+        Some(format) => Err(unknown_format(image, format)),
+        None => {
+            if Format::of_name(image) == Some(Format::Qcow2) {
+                log::warn!("{name}: no qcow2 header, whatever its name says: served as raw");
+            }
+            Ok(ServeFormat::ProbedRaw)
+        }
+    }
+}
+
+/// An image in a format that is not served.
+fn unknown_format(image: &Path, format: Format) -> DaemonError {
+    let (path, name) = (image.display(), format.name());
+    let to = image.with_extension("qcow2");
+    let from = match format {
+        Format::Luks => format!(
+            "--object secret,id=key,file=KEYFILE --image-opts \
+             driver=luks,key-secret=key,file.filename={path}"
+        ),
+        Format::Bochs
+        | Format::Cloop
+        | Format::Dmg
+        | Format::Parallels
+        | Format::Qcow
+        | Format::Qcow2
+        | Format::Qed
+        | Format::Vdi
+        | Format::Vhdx
+        | Format::Vmdk
+        | Format::Vpc => format!("-f {name} {path}"),
+    };
+    DaemonError::new(format!(
+        "{path}: a {name} image, which ringmill does not read\n\
+         Convert it, and serve the new image: qemu-img convert -O qcow2 {from} {}\n\
+         If it is a raw disk whose contents look like {name}: --format raw",
+        to.display()
+    ))
+}
+
+/// The format of an image that is to be made: by its name, if no option tells.
+fn format_to_make(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
+    match (options.format, Format::of_name(&options.image)) {
+        (Some(format), _) => Ok(format),
+        (None, Some(Format::Qcow2)) => Ok(ServeFormat::Qcow2),
+        (None, None) => Ok(ServeFormat::ProbedRaw),
+        (None, Some(format)) => Err(DaemonError::new(format!(
+            "{}: by its name a {} image, which ringmill does not make\n\
+             Give it a name that ends in .qcow2 or .img, or add --format raw.",
+            options.image.display(),
+            format.name()
+        ))),
     }
 }
 
 /// Makes a sparse image. Only its owner may read it: it will hold somebody's disk.
-fn make(image: &Path, size: u64) -> std::io::Result<()> {
-    let file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(image)?;
-    file.set_len(size).inspect_err(|_| {
+fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(image);
+    let file = file.map_err(|error| failed(image, "creating the image", &error))?;
+    let made = match format {
+        ServeFormat::Raw | ServeFormat::ProbedRaw => {
+            file.set_len(size).map_err(|error| failed(image, "creating the image", &error))
+        }
+        ServeFormat::Qcow2 => {
+            create_qcow2(image, &CreateQcow2::new(size)).map_err(DaemonError::from)
+        }
+    };
+    made.inspect_err(|_| {
         let _ = fs::remove_file(image);
     })
 }

@@ -77,7 +77,10 @@ fn steps(arguments: &[String]) -> Result<(Vec<Step>, Option<Vec<String>>), Daemo
     let words = iter::once("ringmill").chain(arguments.iter().map(String::as_str));
     match control::parse_args(words.map(Into::into)).map_err(DaemonError::new)? {
         Command::StorageDaemon(options) => Ok((options.steps, None)),
-        Command::Serve(options) => Ok((serve::steps(&options)?, Some(arguments.to_vec()))),
+        Command::Serve(options) => {
+            let (steps, arguments) = serve::go_on(&options, arguments)?;
+            Ok((steps, Some(arguments)))
+        }
         _ => Err(DaemonError::new("what is handed over is no daemon")),
     }
 }

@@ -3,18 +3,26 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use event_loop::EventLoop;
+use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use super::common::Common;
 use crate::error::OpenError;
+use crate::format::{Format, LOOKED_AT};
 use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized};
 use crate::options::{BlockdevOptions, RawOptions};
 use crate::request::{Op, Request};
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
+
+/// Bytes at the beginning that tell a qcow2 image: the magic and the version.
+const SIGNATURE: u64 = 8;
+/// Bytes that are copied to be looked at: a block of any disk, so that the rest is as aligned as before.
+const COPIED: usize = 4096;
+const _: () = assert!(COPIED >= LOOKED_AT);
 
 /// A range of another node.
 pub(crate) struct RawNode {
@@ -23,6 +31,10 @@ pub(crate) struct RawNode {
     offset: u64,
     /// `None`: up to the end of the child, wherever that is.
     size: Option<u64>,
+    /// See [`RawOptions::keep_raw`].
+    keep_raw: bool,
+    /// That a write was refused for its sake was told.
+    told: AtomicBool,
     common: Common,
 }
 
@@ -35,7 +47,7 @@ impl RawNode {
         child: Arc<dyn BlockNode>,
     ) -> Result<RawNode, OpenError> {
         let below = child.geometry();
-        let RawOptions { offset, size, .. } = *options;
+        let RawOptions { offset, size, keep_raw, .. } = *options;
         let Some(room) = below.size.checked_sub(offset) else {
             return Err(OpenError::new(format!(
                 "Offset ({offset}) cannot be greater than size of the containing file ({})",
@@ -58,7 +70,22 @@ impl RawNode {
             _ => {}
         }
         let common = Common::new(common, &*child)?;
-        Ok(RawNode { name, child, offset, size, common })
+        let told = AtomicBool::new(false);
+        Ok(RawNode { name, child, offset, size, keep_raw, told, common })
+    }
+}
+
+impl RawNode {
+    /// Tells once that a write was refused: the guest decides how many there are.
+    #[cold]
+    fn tell_refused(&self) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "node '{}': a write to the first sector was refused: it would make a qcow2 image of a raw disk \
+                 (Operation not permitted); with --format raw such writes are allowed",
+                self.name
+            );
+        }
     }
 }
 
@@ -78,6 +105,10 @@ impl BlockNode for RawNode {
 
     fn below(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.child.clone())
+    }
+
+    fn foreign_format(&self) -> Option<Format> {
+        self.child.foreign_format().filter(|_| self.offset == 0)
     }
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
@@ -104,7 +135,8 @@ impl BlockNode for RawNode {
         let child = self.child.clone().open_channel(event_loop)?;
         // Where this node changes nothing it does not exist for the data plane. The channel keeps
         // the child; whoever uses the channel keeps this node.
-        if self.offset == 0 && self.size.is_none() && self.common.changes_nothing(below) {
+        let is_whole = self.offset == 0 && self.size.is_none();
+        if is_whole && !self.keep_raw && self.common.changes_nothing(below) {
             return Ok(child);
         }
         Ok(Rc::new(RawChannel { node: self, child }))
@@ -126,6 +158,15 @@ impl Channel for RawChannel {
             _ => return request.complete(Err(Errno::EIO)),
         }
         let Some(mut request) = node.common.admit(request) else { return };
+        if node.keep_raw && request.offset < SIGNATURE {
+            match keep_raw(request) {
+                Ok(kept) => request = kept,
+                Err((refused, errno)) => {
+                    node.tell_refused();
+                    return refused.complete(Err(errno));
+                }
+            }
+        }
         if request.op != Op::Flush {
             request.offset += node.offset;
         }
@@ -143,4 +184,30 @@ impl Channel for RawChannel {
     fn drain_end(&self) {
         self.child.drain_end();
     }
+}
+
+/// The request, unless it writes the signature of a qcow2 image. What is looked at is what is written: guests may
+/// change their memory meanwhile, so the first sector is copied.
+#[cold]
+fn keep_raw(mut request: Request) -> Result<Request, (Request, Errno)> {
+    let Op::Write { .. } = request.op else { return Ok(request) };
+    if request.offset > 0 || request.len < SIGNATURE {
+        // A part of a signature. Disks are written by sectors.
+        return Err((request, Errno::EPERM));
+    }
+    let mut start = [0; COPIED];
+    let start_len = request.bufs.copy_out(0, &mut start);
+    let start = &start[..start_len];
+    if Format::probe(start, &[]) == Some(Format::Qcow2) {
+        return Err((request, Errno::EPERM));
+    }
+    let Some(mut bufs) = AlignedBuf::io_bufs(start.len(), COPIED) else {
+        return Err((request, Errno::ENOMEM));
+    };
+    bufs.copy_in(0, start);
+    let mut rest = IoBufs::new();
+    rest.set_part(&request.bufs, start.len(), usize::MAX, usize::MAX);
+    bufs.append(&rest);
+    request.bufs = bufs;
+    Ok(request)
 }

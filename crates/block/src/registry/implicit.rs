@@ -35,7 +35,7 @@ impl NodeRegistry {
         if options.data_file.is_none()
             && let Some(path) = opening.data_file(path.as_deref())?
         {
-            named.push(("data-file", file_at(path, common, opening.read_only())));
+            named.push(("data-file", file_at(path, common, opening.read_only(), self.locking())));
         }
         if options.backing == Backing::Implicit
             && let ImplicitBacking::File(path, format) = opening.backing(path.as_deref())?
@@ -65,7 +65,7 @@ impl NodeRegistry {
             let why = format!("'{}' lies behind more than {MAX_CHAIN} images", path.display());
             return Err(OpenError::new(why));
         }
-        let file = file_at(path.clone(), common, true);
+        let file = file_at(path.clone(), common, true, self.locking());
         let is_qcow2 = match format.as_deref() {
             Some("qcow2") => true,
             Some("raw" | "file") => false,
@@ -90,7 +90,7 @@ impl NodeRegistry {
                 pass_discard_request: None,
                 discard_no_unref: false,
             }),
-            false => Driver::Raw(RawOptions { file, offset: 0, size: None }),
+            false => Driver::Raw(RawOptions { file, offset: 0, size: None, keep_raw: false }),
         };
         Ok(in_place(driver, common, true))
     }
@@ -112,6 +112,11 @@ impl NodeRegistry {
         }
     }
 
+    /// Of files that images name.
+    fn locking(&self) -> Locking {
+        if self.looks { Locking::Off } else { Locking::Auto }
+    }
+
     /// The path of the file that a node lies in.
     fn path_of(&self, node: &BlockdevRef) -> Option<PathBuf> {
         let options = match node {
@@ -128,8 +133,13 @@ impl NodeRegistry {
 }
 
 /// A file at that path.
-fn file_at(path: PathBuf, above: &BlockdevOptions, read_only: bool) -> BlockdevRef {
-    let file = FileOptions { filename: path, aio: None, locking: Locking::Auto };
+fn file_at(
+    path: PathBuf,
+    above: &BlockdevOptions,
+    read_only: bool,
+    locking: Locking,
+) -> BlockdevRef {
+    let file = FileOptions { filename: path, aio: None, locking };
     in_place(Driver::File(file), above, read_only)
 }
 

@@ -138,7 +138,9 @@ impl Kind {
         file.cache.direct = self.direct;
         let below = BlockdevRef::Name(FILE.into());
         let driver = match self.is_qcow2() {
-            false => Driver::Raw(RawOptions { file: below, offset: 0, size: None }),
+            false => {
+                Driver::Raw(RawOptions { file: below, offset: 0, size: None, keep_raw: false })
+            }
             true => Driver::Qcow2(Qcow2Options {
                 file: below,
                 data_file: None,

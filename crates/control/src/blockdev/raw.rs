@@ -16,7 +16,7 @@ pub(super) static RAW: DriverRow = DriverRow {
         build: |draft| {
             let Draft { file, offset, size, .. } = draft;
             let file = file.ok_or_else(|| table::missing("file"))?;
-            Ok(Driver::Raw(RawOptions { file, offset, size }))
+            Ok(Driver::Raw(RawOptions { file, offset, size, keep_raw: false }))
         },
     },
 };

@@ -95,7 +95,7 @@ fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Own {
     own
 }
 
-fn raw(RawOptions { file, offset, size }: &RawOptions) -> Own {
+fn raw(RawOptions { file, offset, size, keep_raw: _ }: &RawOptions) -> Own {
     let mut own = vec![("file", node_ref(file)), ("offset", (*offset).into())];
     own.extend(size.map(|size| ("size", size.into())));
     own

@@ -238,6 +238,7 @@ impl Daemon {
         options: &ExportOptions,
         policy: Option<&Arc<ErrorPolicy>>,
     ) -> Result<Running, DaemonError> {
+        self.check_writable(options)?;
         match &options.kind {
             ExportKind::VhostUserBlk(vhost_user)
             | ExportKind::VhostUserScsi { options: vhost_user, .. } => {
@@ -245,6 +246,22 @@ impl Daemon {
             }
             ExportKind::Nbd(nbd) => self.start_nbd(options, nbd).await.map(Running::Nbd),
         }
+    }
+
+    /// Checks that what is to be written can be: an image with `auto-read-only` may be open read-only, whatever the
+    /// options say. What another process has offered is offered on.
+    fn check_writable(&self, options: &ExportOptions) -> Result<(), DaemonError> {
+        if !options.writable || self.taken.is_some() {
+            return Ok(());
+        }
+        for name in options.nodes() {
+            let node = self.nodes.get(name)?;
+            if node.geometry().read_only {
+                let plain = || DaemonError::new("Cannot export read-only node as writable");
+                return Err(node.why_read_only().map_or_else(plain, DaemonError::from));
+            }
+        }
+        Ok(())
     }
 
     /// Where an export listens: on a socket that was given, if there is one for that address.

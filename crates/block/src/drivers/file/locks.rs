@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use event_loop::sync::lock;
 
@@ -80,6 +80,11 @@ impl Claims {
         Claims { in_use: &[Write, Resize], not_shared: &[Write, Resize] }
     }
 
+    /// Whether there is a claim to write.
+    pub(crate) fn writes(self) -> bool {
+        self.in_use.contains(&Permission::Write)
+    }
+
     fn bytes(self) -> impl Iterator<Item = i64> {
         let in_use = self.in_use.iter().map(|&p| IN_USE + p as i64);
         in_use.chain(self.not_shared.iter().map(|&p| NOT_SHARED + p as i64))
@@ -111,6 +116,8 @@ pub(crate) struct ImageLock {
     fd: Arc<OwnedFd>,
     path: PathBuf,
     claims: Mutex<Claims>,
+    /// What a block device was claimed by for writing (`O_EXCL`, open(2)), as long as the device is locked.
+    claim: OnceLock<Arc<OwnedFd>>,
     /// Whether it is this process' to give up; `None`: it has always been.
     owned: Option<Arc<AtomicBool>>,
 }
@@ -132,8 +139,13 @@ impl ImageLock {
         }
         // From here on an early return gives back what was locked so far.
         let (path_buf, fd_of_lock) = (path.to_owned(), fd.clone());
-        let image_lock =
-            ImageLock { fd: fd_of_lock, path: path_buf, claims: Mutex::new(claims), owned };
+        let image_lock = ImageLock {
+            fd: fd_of_lock,
+            path: path_buf,
+            claims: Mutex::new(claims),
+            claim: OnceLock::new(),
+            owned,
+        };
         for byte in claims.bytes() {
             match set(fd, byte, libc::F_RDLCK) {
                 Ok(()) => {}
@@ -170,6 +182,12 @@ impl ImageLock {
     /// What holds it.
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
+    }
+
+    /// Keeps a block device claimed that was opened so, for nodes that are opened anew.
+    pub(crate) fn keep_claim(&self, fd: &Arc<OwnedFd>) {
+        // The first stays.
+        let _ = self.claim.set(fd.clone());
     }
 
     /// What it claims.

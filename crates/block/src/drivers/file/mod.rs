@@ -31,6 +31,7 @@ use self::plan::Limits;
 use self::syncs::Syncs;
 use crate::drivers::serialise::Serialise;
 use crate::error::OpenError;
+use crate::format::Format;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
@@ -55,6 +56,8 @@ pub(crate) struct FileNode {
     tail_fd: Option<Arc<OwnedFd>>,
     /// As it was opened.
     geometry: Geometry,
+    /// With `auto-read-only`: why it was not opened for writing.
+    why_read_only: Option<OpenError>,
     /// The size now, bytes.
     size: AtomicU64,
     /// Without the tail, which depends on the size: see [`limits_now`](Self::limits_now).
@@ -172,6 +175,18 @@ impl BlockNode for FileNode {
         let stat = nix::sys::stat::fstat(&self.fd).ok()?;
         // A device's is that of a name in /dev.
         SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_ino)
+    }
+
+    fn foreign_format(&self) -> Option<Format> {
+        const SECTOR: u64 = 512;
+        let last = self.size().saturating_sub(SECTOR);
+        let end = probe::read_block(&self.fd, last - last % probe::BLOCK).ok()?;
+        let end = end.get((last % probe::BLOCK) as usize..).unwrap_or_default();
+        Format::probe(&probe::read_block(&self.fd, 0).ok()?, end)
+    }
+
+    fn why_read_only(&self) -> Option<OpenError> {
+        self.why_read_only.clone()
     }
 
     fn memory_alignment(&self) -> u32 {

@@ -16,10 +16,10 @@ use super::locks::{Claims, ImageLock};
 use super::probe::{Alignment, queue_attribute};
 use super::{Capabilities, FileNode, Kind, Limits};
 use crate::drivers::serialise::Serialise;
-use crate::error::OpenError;
+use crate::error::{LockedBy, OpenError};
 use crate::inherited::{Inherited, path_of};
 use crate::node::{Geometry, Watchers};
-use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions};
+use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions, Locking};
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -40,13 +40,17 @@ pub(super) fn open(
     let found = taken(common.read_only);
     let found = found.or_else(|| if common.auto_read_only { taken(true) } else { None });
     let is_inherited = found.is_some();
-    let (file, read_only, inherited_lock) = match found {
-        Some(found) => found,
+    let (file, is_claimed, why_read_only, inherited_lock) = match found {
+        // What it was claimed by comes with it.
+        Some((file, read_only, lock)) => (file, true, why_inherited(path, read_only, common), lock),
         None => {
-            let (file, read_only) = open_file(path, kind, common)?;
-            (file, read_only, None)
+            let claims = kind == Kind::HostDevice && options.locking != Locking::Off;
+            let OpenFile { file, is_claimed, why_read_only } =
+                open_file(path, kind, common, claims)?;
+            (file, is_claimed, why_read_only, None)
         }
     };
+    let read_only = common.read_only || why_read_only.is_some();
     if options.aio == Some(Aio::Native) && !common.cache.direct {
         // It would wait for the disk as it submits.
         return Err(OpenError::new(
@@ -104,15 +108,27 @@ pub(super) fn open(
     let lock = match locked {
         Some(lock) => {
             lock.check_is_of(&fd, path)?;
+            if !is_claimed && !lock.claims().writes() {
+                return Err(claimed_by_others(path, metadata.rdev()));
+            }
             lock.change(claims)?;
             Some(lock)
         }
         None => {
             let owned = is_inherited.then(|| inherited.owned().clone());
             let held_by = inherited_lock.map_or_else(|| fd.clone(), Arc::new);
-            ImageLock::take(&held_by, path, options.locking, claims, owned)?.map(Arc::new)
+            let lock = ImageLock::take(&held_by, path, options.locking, claims, owned)?;
+            if !is_claimed {
+                // The lock would have said which other program with image locks it is.
+                return Err(claimed_by_others(path, metadata.rdev()));
+            }
+            lock.map(Arc::new)
         }
     };
+    let keeps_claim = kind == Kind::HostDevice && is_claimed && !read_only;
+    if let Some(lock) = lock.as_ref().filter(|_| keeps_claim) {
+        lock.keep_claim(&fd);
+    }
     Ok(FileNode {
         // A node's name has no zero bytes.
         trace_name: CString::new(&*name).unwrap_or_default(),
@@ -120,6 +136,7 @@ pub(super) fn open(
         fd,
         tail_fd,
         geometry,
+        why_read_only,
         size: AtomicU64::new(size),
         limits: Limits::new(align, sector),
         serialise: Serialise::new(align.request),
@@ -145,8 +162,23 @@ fn with_flags(write: bool, flags: i32) -> OpenOptions {
     options
 }
 
-/// Opens for what the node may do; with `auto-read-only`, for less when that is all there is.
-fn open_file(path: &Path, kind: Kind, common: &BlockdevOptions) -> Result<(File, bool), OpenError> {
+/// A file that was opened.
+struct OpenFile {
+    file: File,
+    /// No mount, and nothing else that claims block devices, has the device; or none was to be looked for.
+    is_claimed: bool,
+    /// With `auto-read-only`, where it could not be opened for writing.
+    why_read_only: Option<OpenError>,
+}
+
+/// Opens for what the node may do; with `auto-read-only`, for less when that is all there is. `claims`: a device that
+/// is opened for writing is claimed, so that nobody mounts it meanwhile, and is not to be mounted already.
+fn open_file(
+    path: &Path,
+    kind: Kind,
+    common: &BlockdevOptions,
+    claims: bool,
+) -> Result<OpenFile, OpenError> {
     let Cache { direct, .. } = common.cache;
     // Opening some things does something (a tape rewinds, a FIFO waits), so look first. No
     // O_NONBLOCK instead: the ring would answer EAGAIN where it should go and wait.
@@ -154,21 +186,31 @@ fn open_file(path: &Path, kind: Kind, common: &BlockdevOptions) -> Result<(File,
         .map_err(|e| could_not_open(path, errno_of(&e), !common.read_only))?;
     check_kind(path, kind, &metadata.file_type())?;
     let flags = if direct { libc::O_DIRECT } else { 0 };
-    let first = with_flags(!common.read_only, flags).open(path).map_err(|e| errno_of(&e));
-    match first {
-        Ok(file) => Ok((file, common.read_only)),
-        Err(Errno::EINVAL) if direct => Err(no_direct(path, Errno::EINVAL)),
-        Err(Errno::EACCES | Errno::EPERM | Errno::EROFS)
-            if common.auto_read_only && !common.read_only =>
-        {
-            let file = with_flags(false, flags)
-                .open(path)
-                .map_err(|e| could_not_open(path, errno_of(&e), false))?;
-            log::info!("{}: cannot be written, opened read-only", path.display());
-            Ok((file, true))
-        }
-        Err(errno) => Err(could_not_open(path, errno, !common.read_only)),
+    let open = |write, more| with_flags(write, flags | more).open(path).map_err(|e| errno_of(&e));
+    let (write, mut is_claimed) = (!common.read_only, true);
+    let mut first = open(write, if claims && write { libc::O_EXCL } else { 0 });
+    if let (Err(Errno::EBUSY), true) = (&first, claims) {
+        (first, is_claimed) = (open(write, 0), false);
     }
+    match first {
+        Ok(file) => Ok(OpenFile { file, is_claimed, why_read_only: None }),
+        Err(Errno::EINVAL) if direct => Err(no_direct(path, Errno::EINVAL)),
+        Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS))
+            if common.auto_read_only && write =>
+        {
+            let file = open(false, 0).map_err(|errno| could_not_open(path, errno, false))?;
+            log::info!("{}: cannot be written, opened read-only", path.display());
+            let why_read_only = Some(could_not_open(path, errno, false));
+            Ok(OpenFile { file, is_claimed: true, why_read_only })
+        }
+        Err(errno) => Err(could_not_open(path, errno, write)),
+    }
+}
+
+/// Why an image is read-only that was handed over, if it was to be written where possible.
+fn why_inherited(path: &Path, read_only: bool, common: &BlockdevOptions) -> Option<OpenError> {
+    let why = || OpenError::new(format!("'{}' was opened read-only", path.display()));
+    (read_only && !common.read_only).then(why)
 }
 
 fn check_kind(path: &Path, kind: Kind, found: &std::fs::FileType) -> Result<(), OpenError> {
@@ -234,6 +276,34 @@ fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
         Errno::EACCES | Errno::EPERM | Errno::EROFS if write => error
             .with_hint("It is opened for writing: read-only=on or auto-read-only=on asks for less"),
         _ => error,
+    }
+}
+
+/// A block device is claimed by something that takes no image locks, such as a mount.
+fn claimed_by_others(path: &Path, device: u64) -> OpenError {
+    let error = could_not_open(path, Errno::EBUSY, false);
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    let number = format!("{major}:{minor}");
+    // proc_pid_mountinfo(5): identifier, parent, device, root, mount point.
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut mounts = mounts.lines().map(|line| line.split(' ').skip(2));
+    let mount = mounts.find_map(|mut fields| {
+        (fields.next() == Some(&number)).then(|| fields.nth(1).unwrap_or_default().to_owned())
+    });
+    let holders = std::fs::read_dir(format!("/sys/dev/block/{number}/holders"));
+    let mut holders = holders.into_iter().flatten().flatten();
+    let why = "read-only=on opens it for reading";
+    match (mount, holders.next()) {
+        (Some(mount), _) => error.with_hint(format!("It is mounted at {mount}. {why}")),
+        (None, Some(holder)) => {
+            error.with_hint(format!("{} lies on it. {why}", holder.file_name().display()))
+        }
+        // It may be the last requests of a process that was killed, or closed the device a moment ago.
+        (None, None) => error
+            .with_hint(format!(
+                "Something has claimed it: a mount, a volume, swap or another program. {why}"
+            ))
+            .locked_by(LockedBy::Nobody),
     }
 }
 

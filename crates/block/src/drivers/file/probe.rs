@@ -10,6 +10,9 @@ use rustix::fs::{AtFlags, StatxFlags};
 /// Largest alignment that is probed for, in bytes; also what is used when probing tells nothing.
 const SAFE_ALIGN: usize = 4096;
 
+/// Bytes of a [block](read_block).
+pub(super) const BLOCK: u64 = SAFE_ALIGN as u64;
+
 /// What `O_DIRECT` asks of memory and of the range, in bytes; both are powers of two, and both are
 /// 1 without `O_DIRECT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +75,19 @@ fn trial_read(fd: impl AsFd, len: usize, align: usize) -> bool {
         match pread(fd.as_fd(), buf, 0) {
             Err(Errno::EINTR) => {}
             done => return done.is_ok(),
+        }
+    }
+}
+
+/// The block of 4096 bytes at `offset`, a multiple of that, or as much of it as there is.
+pub(super) fn read_block(fd: impl AsFd, offset: u64) -> Result<Vec<u8>, Errno> {
+    let mut memory = vec![0; 2 * SAFE_ALIGN];
+    let start = memory.as_ptr().align_offset(SAFE_ALIGN);
+    let block = memory.get_mut(start..start + SAFE_ALIGN).ok_or(Errno::ENOMEM)?;
+    loop {
+        match pread(fd.as_fd(), block, offset.cast_signed()) {
+            Err(Errno::EINTR) => {}
+            read => return Ok(block[..read?].to_vec()),
         }
     }
 }

@@ -46,6 +46,7 @@ use crate::request::Request;
 #[cfg(feature = "sim")]
 pub use self::context::elsewhere;
 pub use self::create::{CreateQcow2, create_qcow2};
+pub(crate) use self::header::is_qcow2;
 pub(crate) use self::journal::Journals;
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
 

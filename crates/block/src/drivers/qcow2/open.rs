@@ -133,9 +133,15 @@ impl Opening {
         file: Arc<dyn BlockNode>,
     ) -> Result<Opening, OpenError> {
         let below = file.geometry();
-        if below.read_only && !common.read_only && !common.auto_read_only {
-            return Err(OpenError::new(format!("Block node '{}' is read-only", file.name()))
-                .with_hint("read-only=on opens the image on top of it"));
+        if below.read_only && !common.read_only {
+            // QEMU's does not fall back either: it opens the file for writing at once.
+            if let Some(why) = file.why_read_only() {
+                return Err(why.with_hint("read-only=on opens the image for reading"));
+            }
+            if !common.auto_read_only {
+                return Err(OpenError::new(format!("Block node '{}' is read-only", file.name()))
+                    .with_hint("read-only=on opens the image on top of it"));
+            }
         }
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
