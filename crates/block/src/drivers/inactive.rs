@@ -1,4 +1,4 @@
-//! What stands for a node that is inactive: nothing is open, and nobody's requests are carried out.
+//! What stands for an inactive node: nothing is locked, and only reads are carried out.
 
 use std::io;
 use std::rc::Rc;
@@ -14,11 +14,17 @@ use crate::request::{Op, Request};
 pub(crate) struct InactiveNode {
     name: String,
     geometry: Geometry,
+    /// The image, opened for reading without a lock. `None`: it could not be.
+    reader: Option<Arc<dyn BlockNode>>,
 }
 
 impl InactiveNode {
-    pub(crate) fn new(name: String, geometry: Geometry) -> Self {
-        InactiveNode { name, geometry }
+    pub(crate) fn new(
+        name: String,
+        geometry: Geometry,
+        reader: Option<Arc<dyn BlockNode>>,
+    ) -> Self {
+        InactiveNode { name, geometry, reader }
     }
 }
 
@@ -35,24 +41,41 @@ impl BlockNode for InactiveNode {
         Box::pin(async { Err(ResizeError::NotSupported) })
     }
 
-    fn open_channel(self: Arc<Self>, _event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        Ok(Rc::new(Refuse))
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let reader = self.reader.clone().map(|reader| reader.open_channel(event_loop));
+        Ok(Rc::new(Reads(reader.transpose()?)))
     }
 }
 
-struct Refuse;
+/// Another process may be writing to the image: what is read is what the image holds at the time.
+struct Reads(Option<Rc<dyn Channel>>);
 
-impl Channel for Refuse {
+impl Channel for Reads {
     fn submit(&self, request: Request) {
-        let result = match request.op {
+        match (request.op, &self.0) {
+            (Op::Read, Some(reader)) => reader.submit(request),
             // What was written was flushed when the node became inactive.
-            Op::Flush => Ok(()),
-            _ => Err(Errno::EPERM),
-        };
-        request.complete(result);
+            (Op::Flush, _) => request.complete(Ok(())),
+            (
+                Op::Read
+                | Op::Write { .. }
+                | Op::Discard
+                | Op::WriteZeroes { .. }
+                | Op::BlockStatus,
+                _,
+            ) => request.complete(Err(Errno::EPERM)),
+        }
     }
 
     fn in_flight(&self) -> usize {
-        0
+        self.0.as_ref().map_or(0, |reader| reader.in_flight())
+    }
+
+    fn drain_begin(&self) {
+        self.0.iter().for_each(|reader| reader.drain_begin());
+    }
+
+    fn drain_end(&self) {
+        self.0.iter().for_each(|reader| reader.drain_end());
     }
 }

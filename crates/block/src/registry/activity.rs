@@ -1,12 +1,13 @@
 //! Nodes that are inactive: known by name, and used, but not open. Whoever has the image meanwhile,
 //! such as the other side of a migration, finds it without a lock; and when a node becomes active, it
-//! is opened anew, so that nothing of the image is remembered from before.
+//! is opened anew, so that nothing of the image is remembered from before. Until then the image is open for
+//! reading, without a lock.
 
 use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
-use super::{Child, Held, NodeRegistry};
+use super::{Child, Held, NodeRegistry, Opened};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
 use crate::error::OpenError;
@@ -27,8 +28,8 @@ impl NodeRegistry {
     }
 
     /// Makes a node inactive that nobody active lies on: waits for its requests, flushes it, closes its
-    /// image and those defined inside it, and gives up their locks. Its users stay, and what they ask
-    /// for from then on fails with `EPERM`.
+    /// image and those defined inside it, and gives up their locks. Its users stay: their reads go on, and all
+    /// else fails with `EPERM`.
     ///
     /// # Errors
     ///
@@ -44,8 +45,10 @@ impl NodeRegistry {
             let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
             flushed.map_err(|errno| failed(errno.desc().to_owned()))?;
         }
+        let options = self.options(name).ok_or_else(|| not_found(name))?.clone();
+        let reader = self.open_reader(name, &options);
         let inactive: Arc<dyn BlockNode> =
-            Arc::new(InactiveNode::new(name.to_owned(), node.geometry()));
+            Arc::new(InactiveNode::new(name.to_owned(), node.geometry(), reader));
         users.point_to(&inactive).await.map_err(|error| failed(error.to_string()))?;
         let going = self.with_nested(name);
         let locks: Vec<_> =
@@ -131,10 +134,8 @@ impl NodeRegistry {
                 children.push(Child { role, edge: self.get_edge(below)? });
             }
         }
-        let looking = self.for_a_look(options)?;
-        let mut nested = Vec::new();
-        let looked = self.open_tree(name.to_owned(), &looking, &mut nested)?;
-        let geometry = looked.node.geometry();
+        let looking = self.for_a_look(options, Backing::None)?;
+        let geometry = self.look(name, &looking)?.node.geometry();
         let geometry = match formats(&looking) {
             true if !options.read_only => Geometry {
                 read_only: false,
@@ -145,12 +146,36 @@ impl NodeRegistry {
             },
             _ => geometry,
         };
-        Ok((Arc::new(InactiveNode::new(name.to_owned(), geometry)), children))
+        let reader = self.open_reader(name, options);
+        Ok((Arc::new(InactiveNode::new(name.to_owned(), geometry, reader)), children))
+    }
+
+    /// An inactive node's image for reading: without locks, and those behind it too.
+    fn open_reader(&mut self, name: &str, options: &BlockdevOptions) -> Option<Arc<dyn BlockNode>> {
+        let mut reading = self.for_a_look(options, Backing::Implicit).ok()?;
+        set_read_only(&mut reading);
+        let opened = self.look(name, &reading);
+        let why =
+            |error: &OpenError| log::info!("node '{name}' is inactive, not readable: {error}");
+        opened.inspect_err(why).ok().map(|opened| opened.node)
+    }
+
+    /// Opens a node that nobody is to find by its name.
+    fn look(&mut self, name: &str, options: &BlockdevOptions) -> Result<Opened, OpenError> {
+        self.looks = true;
+        let looked = self.open_tree(name.to_owned(), options, &mut Vec::new());
+        self.looks = false;
+        looked
     }
 
     /// The same node for a look at it: without locks, and without names, since those that it refers to
-    /// are inactive too. Nothing is written: formats, which keep state, are read-only.
-    fn for_a_look(&self, options: &BlockdevOptions) -> Result<BlockdevOptions, OpenError> {
+    /// are inactive too. Nothing is written: formats, which keep state, are read-only. `backing`: what lies behind
+    /// an image that names something.
+    fn for_a_look(
+        &self,
+        options: &BlockdevOptions,
+        backing: Backing,
+    ) -> Result<BlockdevOptions, OpenError> {
         let mut looking = BlockdevOptions { node_name: None, active: true, ..options.clone() };
         let below = |child: &BlockdevRef| -> Result<BlockdevRef, OpenError> {
             let options = match child {
@@ -159,7 +184,7 @@ impl NodeRegistry {
                     &self.nodes.get(name).ok_or_else(|| not_found(name))?.options
                 }
             };
-            Ok(BlockdevRef::Inline(Box::new(self.for_a_look(options)?)))
+            Ok(BlockdevRef::Inline(Box::new(self.for_a_look(options, backing.clone())?)))
         };
         match &mut looking.driver {
             Driver::File(file) | Driver::HostDevice(file) => file.locking = Locking::Off,
@@ -172,8 +197,11 @@ impl NodeRegistry {
                 if let Some(data_file) = &qcow2.data_file {
                     qcow2.data_file = Some(below(data_file)?);
                 }
-                // Its size does not matter, and what it is named by is not opened.
-                qcow2.backing = Backing::None;
+                qcow2.backing = match &qcow2.backing {
+                    Backing::Node(node) if backing != Backing::None => Backing::Node(below(node)?),
+                    Backing::Implicit => backing.clone(),
+                    Backing::Node(_) | Backing::None => Backing::None,
+                };
             }
             Driver::NullCo(_) | Driver::NullAio(_) => {}
             _ => {
@@ -182,6 +210,16 @@ impl NodeRegistry {
         }
         Ok(looking)
     }
+}
+
+/// Has nothing in it be written.
+fn set_read_only(options: &mut BlockdevOptions) {
+    options.read_only = true;
+    options.driver.children_mut().into_iter().for_each(|child| {
+        if let BlockdevRef::Inline(below) = child {
+            set_read_only(below);
+        }
+    });
 }
 
 /// Whether there is a format in it, of which another node than itself was opened.

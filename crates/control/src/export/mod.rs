@@ -236,7 +236,7 @@ static COMMON: &[Field<Draft>] = &[
             Ok(())
         }),
         need: Need::Default("off"),
-        help: "let its node be inactive: requests wait in the guest's queues, or fail over NBD, until \
+        help: "let its node be inactive: requests wait in the guest's queues, or fail over NBD but for reads, until \
                blockdev-set-active",
     },
 ];
