@@ -201,7 +201,7 @@ fn images_above_images_and_copies_stay_where_they_are() {
     add(&mut qmp, "over", &over, MIB);
     let put = json!({"node": "top", "overlay": "over"});
     qmp.execute("blockdev-snapshot", put.clone());
-    assert_eq!(qmp.refused("blockdev-snapshot", put), "The overlay already has a backing image");
+    assert_eq!(qmp.refused("blockdev-snapshot", put), "The overlay is already in use");
     drop(qmp);
     upgrades(&mut server, &load);
 

@@ -15,6 +15,7 @@ mod inherited;
 pub mod job;
 pub mod node;
 pub mod options;
+pub mod permissions;
 pub mod policy;
 mod registry;
 pub mod request;

@@ -11,6 +11,8 @@ pub use blkdebug::{
     BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
 };
 
+use crate::permissions::ChildUse;
+
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockdevOptions {
@@ -124,6 +126,25 @@ impl Driver {
             }
             Driver::Throttle(throttle) => vec![("file", &throttle.file)],
             Driver::Blkdebug(blkdebug) => vec![("image", &blkdebug.image)],
+        }
+    }
+
+    /// What a node of this driver uses the child of that role for.
+    pub fn child_use(&self, role: &str) -> ChildUse {
+        match self {
+            Driver::Raw(raw) if raw.offset > 0 || raw.size.is_some() => ChildUse::Window,
+            Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) => ChildUse::Filtered,
+            Driver::Qcow2(_) => match role {
+                "backing" => ChildUse::Backing,
+                "data-file" => ChildUse::Data,
+                _ => ChildUse::Metadata,
+            },
+            // These have no children.
+            Driver::File(_)
+            | Driver::HostDevice(_)
+            | Driver::NullCo(_)
+            | Driver::NullAio(_)
+            | Driver::Nbd(_) => ChildUse::Filtered,
         }
     }
 }

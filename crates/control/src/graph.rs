@@ -2,11 +2,13 @@
 //! go. Both the command line, before any of it is carried out, and the daemon, at each change, ask it.
 
 mod activity;
+mod permissions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::permissions::ChildUse;
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
@@ -29,16 +31,16 @@ pub struct Graph {
     jobs: BTreeMap<String, Job>,
     /// If there is one, the objects that it refers to.
     nbd_server: Option<Vec<String>>,
+    /// The serial number of what is added next.
+    next_serial: u64,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Node {
-    access: Access,
-    /// What lies behind the image, of those below.
-    backing: Option<String>,
-    /// Nodes below that have names: those referred to, and those defined in place.
-    uses: Vec<String>,
-    owns: Vec<String>,
+    /// Later nodes, exports and jobs have higher numbers.
+    serial: u64,
+    read_only: bool,
+    children: Vec<Child>,
     /// Objects that it refers to.
     objects: Vec<String>,
     /// Defined inside another one.
@@ -46,16 +48,29 @@ struct Node {
     inactive: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Access {
-    read_only: bool,
-    below_read_only: bool,
+/// A node below another one.
+#[derive(Debug, Clone)]
+struct Child {
+    role: &'static str,
+    used_as: ChildUse,
+    name: String,
+    /// Defined inside the node above, not referred to by name.
+    owned: bool,
+}
+
+impl Node {
+    fn lies_on(&self, name: &str) -> bool {
+        self.children.iter().any(|child| child.name == name)
+    }
 }
 
 #[derive(Debug, Clone)]
 struct Export {
+    serial: u64,
     nodes: Vec<String>,
     writable: bool,
+    /// Whether it serves clients that follow the node's size.
+    shares_resize: bool,
     /// Those it refers to.
     objects: Vec<String>,
     address: Address,
@@ -74,6 +89,7 @@ enum Address {
 /// A job that copies one node to another.
 #[derive(Debug, Clone)]
 struct Job {
+    serial: u64,
     kind: &'static str,
     source: String,
     target: String,
@@ -159,9 +175,10 @@ impl Graph {
                 return Err(OptionError::new(format!("Node {next} is in use")));
             }
             if let Some(node) = graph.nodes.remove(&next) {
-                going.extend(node.owns);
+                let owned = node.children.into_iter().filter(|child| child.owned);
+                going.extend(owned.map(|child| child.name));
             }
-            if graph.nodes.values().any(|node| node.uses.contains(&next)) {
+            if graph.nodes.values().any(|node| node.lies_on(&next)) {
                 return Err(OptionError::new(format!("Block device {next} is in use")));
             }
         }
@@ -196,8 +213,8 @@ impl Graph {
         if self.nbd_server.is_none() {
             return Err(OptionError::new("NBD server not running"));
         }
-        let access = self.find(device, device)?;
-        let can_write = !access.read_only && !access.below_read_only;
+        let node = self.find(device, device)?;
+        let can_write = !node.read_only && !self.lies_on_read_only(device);
         export::nbd_export(device, name, description, writable && can_write)
     }
 
@@ -242,17 +259,37 @@ impl Graph {
                 format!("Node '{target}' lies on '{source}', which is to be copied to it");
             return Err(OptionError::new(message));
         }
+        self.is_no_backing(target)?;
         let mut graph = self.clone();
-        let job = Job { kind, source: source.to_owned(), target: target.to_owned() };
+        let serial = graph.serial();
+        let job = Job { serial, kind, source: source.to_owned(), target: target.to_owned() };
         graph.jobs.insert(id.to_owned(), job);
+        graph.check_permissions()?;
         Ok(graph)
     }
 
     /// Whether what is written to `above` may come to `below`, or what is read from it from there.
     fn lies_on(&self, above: &str, below: &str) -> bool {
         let Some(node) = self.nodes.get(above) else { return false };
-        let mut children = node.uses.iter().chain(&node.owns).chain(&node.backing);
+        let mut children = node.children.iter().map(|child| &child.name);
         children.any(|child| child == below || self.lies_on(child, below))
+    }
+
+    /// Checks that no image shows through to a node.
+    ///
+    /// # Errors
+    ///
+    /// One does.
+    pub fn is_no_backing(&self, name: &str) -> Result<(), OptionError> {
+        let is_backing = |node: &Node| {
+            node.children.iter().any(|child| child.role == "backing" && child.name == name)
+        };
+        match self.nodes.iter().find(|(_, node)| is_backing(node)) {
+            Some((above, _)) => Err(OptionError::new(format!(
+                "Node '{name}' is busy: node is used as backing hd of '{above}'"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Without a job, if there is one of that name.
@@ -278,36 +315,43 @@ impl Graph {
         }
     }
 
+    /// With an image put above a node: all that used `node` use `overlay` instead, which reads from it from
+    /// now on, and nobody writes to it any more.
+    ///
+    /// # Errors
+    ///
+    /// Two users of a node exclude each other then.
+    pub fn with_overlay(&self, node: &str, overlay: &str) -> Result<Graph, OptionError> {
+        let mut graph = self.with_replaced(node, overlay);
+        if let Some(below) = graph.nodes.get_mut(node) {
+            below.read_only = true;
+        }
+        graph.check_permissions()?;
+        Ok(graph)
+    }
+
     /// With all that used node `old` using `new` instead, but for `new` itself. A node that was defined
     /// inside another one is gone then, if `new` does not lie on it.
     #[must_use]
     pub fn with_replaced(&self, old: &str, new: &str) -> Graph {
         let mut graph = self.clone();
-        let rename = |name: &mut String| {
+        for name in graph.exports.values_mut().flat_map(|export| &mut export.nodes) {
             if name == old {
                 new.clone_into(name);
             }
-        };
-        graph.exports.values_mut().flat_map(|export| &mut export.nodes).for_each(rename);
-        for (name, node) in &mut graph.nodes {
-            if name == new {
-                continue;
-            }
-            node.uses.iter_mut().for_each(rename);
-            let before = node.owns.len();
-            node.owns.retain(|owned| owned != old);
-            if node.owns.len() < before {
-                node.uses.push(new.to_owned());
+        }
+        let above = graph.nodes.iter_mut().filter(|(name, _)| *name != new);
+        for child in above.flat_map(|(_, node)| &mut node.children) {
+            if child.name == old {
+                *child = Child { name: new.to_owned(), owned: false, ..child.clone() };
             }
         }
         if graph.nodes.get(old).is_some_and(|node| node.nested) {
             // It goes with the new one, if that lies on it, else now.
-            match graph.nodes.get_mut(new) {
-                Some(above) if above.uses.iter().any(|name| name == old) => {
-                    above.uses.retain(|name| name != old);
-                    above.owns.push(old.to_owned());
-                }
-                _ => drop(graph.nodes.remove(old)),
+            let above = graph.nodes.get_mut(new).into_iter().flat_map(|node| &mut node.children);
+            match above.filter(|child| child.name == old).last() {
+                Some(child) => child.owned = true,
+                None => drop(graph.nodes.remove(old)),
             }
         }
         graph
@@ -317,7 +361,8 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// There is no such node, a job uses it, or it is not to be written any more and somebody does.
+    /// There is no such node, a job uses it, it is not to be written any more and somebody does, or two users
+    /// of a node exclude each other then.
     pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
         let name = options.node_name.as_deref().unwrap_or_default();
         self.free_of_jobs(name)?;
@@ -327,48 +372,51 @@ impl Graph {
             let message = format!("Failed to find node with node-name='{name}'");
             return Err(OptionError::new(message));
         };
-        node.access.read_only = options.read_only;
-        let owns = &node.owns;
-        let children = options.driver.children().into_iter();
-        let named = children.filter_map(|(_, child)| match child {
-            BlockdevRef::Name(name) if !owns.contains(name) => Some(name.clone()),
-            _ => None,
-        });
-        node.uses = named.collect();
+        node.read_only = options.read_only;
+        for (role, child) in options.driver.children() {
+            let used_as = options.driver.child_use(role);
+            let BlockdevRef::Name(below) = child else { continue };
+            if below == name || self.lies_on(below, name) {
+                let message =
+                    format!("Making '{below}' a {role} child of '{name}' would create a cycle");
+                return Err(OptionError::new(message));
+            }
+            if node.children.iter().any(|child| child.owned && child.name == *below) {
+                continue;
+            }
+            node.children.retain(|child| child.role != role);
+            node.children.push(Child { role, used_as, name: below.clone(), owned: false });
+        }
         if options.read_only && graph.is_written(name) {
             let message = "Cannot make block node read-only, there is a writer on it";
             return Err(OptionError::new(message));
         }
-        graph.tell_above(name, options.read_only);
+        graph.check_permissions()?;
         Ok(graph)
     }
 
     /// Whether an export may write to a node, or to one that writes to it.
     fn is_written(&self, name: &str) -> bool {
         self.exports.values().any(|e| e.writable && e.nodes.iter().any(|node| node == name))
-            || self
-                .above(name)
-                .any(|(above, node)| !node.access.read_only && self.is_written(above))
+            || self.nodes.iter().any(|(above, node)| {
+                !node.read_only
+                    && node.children.iter().any(|child| writes_to(child) && child.name == name)
+                    && self.is_written(above)
+            })
     }
 
-    /// The nodes that write to a node.
-    fn above<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a String, &'a Node)> {
-        self.nodes.iter().filter(move |(_, node)| {
-            node.uses.iter().chain(&node.owns).any(|below| below == name)
-                && node.backing.as_deref() != Some(name)
+    /// Whether a node that is written to where this one is can only be read.
+    fn lies_on_read_only(&self, name: &str) -> bool {
+        let Some(node) = self.nodes.get(name) else { return false };
+        node.children.iter().filter(|child| writes_to(child)).any(|child| {
+            self.nodes.get(&child.name).is_some_and(|below| below.read_only)
+                || self.lies_on_read_only(&child.name)
         })
     }
 
-    /// Notes in those above a node whether it can be written.
-    fn tell_above(&mut self, name: &str, read_only: bool) {
-        let above: Vec<String> = self.above(name).map(|(above, _)| above.clone()).collect();
-        for above in above {
-            if let Some(node) = self.nodes.get_mut(&above) {
-                node.access.below_read_only = read_only;
-                let read_only = read_only || node.access.read_only;
-                self.tell_above(&above, read_only);
-            }
-        }
+    fn serial(&mut self) -> u64 {
+        self.next_serial += 1;
+        self.next_serial
     }
 
     fn add(&mut self, action: &Action) -> Result<(), OptionError> {
@@ -379,7 +427,10 @@ impl Graph {
                     None => Ok(()),
                 }
             }
-            Action::Blockdev(node) => self.node(node, &mut Node::default()).map(drop),
+            Action::Blockdev(node) => {
+                self.node(node)?;
+                self.check_permissions()
+            }
             Action::Export(export) => self.export(export),
             Action::Chardev(chardev) => {
                 let stdio = chardev.backend == ChardevBackend::Stdio;
@@ -462,47 +513,40 @@ impl Graph {
         Ok(())
     }
 
-    /// Adds a node to the nodes, and its name to those that `above` has below it.
-    fn node(&mut self, options: &BlockdevOptions, above: &mut Node) -> Result<Access, OptionError> {
-        let mut node = Node::default();
-        let mut below_read_only = false;
+    /// Adds a node, after those that are defined inside it. Returns its name.
+    fn node(&mut self, options: &BlockdevOptions) -> Result<String, OptionError> {
+        let mut objects = Vec::new();
         if let Driver::Throttle(throttle) = &options.driver {
-            node.objects.push(self.throttle_group(&throttle.throttle_group)?);
+            objects.push(self.throttle_group(&throttle.throttle_group)?);
         }
+        let mut children = Vec::new();
         for (role, child) in options.driver.children() {
-            let below = match child {
-                BlockdevRef::Inline(below) => self.node(below, &mut node)?,
+            let (name, owned) = match child {
+                BlockdevRef::Inline(below) => (self.node(below)?, true),
                 BlockdevRef::Name(name) => {
-                    node.uses.push(name.clone());
-                    if role == "backing" {
-                        node.backing = Some(name.clone());
-                    }
-                    self.find(name, name)?
+                    self.find(name, name)?;
+                    (name.clone(), false)
                 }
             };
-            // What lies behind an image is not written to.
-            below_read_only |= role != "backing" && (below.read_only || below.below_read_only);
+            let used_as = options.driver.child_use(role);
+            children.push(Child { role, used_as, name, owned });
         }
-        node.access = Access { read_only: options.read_only, below_read_only };
-        let access = node.access;
-        let Some(name) = &options.node_name else {
-            above.uses.append(&mut node.uses);
-            above.owns.append(&mut node.owns);
-            above.objects.append(&mut node.objects);
-            return Ok(access);
-        };
-        if self.nodes.contains_key(name) {
+        let serial = self.serial();
+        // Nothing can refer to a node without a name: no name that is given has a '#'.
+        let name = options.node_name.clone().unwrap_or_else(|| format!("#block{serial:03}"));
+        if self.nodes.contains_key(&name) {
             return Err(OptionError::new(format!("Duplicate nodes with node-name='{name}'")));
         }
-        for owned in &node.owns {
-            if let Some(owned) = self.nodes.get_mut(owned) {
-                owned.nested = true;
+        for child in children.iter().filter(|child| child.owned) {
+            if let Some(below) = self.nodes.get_mut(&child.name) {
+                below.nested = true;
             }
         }
-        above.owns.push(name.clone());
+        let (read_only, nested, inactive) = (options.read_only, false, false);
+        let node = Node { serial, read_only, children, objects, nested, inactive };
         self.nodes.insert(name.clone(), node);
-        self.with_options_active(options)?;
-        Ok(access)
+        self.with_options_active(&name, options)?;
+        Ok(name)
     }
 
     fn throttle_group(&self, id: &str) -> Result<String, OptionError> {
@@ -517,10 +561,11 @@ impl Graph {
     }
 
     /// A node by name. QSD's sentence also names a device, which there is none of in exports.
-    fn find(&self, name: &str, device: &str) -> Result<Access, OptionError> {
-        self.nodes.get(name).map(|node| node.access).ok_or_else(|| {
+    fn find(&self, name: &str, device: &str) -> Result<&Node, OptionError> {
+        self.nodes.get(name).filter(|_| !name.starts_with('#')).ok_or_else(|| {
+            let named = self.nodes.keys().filter(|name| !name.starts_with('#'));
             OptionError::new(format!("Cannot find device='{device}' nor node-name='{name}'"))
-                .hint(known("Nodes", self.nodes.keys()))
+                .hint(known("Nodes", named))
         })
     }
 
@@ -530,11 +575,10 @@ impl Graph {
             return Err(OptionError::new(format!("Block export id '{id}' is already in use")));
         }
         for node in export.nodes() {
-            let access = self.find(node, "")?;
-            if export.writable && access.read_only {
+            if self.find(node, "")?.read_only && export.writable {
                 return Err(OptionError::new("Cannot export read-only node as writable"));
             }
-            if export.writable && access.below_read_only {
+            if export.writable && self.lies_on_read_only(node) {
                 return Err(OptionError::new("Block node is read-only")
                     .hint(format!("'{node}' lies on a node that is read-only.")));
             }
@@ -573,14 +617,29 @@ impl Graph {
         }
         let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
         let (writable, allow_inactive) = (export.writable, export.allow_inactive);
-        let export = Export { nodes, writable, objects, address, allow_inactive };
+        let serial = self.serial();
+        let is_nbd = matches!(address, Address::Nbd(_));
+        let shares_resize = true;
+        let export =
+            Export { serial, nodes, writable, shares_resize, objects, address, allow_inactive };
         if !allow_inactive {
             // As QSD does it.
             export.nodes.iter().for_each(|node| self.activate(node, &mut Vec::new()));
         }
         self.exports.insert(id.clone(), export);
+        self.check_permissions()?;
+        // As QSD does it: an NBD export claims that the size stays only after it has got all else.
+        if let Some(export) = self.exports.get_mut(id).filter(|_| is_nbd) {
+            export.shares_resize = false;
+            self.check_permissions()?;
+        }
         Ok(())
     }
+}
+
+/// Whether what is written to a node may be written to this child.
+fn writes_to(child: &Child) -> bool {
+    child.used_as != ChildUse::Backing
 }
 
 fn duplicate(id: &str) -> OptionError {

@@ -49,6 +49,7 @@ impl Graph {
                 );
             }
         }
+        graph.check_permissions()?;
         Ok((graph, order))
     }
 
@@ -66,9 +67,7 @@ impl Graph {
     }
 
     fn has_above(&self, name: &str, which: impl Fn(&super::Node) -> bool) -> bool {
-        self.nodes.values().any(|node| {
-            which(node) && node.uses.iter().chain(&node.owns).any(|below| below == name)
-        })
+        self.nodes.values().any(|node| which(node) && node.lies_on(name))
     }
 
     fn has_active_above(&self, name: &str) -> bool {
@@ -88,8 +87,8 @@ impl Graph {
 
     pub(super) fn activate(&mut self, name: &str, order: &mut Vec<String>) {
         let Some(node) = self.nodes.get(name).filter(|node| node.inactive).cloned() else { return };
-        for below in node.uses.iter().chain(&node.owns) {
-            self.activate(below, order);
+        for child in &node.children {
+            self.activate(&child.name, order);
         }
         if let Some(node) = self.nodes.get_mut(name) {
             node.inactive = false;
@@ -114,24 +113,20 @@ impl Graph {
             order.push(name.to_owned());
         }
         // What was defined inside it is closed with it.
-        if !node.owns.iter().all(|below| self.inactivate(below, order)) {
-            return false;
-        }
-        for below in &node.uses {
-            if !self.has_active_above(below) && !self.inactivate(below, order) {
-                return false;
-            }
-        }
-        true
+        let (owned, used): (Vec<_>, Vec<_>) = node.children.iter().partition(|child| child.owned);
+        owned.iter().all(|child| self.inactivate(&child.name, order))
+            && used.iter().all(|child| {
+                self.has_active_above(&child.name) || self.inactivate(&child.name, order)
+            })
     }
 
     /// A new node is active, or it is not, and what was defined inside it neither. Those below are
     /// checked to be active if it is.
     pub(super) fn with_options_active(
         &mut self,
+        name: &str,
         options: &BlockdevOptions,
     ) -> Result<(), OptionError> {
-        let Some(name) = &options.node_name else { return Ok(()) };
         if !options.active {
             self.set_inactive(name);
             return Ok(());
@@ -155,8 +150,8 @@ impl Graph {
     fn set_inactive(&mut self, name: &str) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         node.inactive = true;
-        for below in node.owns.clone() {
-            self.set_inactive(&below);
+        for child in node.children.clone().iter().filter(|child| child.owned) {
+            self.set_inactive(&child.name);
         }
     }
 }

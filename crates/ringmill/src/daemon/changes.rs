@@ -186,9 +186,7 @@ impl Daemon {
         let Ok(size) = u64::try_from(size) else {
             return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
         };
-        // Their bitmaps have the size that there was when they began.
-        self.graph.free_of_jobs(name)?;
-        self.graph.is_active(name)?;
+        self.graph.check_resize(name)?;
         self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new)
     }
 

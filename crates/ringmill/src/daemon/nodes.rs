@@ -34,7 +34,7 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         "node-name": node.name,
         "drv": name(driver),
         "file": filename(nodes, node),
-        "ro": node.node.geometry().read_only,
+        "ro": node.options.read_only || node.node.geometry().read_only,
         "encrypted": false,
         "active": node.active,
         "detect_zeroes": detect_zeroes,

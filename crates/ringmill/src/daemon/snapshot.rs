@@ -41,6 +41,7 @@ impl Daemon {
             return Err(DaemonError::new("New overlay node-name already in use"));
         }
         self.graph.free_of_jobs(&node_name)?;
+        self.graph.is_no_backing(&node_name)?;
         self.graph.is_active(&node_name)?;
         let Some(below) = self.nodes.options(&node_name).cloned() else {
             return Err(DaemonError::new(format!("Node '{node_name}' is gone")));
@@ -84,16 +85,17 @@ impl Daemon {
             self.nodes.node(name)?;
             self.graph.free_of_jobs(name)?;
         }
+        self.graph.is_no_backing(node)?;
         let before = self.nodes.options(overlay).cloned();
         let Some((before, Driver::Qcow2(image))) = before.map(|o| (o.clone(), o.driver)) else {
             return Err(DaemonError::new("The overlay does not support backing images"));
         };
+        if !self.nodes.edges(overlay).is_empty() {
+            return Err(DaemonError::new("The overlay is already in use"));
+        }
         if image.backing != Backing::None {
             return Err(DaemonError::new("The overlay already has a backing image")
                 .with_hint("Open it with backing=null."));
-        }
-        if !self.nodes.edges(overlay).is_empty() {
-            return Err(DaemonError::new("The overlay is already in use"));
         }
         let backing = Backing::Node(BlockdevRef::Name(node.to_owned()));
         let driver = Driver::Qcow2(Qcow2Options { backing, ..image });
@@ -115,7 +117,8 @@ impl Daemon {
         overlay: &BlockdevOptions,
     ) -> Result<(), DaemonError> {
         let name = overlay.node_name.as_deref().unwrap_or_default();
-        let graph = self.graph.with(&Action::Blockdev(overlay.clone()))?.with_replaced(node, name);
+        let graph =
+            self.graph.with(&Action::Blockdev(overlay.clone()))?.with_overlay(node, name)?;
         // Before there is the image, which is none of them.
         let users = self.nodes.edges(node);
         self.open_node(overlay).await?;
@@ -125,6 +128,7 @@ impl Daemon {
             return Err(error);
         }
         self.graph = graph;
+        self.nodes.set_read_only(node);
         self.exports.node_replaced(node, name);
         self.definitions.add_node(name);
         Ok(())

@@ -1,0 +1,332 @@
+//! What users of a node may do with it side by side: QEMU's block permissions.
+//!
+//! Each user of a node (a node above it, an export, a job, a command) *takes* some permissions and *shares*
+//! some with the other users. [`check`] grants all of them or names the first two users that exclude each
+//! other, in QEMU's words. The check is a pure function of the graph: each change is checked on a copy of
+//! the graph before any of the change is carried out.
+//!
+//! Learned from the documentation of QEMU's `BlockPermission` and from qemu-storage-daemon's answers;
+//! `tests/tests/permissions.rs` compares the two programs over generated commands.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A set of permissions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Permissions(u8);
+
+impl Permissions {
+    /// No permission.
+    pub const NONE: Permissions = Permissions(0);
+    /// Reads that see what was written last.
+    pub const CONSISTENT_READ: Permissions = Permissions(1);
+    /// Writes that change what other users read.
+    pub const WRITE: Permissions = Permissions(2);
+    /// Writes that leave what other users read as it is.
+    pub const WRITE_UNCHANGED: Permissions = Permissions(4);
+    /// Changes of the size.
+    pub const RESIZE: Permissions = Permissions(8);
+    /// All permissions.
+    pub const ALL: Permissions = Permissions(15);
+
+    /// The permissions in either set.
+    #[must_use]
+    pub const fn with(self, other: Permissions) -> Permissions {
+        Permissions(self.0 | other.0)
+    }
+
+    /// The permissions in both sets.
+    #[must_use]
+    pub const fn and(self, other: Permissions) -> Permissions {
+        Permissions(self.0 & other.0)
+    }
+
+    /// The permissions of this set that are not in the other one.
+    #[must_use]
+    pub const fn without(self, other: Permissions) -> Permissions {
+        Permissions(self.0 & !other.0)
+    }
+
+    /// Whether no permission is in the set.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether all permissions of `other` are in the set.
+    pub const fn contains(self, other: Permissions) -> bool {
+        other.without(self).is_empty()
+    }
+}
+
+const NAMES: [(Permissions, &str); 4] = [
+    (Permissions::CONSISTENT_READ, "consistent read"),
+    (Permissions::WRITE, "write"),
+    (Permissions::WRITE_UNCHANGED, "write unchanged"),
+    (Permissions::RESIZE, "resize"),
+];
+
+impl fmt::Display for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = NAMES.iter().filter(|(permission, _)| self.contains(*permission));
+        for (n, (_, name)) in names.enumerate() {
+            let comma = if n == 0 { "" } else { ", " };
+            write!(f, "{comma}{name}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{{self}}}")
+    }
+}
+
+/// What a user of a node takes, and what it lets the other users of that node take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// The permissions that the user needs.
+    pub takes: Permissions,
+    /// The permissions that other users may have at the same time.
+    pub shares: Permissions,
+}
+
+impl Claim {
+    /// The claim of a user that does nothing.
+    pub const NOTHING: Claim = Claim { takes: Permissions::NONE, shares: Permissions::ALL };
+
+    /// The claim of a user that reads the node, and writes to it if that is asked for.
+    pub const fn of_reader(writes: bool) -> Claim {
+        let write = if writes { Permissions::WRITE } else { Permissions::NONE };
+        Claim { takes: Permissions::CONSISTENT_READ.with(write), ..Claim::NOTHING }
+    }
+
+    /// The claim of two users together.
+    #[must_use]
+    pub const fn and(self, other: Claim) -> Claim {
+        Claim { takes: self.takes.with(other.takes), shares: self.shares.and(other.shares) }
+    }
+}
+
+/// What a node uses a child for. It decides what the node claims of the child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChildUse {
+    /// The node is a filter: it does to the child what its own users do to the node.
+    Filtered,
+    /// The node shows a part of the child, whose size has to stay.
+    Window,
+    /// The child holds the metadata of an image format: no other user may write to it.
+    Metadata,
+    /// The child holds the data of an image whose metadata is elsewhere.
+    Data,
+    /// The child is read where the image above it holds nothing.
+    Backing,
+    /// The node keeps what the child held at one moment: others must not write past the node.
+    CopyBeforeWrite,
+}
+
+impl ChildUse {
+    /// What a node claims of a child that it uses so. `above`: what the node's own users claim of it, all
+    /// together; `writable`: whether the node was opened for writing.
+    fn claim(self, above: Claim, writable: bool) -> Claim {
+        const CHANGES: Permissions = Permissions::WRITE.with(Permissions::RESIZE);
+        let Claim { takes, shares } = above;
+        match self {
+            ChildUse::Filtered => above,
+            ChildUse::Window => Claim { takes, shares: shares.without(Permissions::RESIZE) },
+            ChildUse::Metadata => {
+                // A format may write metadata whatever its users do.
+                let own = if writable { CHANGES } else { Permissions::NONE };
+                let takes = takes.with(Permissions::CONSISTENT_READ).with(own);
+                Claim { takes, shares: shares.without(CHANGES) }
+            }
+            ChildUse::CopyBeforeWrite => Claim {
+                takes: takes.with(Permissions::CONSISTENT_READ),
+                shares: shares.without(CHANGES),
+            },
+            ChildUse::Data => {
+                let writes = Permissions::WRITE.with(Permissions::WRITE_UNCHANGED);
+                let own = match takes.and(writes).is_empty() {
+                    true => Permissions::NONE,
+                    false => CHANGES,
+                };
+                Claim { takes: takes.with(own), shares: shares.without(Permissions::RESIZE) }
+            }
+            ChildUse::Backing => {
+                // What is behind an image may change if the users of the image can bear that.
+                let changes = match shares.contains(Permissions::WRITE) {
+                    true => CHANGES,
+                    false => Permissions::NONE,
+                };
+                Claim {
+                    takes: takes.and(Permissions::CONSISTENT_READ),
+                    shares: changes
+                        .with(Permissions::CONSISTENT_READ)
+                        .with(Permissions::WRITE_UNCHANGED),
+                }
+            }
+        }
+    }
+}
+
+/// A node as far as permissions go.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeUse<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Whether it was opened for writing.
+    pub writable: bool,
+    /// Whether it is open. One that is inactive takes no permission to write, and bears all writes.
+    pub active: bool,
+    /// Of two nodes, the one with the higher number was added later.
+    pub serial: u64,
+}
+
+/// A node that uses another one.
+#[derive(Debug, Clone, Copy)]
+pub struct EdgeUse<'a> {
+    /// The name of the node above.
+    pub parent: &'a str,
+    /// What the child is called there: `file`, `backing`, ….
+    pub role: &'a str,
+    /// The name of the node below.
+    pub child: &'a str,
+    /// What for.
+    pub used_as: ChildUse,
+}
+
+/// A user that is no node: an export, a job, a command.
+#[derive(Debug, Clone, Copy)]
+pub struct UserUse<'a> {
+    /// The name of the node that it uses.
+    pub node: &'a str,
+    /// What it claims of that node.
+    pub claim: Claim,
+    /// As of a [node](NodeUse::serial).
+    pub serial: u64,
+}
+
+/// Two users of one node that exclude each other. Its text is QEMU's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    node: String,
+    permissions: String,
+    required_by: String,
+    unshared_by: String,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Conflict { node, permissions, required_by, unshared_by } = self;
+        write!(
+            f,
+            "Permission conflict on node '{node}': permissions '{permissions}' are both required by \
+             {required_by} and unshared by {unshared_by}."
+        )
+    }
+}
+
+impl std::error::Error for Conflict {}
+
+/// A user of a node, of either kind.
+#[derive(Clone, Copy)]
+struct Parent<'a> {
+    claim: Claim,
+    serial: u64,
+    /// `None`: it is no node.
+    edge: Option<EdgeUse<'a>>,
+}
+
+impl Parent<'_> {
+    /// The user in QEMU's words.
+    fn describe(&self, node: &str) -> String {
+        match self.edge {
+            None => format!("an unnamed block device (uses node '{node}' as 'root' child)"),
+            Some(EdgeUse { parent, role, .. }) => {
+                format!("node '{parent}' (uses node '{node}' as '{role}' child)")
+            }
+        }
+    }
+}
+
+/// Checks that no user of a node takes what another user of that node does not share.
+///
+/// The edges form no cycle. An edge or a user of a node that is not in `nodes` is left out.
+///
+/// # Errors
+///
+/// The first conflict, from the top of the graph to its bottom.
+pub fn check<'a>(
+    nodes: impl IntoIterator<Item = NodeUse<'a>>,
+    edges: impl IntoIterator<Item = EdgeUse<'a>>,
+    users: impl IntoIterator<Item = UserUse<'a>>,
+) -> Result<(), Conflict> {
+    let nodes: BTreeMap<&str, NodeUse<'a>> =
+        nodes.into_iter().map(|node| (node.name, node)).collect();
+    let mut parents: BTreeMap<&str, Vec<Parent<'a>>> = BTreeMap::new();
+    for UserUse { node, claim, serial } in users {
+        let is_active = nodes.get(node).is_some_and(|node| node.active);
+        let claim = if is_active { claim } else { Claim::NOTHING };
+        parents.entry(node).or_default().push(Parent { claim, serial, edge: None });
+    }
+    let mut below: BTreeMap<&str, Vec<EdgeUse<'a>>> = BTreeMap::new();
+    let mut missing_parents: BTreeMap<&str, usize> = BTreeMap::new();
+    for edge in edges {
+        if nodes.contains_key(edge.parent) && nodes.contains_key(edge.child) {
+            below.entry(edge.parent).or_default().push(edge);
+            *missing_parents.entry(edge.child).or_default() += 1;
+        }
+    }
+    // Each node after all that lie above it.
+    let mut next: Vec<&str> =
+        nodes.keys().copied().filter(|name| !missing_parents.contains_key(name)).collect();
+    while let Some(name) = next.pop() {
+        let users = parents.remove(name).unwrap_or_default();
+        find_conflict(name, &users)?;
+        let above = users.iter().fold(Claim::NOTHING, |all, user| all.and(user.claim));
+        let Some(&NodeUse { writable, active, serial, .. }) = nodes.get(name) else { continue };
+        for edge in below.remove(name).unwrap_or_default() {
+            let claim = match active {
+                true => edge.used_as.claim(above, writable),
+                false => Claim::NOTHING,
+            };
+            let parent = Parent { claim, serial, edge: Some(edge) };
+            parents.entry(edge.child).or_default().push(parent);
+            if let Some(missing) = missing_parents.get_mut(edge.child) {
+                *missing -= 1;
+                if *missing == 0 {
+                    next.push(edge.child);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first conflict between users of a node; the newest users come first, as in QEMU.
+fn find_conflict(node: &str, users: &[Parent<'_>]) -> Result<(), Conflict> {
+    let all = users.iter().fold(Claim::NOTHING, |all, user| all.and(user.claim));
+    if all.shares.contains(all.takes) {
+        return Ok(());
+    }
+    let mut newest: Vec<&Parent<'_>> = users.iter().collect();
+    newest.sort_by_key(|user| std::cmp::Reverse(user.serial));
+    for (at, unshares) in newest.iter().enumerate() {
+        for (other, takes) in newest.iter().enumerate() {
+            let permissions = takes.claim.takes.without(unshares.claim.shares);
+            if at != other && !permissions.is_empty() {
+                return Err(Conflict {
+                    node: node.to_owned(),
+                    permissions: permissions.to_string(),
+                    required_by: takes.describe(node),
+                    unshared_by: unshares.describe(node),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "permissions_tests.rs"]
+mod tests;

@@ -1,0 +1,121 @@
+//! Who uses which node, as [`block::permissions`] wants it told.
+
+use std::collections::BTreeMap;
+
+use block::permissions::{ChildUse, Claim, EdgeUse, NodeUse, Permissions, UserUse, check};
+
+use super::{Export, Graph, Job};
+use crate::error::OptionError;
+
+impl Export {
+    fn claim(&self) -> Claim {
+        let claim = Claim::of_reader(self.writable);
+        match self.shares_resize {
+            true => claim,
+            // Its clients are told of a size once.
+            false => Claim { shares: claim.shares.without(Permissions::RESIZE), ..claim },
+        }
+    }
+}
+
+impl Job {
+    /// What the filter that the job puts above its source uses the source for.
+    fn source_use(&self) -> ChildUse {
+        match self.kind {
+            "mirror" => ChildUse::Window,
+            _ => ChildUse::CopyBeforeWrite,
+        }
+    }
+
+    /// What the job claims of its target.
+    fn target_claim(&self) -> Claim {
+        let shares = match self.kind {
+            // It is whole only in the end.
+            "mirror" => Permissions::WRITE_UNCHANGED,
+            _ => Permissions::ALL.without(Permissions::RESIZE),
+        };
+        Claim { takes: Permissions::WRITE, shares }
+    }
+}
+
+/// The filters of jobs, by the names of their sources.
+type Filters<'a> = BTreeMap<&'a str, (String, &'a Job)>;
+
+/// The node that those use who use the node of that name.
+fn above_source<'a>(filters: &'a Filters<'_>, name: &'a str) -> &'a str {
+    filters.get(name).map_or(name, |(filter, _)| filter)
+}
+
+impl Graph {
+    /// Checks that a node may be given another size.
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words: a job or an image above it is in the way, or one of its users does not share that.
+    pub fn check_resize(&self, name: &str) -> Result<(), OptionError> {
+        if name.starts_with('#') {
+            let message = format!("Node '{name}' is busy: it belongs to the node above it");
+            return Err(OptionError::new(message).hint("Resize that one."));
+        }
+        self.free_of_jobs(name)?;
+        self.is_active(name)?;
+        self.is_no_backing(name)?;
+        let claim = Claim { takes: Permissions::RESIZE, ..Claim::NOTHING };
+        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX }))
+    }
+
+    /// Checks that no two users of a node exclude each other.
+    pub(super) fn check_permissions(&self) -> Result<(), OptionError> {
+        self.check_with(None)
+    }
+
+    /// The same, with one user more.
+    fn check_with(&self, user: Option<UserUse<'_>>) -> Result<(), OptionError> {
+        // A job's filter comes between the source and all that use it.
+        let filters: Filters<'_> = self
+            .jobs
+            .iter()
+            .map(|(id, job)| (job.source.as_str(), (format!("#filter-of-{id}"), job)))
+            .collect();
+        let through_filter = |name| above_source(&filters, name);
+        let nodes = self.nodes.iter().map(|(name, node)| NodeUse {
+            name,
+            writable: !node.read_only,
+            active: !node.inactive,
+            serial: node.serial,
+        });
+        let filter_nodes = filters.values().map(|(name, job)| NodeUse {
+            name,
+            writable: true,
+            active: true,
+            serial: job.serial,
+        });
+        let edges = self.nodes.iter().flat_map(|(parent, node)| {
+            node.children.iter().map(move |child| EdgeUse {
+                parent,
+                role: child.role,
+                child: through_filter(&child.name),
+                used_as: child.used_as,
+            })
+        });
+        let filter_edges = filters.iter().map(|(source, (filter, job))| EdgeUse {
+            parent: filter,
+            role: "file",
+            child: source,
+            used_as: job.source_use(),
+        });
+        let exports = self.exports.values().flat_map(|export| {
+            let (claim, serial) = (export.claim(), export.serial);
+            let user = move |node| UserUse { node: through_filter(node), claim, serial };
+            export.nodes.iter().map(String::as_str).map(user)
+        });
+        let jobs = self.jobs.values().map(|job| UserUse {
+            node: &job.target,
+            claim: job.target_claim(),
+            serial: job.serial,
+        });
+        let users = exports.chain(jobs).chain(user);
+        check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)
+            .map_err(|conflict| OptionError::new(conflict.to_string()))
+    }
+}

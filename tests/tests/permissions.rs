@@ -1,0 +1,481 @@
+//! Who may use a node beside whom: what qemu-storage-daemon refuses for a conflict, ringmill refuses.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use integration::{Qmp, Scratch, ServerCommand, eventually, tied_command, tool};
+use serde_json::{Value, json};
+
+/// Of each image, bytes.
+const SIZE: u64 = 1 << 20;
+/// Commands of one sequence.
+const STEPS: usize = 60;
+
+/// Starts QSD with a monitor.
+fn qsd(scratch: &Scratch) -> (Child, Qmp) {
+    let socket = scratch.path("qsd.sock");
+    let chardev = format!("socket,id=m,path={},server=on,wait=off", socket.display());
+    let child = tied_command(&tool("qemu-storage-daemon"))
+        .args(["--chardev", &chardev, "--monitor", "chardev=m"])
+        .spawn()
+        .expect("qemu-storage-daemon runs");
+    (child, Qmp::connect(&socket))
+}
+
+fn qemu_img(arguments: &[&str]) {
+    let made = Command::new(tool("qemu-img")).args(arguments).output().expect("qemu-img runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// Makes the images that nodes are opened on: each is for one node, so that image locks play no part.
+fn make_images(folder: &Path) {
+    std::fs::create_dir(folder).expect("a new folder");
+    for n in 0..STEPS {
+        let path = |kind: &str| folder.join(format!("{n}.{kind}")).display().to_string();
+        qemu_img(&["create", "-q", "-f", "qcow2", &path("qcow2"), &SIZE.to_string()]);
+        qemu_img(&["create", "-q", "-f", "raw", &path("raw"), &SIZE.to_string()]);
+    }
+}
+
+/// Numbers by a seed: xorshift64*.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
+    }
+
+    fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
+        (!all.is_empty()).then(|| &all[self.below(all.len())])
+    }
+
+    fn is(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// What takes a command back, where something does.
+enum Undo {
+    Nothing,
+    Command(&'static str, Value),
+    /// A job that was started.
+    Cancel(String),
+    Impossible,
+}
+
+struct Step {
+    command: &'static str,
+    arguments: Value,
+    undo: Undo,
+    /// What is known of nodes if it is carried out.
+    effect: Effect,
+}
+
+#[derive(Clone)]
+enum Effect {
+    None,
+    Node { name: String, below: Vec<String>, overlay: bool },
+    NoNode(String),
+    Export(String),
+    NoExport(String),
+    Overlay { node: String, overlay: String },
+    Job { id: String, ends: [String; 2] },
+    NoJob(String),
+}
+
+/// What both daemons have.
+#[derive(Default)]
+struct World {
+    /// Nodes, and what they lie on.
+    nodes: BTreeMap<String, Vec<String>>,
+    /// qcow2 nodes that have no backing image.
+    overlays: Vec<String>,
+    exports: Vec<String>,
+    jobs: Vec<(String, [String; 2])>,
+}
+
+impl World {
+    /// Nodes that are at no end of a job: what a name means there is ringmill's own (a job's filter).
+    fn free(&self) -> Vec<String> {
+        let is_free = |name: &&String| !self.jobs.iter().any(|(_, ends)| ends.contains(name));
+        self.nodes.keys().filter(is_free).cloned().collect()
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::None => {}
+            Effect::Node { name, below, overlay } => {
+                if overlay {
+                    self.overlays.push(name.clone());
+                }
+                self.nodes.insert(name, below);
+            }
+            Effect::NoNode(name) => {
+                self.nodes.remove(&name);
+                self.overlays.retain(|other| *other != name);
+            }
+            Effect::Export(id) => self.exports.push(id),
+            Effect::NoExport(id) => self.exports.retain(|other| *other != id),
+            Effect::Overlay { node, overlay } => {
+                for below in self.nodes.values_mut().flatten().filter(|below| **below == node) {
+                    below.clone_from(&overlay);
+                }
+                self.nodes.entry(overlay.clone()).or_default().push(node);
+                self.overlays.retain(|other| *other != overlay);
+            }
+            Effect::Job { id, ends } => self.jobs.push((id, ends)),
+            Effect::NoJob(id) => self.jobs.retain(|(other, _)| *other != id),
+        }
+    }
+
+    /// The next command.
+    fn step(&self, n: usize, chance: &mut Chance, folder: &Path) -> Step {
+        let plain =
+            |command, arguments, effect| Step { command, arguments, undo: Undo::Nothing, effect };
+        let free = self.free();
+        let what = chance.below(100);
+        match what {
+            0..40 => self.add_node(n, &free, chance, folder),
+            40..65 => {
+                let Some(node) = chance.one_of(&free) else {
+                    return self.add_node(n, &free, chance, folder);
+                };
+                let is_nbd = chance.is(60);
+                let id = format!("{}{n}", if is_nbd { 'n' } else { 'v' });
+                let mut arguments = json!({"id": id, "node-name": node, "writable": chance.is(60)});
+                if is_nbd {
+                    arguments["type"] = "nbd".into();
+                    arguments["name"] = id.as_str().into();
+                } else {
+                    arguments["type"] = "vhost-user-blk".into();
+                    arguments["addr"] =
+                        json!({"type": "unix", "path": folder.join(format!("{id}.sock"))});
+                }
+                let undo = Undo::Command("block-export-del", json!({"id": id, "mode": "hard"}));
+                Step { command: "block-export-add", arguments, undo, effect: Effect::Export(id) }
+            }
+            65..72 if !self.exports.is_empty() => {
+                let id = chance.one_of(&self.exports).cloned().unwrap_or_default();
+                let arguments = json!({"id": id, "mode": "hard"});
+                plain("block-export-del", arguments, Effect::NoExport(id))
+            }
+            // QSD 10.0 and 11.1 crash when a disk changes that vhost-user offers and nobody uses.
+            72..82 if !free.is_empty() && !self.exports.iter().any(|id| id.starts_with('v')) => {
+                // To the size that it has.
+                let node = chance.one_of(&free);
+                plain("block_resize", json!({"node-name": node, "size": SIZE}), Effect::None)
+            }
+            82..86 if !free.is_empty() => {
+                let name = chance.one_of(&free).cloned().unwrap_or_default();
+                let step = plain("blockdev-del", json!({"node-name": name}), Effect::NoNode(name));
+                Step { undo: Undo::Impossible, ..step }
+            }
+            86..91 if !self.overlays.is_empty() && !free.is_empty() => {
+                let overlay = chance.one_of(&self.overlays).cloned().unwrap_or_default();
+                let node = chance.one_of(&free).cloned().unwrap_or_default();
+                let arguments = json!({"node": node, "overlay": overlay});
+                let effect = Effect::Overlay { node, overlay };
+                Step { command: "blockdev-snapshot", arguments, undo: Undo::Impossible, effect }
+            }
+            91..97 if free.len() > 1 => {
+                let source = chance.one_of(&free).cloned().unwrap_or_default();
+                let target = chance.one_of(&free).cloned().unwrap_or_default();
+                let id = format!("j{n}");
+                let (command, sync) = match chance.is(50) {
+                    true => ("blockdev-mirror", "full"),
+                    false => ("blockdev-backup", "none"),
+                };
+                let arguments =
+                    json!({"job-id": id, "device": source, "target": target, "sync": sync});
+                let undo = Undo::Cancel(id.clone());
+                Step {
+                    command,
+                    arguments,
+                    undo,
+                    effect: Effect::Job { id, ends: [source, target] },
+                }
+            }
+            _ if !self.jobs.is_empty() => {
+                let (id, _) = self.jobs[chance.below(self.jobs.len())].clone();
+                plain("job-cancel", json!({"id": id}), Effect::NoJob(id))
+            }
+            _ => self.add_node(n, &free, chance, folder),
+        }
+    }
+
+    fn add_node(&self, n: usize, free: &[String], chance: &mut Chance, folder: &Path) -> Step {
+        let name = format!("n{n}");
+        let at = |kind: &str| folder.join(format!("{n}.{kind}"));
+        let read_only = chance.is(20);
+        let mut options = json!({"node-name": name, "read-only": read_only});
+        let mut set = |name: &str, value: Value| options[name] = value;
+        let mut below = Vec::new();
+        let mut overlay = false;
+        let kind = if free.is_empty() { 0 } else { chance.below(6) };
+        match kind {
+            0 => {
+                set("driver", "file".into());
+                set("filename", json!(at(if chance.is(60) { "qcow2" } else { "raw" })));
+            }
+            1 | 2 => {
+                // Where the node holds no image both say so, after their look at permissions or before.
+                let file = chance.one_of(free).cloned().unwrap_or_default();
+                set("driver", "qcow2".into());
+                set("file", file.as_str().into());
+                below.push(file);
+                overlay = true;
+                set("backing", Value::Null);
+            }
+            3 => {
+                let backing = chance.one_of(free).cloned().unwrap_or_default();
+                set("driver", "qcow2".into());
+                set("file", json!({"driver": "file", "filename": at("qcow2")}));
+                overlay = chance.is(40);
+                if overlay {
+                    set("backing", Value::Null);
+                } else {
+                    set("backing", backing.as_str().into());
+                    below.push(backing);
+                }
+            }
+            4 => {
+                let file = chance.one_of(free).cloned().unwrap_or_default();
+                set("driver", "raw".into());
+                set("file", file.as_str().into());
+                below.push(file);
+                if chance.is(30) {
+                    set("size", SIZE.into());
+                }
+            }
+            _ => {
+                let file = chance.one_of(free).cloned().unwrap_or_default();
+                set("driver", "throttle".into());
+                set("throttle-group", "group".into());
+                set("file", file.as_str().into());
+                below.push(file);
+            }
+        }
+        let undo = Undo::Command("blockdev-del", json!({"node-name": name}));
+        let effect = Effect::Node { name, below, overlay };
+        Step { command: "blockdev-add", arguments: options, undo, effect }
+    }
+}
+
+fn error(answer: &Value) -> Option<&str> {
+    answer.pointer("/error/desc").and_then(Value::as_str)
+}
+
+/// Whether that is for what others do with a node.
+fn is_conflict(why: &str) -> bool {
+    why.starts_with("Permission conflict")
+        || why.contains("node is used as")
+        || why.contains("in use")
+        || why.contains("read-only node as writable")
+}
+
+fn end_job(qmp: &mut Qmp, id: &str) {
+    let _ = qmp.ask("block-job-cancel", json!({"device": id, "force": true}));
+    eventually("the end of a job", || {
+        let jobs = qmp.execute("query-jobs", json!({}));
+        let is_there = jobs.as_array().is_some_and(|jobs| jobs.iter().any(|job| job["id"] == id));
+        (!is_there).then_some(())
+    });
+}
+
+/// How often each of the two was the only one to refuse, and how often both did.
+#[derive(Debug, Default)]
+struct Counts {
+    granted: usize,
+    conflicts: usize,
+    refused: usize,
+    ours_alone: BTreeMap<String, usize>,
+}
+
+fn compare(seed: u64, images: &Path, counts: &mut Counts) {
+    let (scratch, their_scratch) = (Scratch::new(), Scratch::new());
+    let (mut qsd, mut theirs) = qsd(&their_scratch);
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut ours = Qmp::connect(&server.socket("qmp"));
+    // Each daemon has images of its own.
+    let folders = [their_scratch.path("images"), scratch.path("images")];
+    for (qmp, folder) in [&mut theirs, &mut ours].into_iter().zip(&folders) {
+        std::fs::create_dir(folder).expect("a new folder");
+        for image in std::fs::read_dir(images).expect("images") {
+            let image = image.expect("an image").path();
+            std::fs::copy(&image, folder.join(image.file_name().expect("a name"))).expect("a copy");
+        }
+        let socket = folder.join("nbd.sock");
+        let addr = json!({"type": "unix", "data": {"path": socket}});
+        qmp.execute("nbd-server-start", json!({"addr": addr}));
+        qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "group"}));
+    }
+    let (mut world, mut chance) = (World::default(), Chance(seed.wrapping_mul(0x9e37_79b9) | 1));
+    let mut log = Vec::new();
+    for n in 0..STEPS {
+        let Step { command, arguments, undo, effect } = world.step(n, &mut chance, &folders[0]);
+        if let Effect::NoJob(id) = &effect {
+            end_job(&mut theirs, id);
+            end_job(&mut ours, id);
+            world.carry_out(effect);
+            continue;
+        }
+        let own = arguments
+            .to_string()
+            .replace(&folders[0].display().to_string(), &folders[1].display().to_string());
+        let own = serde_json::from_str(&own).expect("JSON still");
+        let (their_answer, our_answer) =
+            (theirs.ask(command, arguments.clone()), ours.ask(command, own));
+        let (their_error, our_error) = (error(&their_answer), error(&our_answer));
+        log.push(format!("{command} {arguments}\n    QSD {their_error:?}\n    ours {our_error:?}"));
+        let so_far = || format!("seed {seed}\n{}", log.join("\n"));
+        match (their_error, our_error) {
+            (None, None) => {
+                counts.granted += 1;
+                world.carry_out(effect);
+            }
+            (Some(theirs), Some(_)) => {
+                counts.refused += 1;
+                // Of several conflicts each program may name another one.
+                counts.conflicts += usize::from(theirs.starts_with("Permission conflict"));
+            }
+            (Some(theirs), None) => {
+                assert!(!is_conflict(theirs), "granted, where QSD finds a conflict: {}", so_far());
+                // What it refuses for other reasons: the two have not the same nodes any more.
+                break;
+            }
+            (None, Some(ours)) => {
+                assert!(
+                    !ours.starts_with("Permission conflict"),
+                    "QSD finds no conflict: {}",
+                    so_far()
+                );
+                let start: String = ours.chars().filter(|c| !c.is_ascii_digit()).collect();
+                *counts.ours_alone.entry(start).or_default() += 1;
+                match undo {
+                    Undo::Nothing => {}
+                    Undo::Command(command, arguments) => drop(theirs.execute(command, arguments)),
+                    Undo::Cancel(id) => end_job(&mut theirs, &id),
+                    Undo::Impossible => break,
+                }
+            }
+        }
+    }
+    qsd.kill().and_then(|()| qsd.wait()).expect("our child");
+    server.stop();
+}
+
+#[test]
+fn what_qemu_storage_daemon_refuses_for_a_conflict_is_refused() {
+    let seeds = match std::env::var("RINGMILL_PERMISSION_SEEDS") {
+        Ok(seeds) => seeds.parse().expect("a number of seeds"),
+        Err(_) => 8,
+    };
+    let scratch = Scratch::new();
+    let images = scratch.path("images");
+    make_images(&images);
+    let mut counts = Counts::default();
+    (1..=seeds).for_each(|seed| compare(seed, &images, &mut counts));
+    println!("{counts:#?}");
+    // Else the sequences try nothing.
+    let seeds = usize::try_from(seeds).expect("few seeds");
+    assert!(counts.granted > 10 * seeds && counts.conflicts > seeds, "{counts:?}");
+}
+
+/// Of these there is one conflict at a time, so that both name the same.
+#[test]
+fn a_conflict_has_the_words_of_qemu_storage_daemon() {
+    let (scratch, their_scratch) = (Scratch::new(), Scratch::new());
+    let (mut qsd, mut theirs) = qsd(&their_scratch);
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut ours = Qmp::connect(&server.socket("qmp"));
+    for folder in [their_scratch.dir(), scratch.dir()] {
+        for name in ["a", "b", "c"] {
+            let path = folder.join(name).display().to_string();
+            qemu_img(&["create", "-q", "-f", "qcow2", &path, &SIZE.to_string()]);
+        }
+        std::fs::write(folder.join("raw"), vec![0; SIZE as usize]).expect("an image");
+        std::fs::write(folder.join("copy"), vec![0; SIZE as usize]).expect("an image");
+    }
+    let file = |name: &str, at: &str| json!({"driver": "file", "node-name": name, "filename": format!("DIR/{at}")});
+    let qcow2 = |name: &str, file: &str, backing: Value| json!({"driver": "qcow2", "node-name": name, "file": file, "backing": backing});
+    let nbd = |node: &str, id: &str, writable: bool| json!({"type": "nbd", "id": id, "name": id, "node-name": node, "writable": writable});
+    let vhost = |node: &str, id: &str, writable: bool| {
+        let path = format!("DIR/{id}.sock");
+        let addr = json!({"type": "unix", "path": path});
+        json!({"type": "vhost-user-blk", "id": id, "node-name": node, "writable": writable, "addr": addr})
+    };
+    let resize = |node: &str| json!({"node-name": node, "size": SIZE});
+    let server_addr = json!({"addr": {"type": "unix", "data": {"path": "DIR/nbd.sock"}}});
+    let read_only = |mut options: Value| {
+        options["read-only"] = true.into();
+        options
+    };
+    let steps = [
+        ("nbd-server-start", server_addr),
+        ("blockdev-add", file("f", "a")),
+        ("blockdev-add", qcow2("a", "f", Value::Null)),
+        // A second image on one file.
+        ("blockdev-add", qcow2("b", "f", Value::Null)),
+        ("blockdev-add", read_only(qcow2("b", "f", Value::Null))),
+        // Writes and other sizes below an image.
+        ("nbd-server-add", json!({"device": "f", "writable": true})),
+        ("block-export-add", vhost("f", "v", true)),
+        ("block-export-add", nbd("f", "e", false)),
+        ("block_resize", resize("f")),
+        ("blockdev-add", json!({"driver": "raw", "node-name": "r", "file": "f"})),
+        ("block-export-add", nbd("r", "e", true)),
+        ("block-export-add", nbd("r", "e", false)),
+        ("block_resize", resize("r")),
+        ("blockdev-add", json!({"driver": "raw", "node-name": "w", "file": "f", "offset": 512})),
+        ("block-export-add", vhost("f", "v", false)),
+        // A backing image.
+        ("blockdev-add", file("g", "b")),
+        ("blockdev-add", qcow2("overlay", "g", "a".into())),
+        ("block_resize", resize("a")),
+        ("block-export-add", nbd("overlay", "o", true)),
+        ("block_resize", resize("overlay")),
+        ("block-export-del", json!({"id": "o"})),
+        ("block_resize", resize("overlay")),
+        // Jobs.
+        ("blockdev-add", file("raw", "raw")),
+        ("blockdev-add", file("copy", "copy")),
+        ("block-export-add", vhost("copy", "c", true)),
+        (
+            "blockdev-mirror",
+            json!({"job-id": "j", "device": "raw", "target": "copy", "sync": "full"}),
+        ),
+        ("block-export-del", json!({"id": "c"})),
+        (
+            "blockdev-mirror",
+            json!({"job-id": "j", "device": "raw", "target": "copy", "sync": "full"}),
+        ),
+        ("block-export-add", nbd("copy", "c", false)),
+        ("block-export-add", vhost("copy", "c", true)),
+        ("block_resize", resize("copy")),
+        ("block_resize", resize("raw")),
+        // A snapshot, after which nobody writes to what lies behind.
+        ("blockdev-add", file("h", "c")),
+        ("blockdev-add", qcow2("top", "h", Value::Null)),
+        ("blockdev-snapshot", json!({"node": "overlay", "overlay": "top"})),
+        ("block-export-add", nbd("overlay", "x", true)),
+        ("blockdev-snapshot", json!({"node": "overlay", "overlay": "top"})),
+    ];
+    let in_folder = |arguments: &Value, folder: &Path| {
+        let text = arguments.to_string().replace("DIR", &folder.display().to_string());
+        serde_json::from_str::<Value>(&text).expect("JSON still")
+    };
+    let mut refused = 0;
+    for (command, arguments) in steps {
+        let their_answer = theirs.ask(command, in_folder(&arguments, their_scratch.dir()));
+        let our_answer = ours.ask(command, in_folder(&arguments, scratch.dir()));
+        assert_eq!(error(&our_answer), error(&their_answer), "{command} {arguments}");
+        refused += usize::from(error(&our_answer).is_some());
+    }
+    assert_eq!(refused, 19);
+    qsd.kill().and_then(|()| qsd.wait()).expect("our child");
+    server.stop();
+}
