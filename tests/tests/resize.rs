@@ -11,6 +11,19 @@ fn resize(server: &Server, node: &str, size: u64) {
     qmp.execute("block_resize", json!({"node-name": node, "size": size}));
 }
 
+/// The same of a node that the NBD server offers, whose clients are told a size once: the export goes before.
+fn resize_between_exports(server: &Server, node: &str, size: u64) {
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let why = qmp.refused("block_resize", json!({"node-name": node, "size": size}));
+    assert!(why.starts_with("Permission conflict on node 'disk': permissions 'resize'"), "{why}");
+    qmp.execute("block-export-del", json!({"id": format!("nbd-{node}"), "mode": "hard"}));
+    qmp.wait_for("BLOCK_EXPORT_DELETED");
+    qmp.execute("block_resize", json!({"node-name": node, "size": size}));
+    let export =
+        json!({"type": "nbd", "id": format!("nbd-{node}"), "node-name": node, "writable": true});
+    qmp.execute("block-export-add", export);
+}
+
 /// `DISK` grows while a file system on it is mounted, and what is new is used; then it becomes smaller.
 const JOB: &str = "
     await() { until RESCAN [ $(cat /sys/block/DISK/size) = $1 ]; do sleep 0.1; done; }
@@ -99,10 +112,10 @@ fn nbd_clients_see_the_new_size_when_they_come() {
     let uri = nbd_uri(&scratch, "disk");
     let size = || client_output(&scratch, "nbdinfo", &["--size", &uri]).trim().to_owned();
     assert_eq!(size(), (4 * MIB).to_string());
-    resize(&server, "disk", 8 * MIB);
+    resize_between_exports(&server, "disk", 8 * MIB);
     assert_eq!(size(), (8 * MIB).to_string());
     client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 7 7M 1M", &uri]);
-    resize(&server, "disk", 2 * MIB);
+    resize_between_exports(&server, "disk", 2 * MIB);
     assert_eq!(size(), (2 * MIB).to_string());
     server.stop();
     assert_eq!(std::fs::metadata(image.path()).expect("the image").len(), 2 * MIB);
@@ -128,7 +141,7 @@ fn a_qcow2_image_grows_and_becomes_smaller() {
     let verified = |said: String| assert!(!said.contains("verification failed"), "{said}");
     qemu_io("write -P 7 3M 1M");
     for (mib, command) in [(8, "read -P 0 4M 4M"), (2, "read 0 2M"), (6, "read -P 0 2M 4M")] {
-        resize(&server, "disk", mib * MIB);
+        resize_between_exports(&server, "disk", mib * MIB);
         assert_eq!(size(), (mib * MIB).to_string());
         verified(qemu_io(command));
     }

@@ -201,12 +201,20 @@ fn images_above_images_and_copies_stay_where_they_are() {
     add(&mut qmp, "over", &over, MIB);
     let put = json!({"node": "top", "overlay": "over"});
     qmp.execute("blockdev-snapshot", put.clone());
-    assert_eq!(qmp.refused("blockdev-snapshot", put), "The overlay is already in use");
+    let busy = "Node 'top' is busy: node is used as backing hd of 'over'";
+    assert_eq!(qmp.refused("blockdev-snapshot", put), busy);
     drop(qmp);
     upgrades(&mut server, &load);
 
     let flat = scratch.path("flat.img");
     let mut qmp = monitor(&server);
+    // What lies behind an image since a snapshot is not written to, here as in the process before.
+    for node in ["disk", "top"] {
+        let addr = json!({"type": "unix", "path": scratch.path("behind.sock")});
+        let export = json!({"type": "vhost-user-blk", "id": "x", "node-name": node, "addr": addr, "writable": true});
+        let why = qmp.refused("block-export-add", export);
+        assert_eq!(why, "Cannot export read-only node as writable");
+    }
     create(&mut qmp, "flat", &flat, MIB << 20);
     let mirror = json!({"job-id": "m", "device": "over", "target": "flat", "sync": "full"});
     qmp.execute("blockdev-mirror", mirror);

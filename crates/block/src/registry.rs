@@ -338,14 +338,6 @@ impl NodeRegistry {
         self.nodes.get(name).map(|entry| &entry.options)
     }
 
-    /// Notes that the node of that name is only read from now on: its options say so to the next process.
-    /// What it has open stays open for writing.
-    pub fn set_read_only(&mut self, name: &str) {
-        if let Some(entry) = self.nodes.get_mut(name) {
-            entry.options.read_only = true;
-        }
-    }
-
     fn edge_to(&self, node: Arc<dyn BlockNode>) -> Arc<Edge> {
         let edge = Edge::new(node);
         let mut edges = self.edges.borrow_mut();

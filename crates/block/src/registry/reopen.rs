@@ -69,6 +69,32 @@ impl NodeRegistry {
         })
     }
 
+    /// Has a node only read from now on: an image has come above it. An image format keeps what it has open,
+    /// and is opened for reading by the next process.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or its file cannot be opened for reading.
+    pub async fn make_read_only(&mut self, name: &str) -> Result<(), OpenError> {
+        let missing = || OpenError::new(format!("Failed to find node with node-name='{name}'"));
+        let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
+        let options = BlockdevOptions { read_only: true, ..entry.options.clone() };
+        match options.driver {
+            // So that other processes may read it, too.
+            Driver::File(_) | Driver::HostDevice(_) => self.reopen(name, &options).await,
+            Driver::Raw(_)
+            | Driver::Qcow2(_)
+            | Driver::NullCo(_)
+            | Driver::NullAio(_)
+            | Driver::Nbd(_)
+            | Driver::Throttle(_)
+            | Driver::Blkdebug(_) => {
+                entry.options = options;
+                Ok(())
+            }
+        }
+    }
+
     /// A node that is not in use yet, and its image's lock with what that claimed before.
     #[expect(clippy::type_complexity, reason = "used once")]
     fn open_anew(

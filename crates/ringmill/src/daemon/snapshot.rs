@@ -128,7 +128,10 @@ impl Daemon {
             return Err(error);
         }
         self.graph = graph;
-        self.nodes.set_read_only(node);
+        if let Err(error) = self.nodes.make_read_only(node).await {
+            // It is written by none of its users all the same.
+            log::warn!("node {node}: stays open for writing behind '{name}': {error}");
+        }
         self.exports.node_replaced(node, name);
         self.definitions.add_node(name);
         Ok(())
