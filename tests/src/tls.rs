@@ -58,9 +58,18 @@ impl Authority {
 
     /// A folder of a server's credentials, for `localhost`.
     pub fn server(&self, folder: &str, valid: &str) -> PathBuf {
+        self.server_with(folder, EC, valid)
+    }
+
+    /// The same with an RSA key of so many bits.
+    pub fn server_with_rsa(&self, folder: &str, bits: u32) -> PathBuf {
+        self.server_with(folder, &["--key-type", "rsa", "--bits", &bits.to_string()], NOW)
+    }
+
+    fn server_with(&self, folder: &str, kind: &[&str], valid: &str) -> PathBuf {
         let folder = self.trusted(folder);
         let lines = "cn = localhost\ndns_name = localhost\nip_address = 127.0.0.1\ntls_www_server";
-        self.sign(&folder, "server", EC, lines, valid);
+        self.sign(&folder, "server", kind, lines, valid);
         folder
     }
 

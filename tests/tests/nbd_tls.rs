@@ -176,6 +176,29 @@ fn nothing_is_told_before_tls() {
 }
 
 #[test]
+fn an_rsa_key_of_another_size_than_the_library_takes_is_refused_by_its_size() {
+    let scratch = Scratch::new();
+    let authority = Authority::new(&scratch, "ca");
+    for bits in [1024, 2432] {
+        let folder = authority.server_with_rsa(&format!("rsa{bits}"), bits);
+        let command = ServerCommand::new(&scratch);
+        let (status, said) = with_creds(command, &folder, "").run();
+        assert!(!status.success(), "{said}");
+        let why = format!(
+            "it is an RSA key of {bits} bits, and the TLS library signs with those of 2048, 3072 and \
+             4096 bits only; make one of these, or one for an elliptic curve"
+        );
+        assert!(said.contains(&why), "{said}");
+    }
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let folder = authority.server_with_rsa("rsa3072", 3072);
+    let server = serve(&scratch, &image, &folder, "", "");
+    let alice = authority.client("alice", NOW);
+    client_output(&scratch, "nbdinfo", &[&nbds_uri(&scratch, "disk", &alice)]);
+    server.stop();
+}
+
+#[test]
 fn each_refusal_is_told_to_the_client_and_logged() {
     let scratch = Scratch::new();
     let (authority, other) = (Authority::new(&scratch, "ca"), Authority::new(&scratch, "other"));

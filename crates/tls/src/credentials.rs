@@ -184,7 +184,11 @@ fn identity(
     };
     let text = read(key)?;
     let key = crate::key::read(&text, password).map_err(|error| refused(&error))?;
-    let key = provider.key_provider.load_private_key(key).map_err(|error| refused(&error))?;
+    let why_refused = crate::key::why_refused(&key);
+    let key = provider.key_provider.load_private_key(key).map_err(|error| match why_refused {
+        Some(why) => refused(&why),
+        None => refused(&error),
+    })?;
     let certified = CertifiedKey::new(chain, key);
     match certified.keys_match() {
         // A kind of key whose public half cannot be told is found out by clients.

@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-use pkcs8::der::{Decode, Encode};
+use pkcs8::der::asn1::{AnyRef, UintRef};
+use pkcs8::der::{Decode, Encode, SliceReader};
 use pkcs8::{EncryptedPrivateKeyInfo, ObjectIdentifier, PrivateKeyInfo, SecretDocument};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
@@ -10,6 +11,9 @@ use sec1::{EcParameters, EcPrivateKey};
 
 /// RFC 5480's `id-ecPublicKey`.
 const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
+
+/// RFC 8017's `rsaEncryption`.
+const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
 
 /// Elliptic curves, and the bytes that a private key of theirs has.
 const CURVES: [(ObjectIdentifier, usize); 3] = [
@@ -40,6 +44,38 @@ pub(crate) fn read(pem: &[u8], password: Option<&[u8]>) -> Result<PrivateKeyDer<
         false => PrivateKeyDer::from_pem_slice(pem).map_err(words)?,
     };
     Ok(of_its_length(&key).unwrap_or(key))
+}
+
+/// Bits of the moduli of RSA keys that ring signs with.
+const RSA_BITS: [usize; 3] = [2048, 3072, 4096];
+
+/// Why the key is none that can be signed with, if its kind and size say so.
+pub(crate) fn why_refused(key: &PrivateKeyDer<'_>) -> Option<String> {
+    let bits = rsa_bits(key).filter(|bits| !RSA_BITS.contains(bits))?;
+    let [a, b, c] = RSA_BITS;
+    Some(format!(
+        "it is an RSA key of {bits} bits, and the TLS library signs with those of {a}, {b} and {c} \
+         bits only; make one of these, or one for an elliptic curve"
+    ))
+}
+
+/// Bits of the modulus; `None`: it is no RSA key.
+fn rsa_bits(key: &PrivateKeyDer<'_>) -> Option<usize> {
+    let key = match key {
+        PrivateKeyDer::Pkcs1(key) => key.secret_pkcs1_der(),
+        PrivateKeyDer::Pkcs8(key) => {
+            let info = PrivateKeyInfo::try_from(key.secret_pkcs8_der()).ok()?;
+            Some(info.private_key).filter(|_| info.algorithm.oid == RSA)?
+        }
+        _ => return None,
+    };
+    // RFC 8017, appendix A.1.2: the version, the modulus, and what else there is.
+    let fields = AnyRef::from_der(key).ok()?;
+    let mut fields = SliceReader::new(fields.value()).ok()?;
+    let (_version, modulus) =
+        (UintRef::decode(&mut fields).ok()?, UintRef::decode(&mut fields).ok()?);
+    let first = modulus.as_bytes().first()?;
+    Some(modulus.as_bytes().len() * 8 - first.leading_zeros() as usize)
 }
 
 fn words(error: impl Display) -> String {
