@@ -1,7 +1,7 @@
 //! A guest whose disks are logical units of a virtio-scsi device: what Linux makes of them by itself, and what
 //! sg3_utils, which know the standards, say of them.
 
-use integration::{Guest, Image, Qmp, Scratch, ServerCommand, pattern};
+use integration::{Guest, Image, Qmp, Scratch, ServerCommand, eventually, pattern};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -117,12 +117,15 @@ fn each_processor_has_a_queue_where_no_number_is_said() {
     );
     assert_eq!(guest.line(), "2");
     guest.expect("done");
-    let stats = Qmp::connect(&server.socket("qmp")).execute("x-query-export-stats", json!({}));
-    let queues = stats[0]["queues"].as_array().expect("queues");
-    // Those that nothing has used are not shown, of all that there could be.
-    let reads: Vec<_> = queues.iter().map(|queue| queue["requests"][0]["done"].as_u64()).collect();
-    assert_eq!(reads.len(), 2, "{stats}");
-    assert!(reads.iter().all(|&done| done >= Some(16)), "{stats}");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    // The guest has its answers before they are counted.
+    eventually("two queues with 16 reads each", || {
+        let stats = qmp.execute("x-query-export-stats", json!({}));
+        let queues = stats[0]["queues"].as_array().expect("queues");
+        // Those that nothing has used are not shown, of all that there could be.
+        let mut reads = queues.iter().map(|queue| queue["requests"][0]["done"].as_u64());
+        (queues.len() == 2 && reads.all(|done| done >= Some(16))).then_some(())
+    });
     assert_eq!(guest.stderr(), "");
     guest.send("end");
     assert_eq!(guest.finish().last(), Some(&format!("{}  -", disk.md5())));
