@@ -223,3 +223,42 @@ fn a_raw_node_with_the_header_of_another_format_is_warned_of() {
     fs::write(scratch.path("disk.img"), [0; 1 << 20]).expect("writable");
     assert_eq!(lines("raw", "disk.img"), [""; 0]);
 }
+
+/// Advice about an image names options that this command has.
+#[test]
+fn advice_names_options_of_serve() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let path = image.path().to_str().expect("a path in UTF-8");
+    let (server, _) = serve(&scratch, image.path(), &[]);
+    let refused = |name: &'static str, wrapper: Option<&str>, arguments: &[&str]| {
+        let socket = scratch.path("other.sock");
+        let mut command = ServerCommand::other_command(&scratch, "serve").named(name);
+        command = command.arg("--socket").arg(socket.to_str().expect("a path in UTF-8"));
+        command = arguments.iter().fold(command, |command, word| command.arg(*word));
+        let command =
+            wrapper.into_iter().fold(command, |command, wrapper| command.wrapped_by(wrapper));
+        let (status, output) = command.run();
+        assert_eq!(status.code(), Some(1), "{output}");
+        output
+    };
+    for (name, wrapper, arguments, advice) in [
+        ("locked", None, [path, "--aio", "threads"], "--read-only may be shared"),
+        ("text", None, ["/proc/version", "--aio", "threads"], "use --cache writeback"),
+        (
+            "ring",
+            Some(env!("CARGO_BIN_EXE_deny-io-uring")),
+            [path, "--aio", "io_uring"],
+            "use --aio threads",
+        ),
+    ] {
+        // Without a lock, where that is not what is tried.
+        let locking: &[&str] = if name == "locked" { &[] } else { &["--locking", "off"] };
+        let output = refused(name, wrapper, &[&arguments[..], locking].concat());
+        assert!(output.contains(advice), "{output}");
+        for option in ["read-only=on", "cache.direct=", "aio=", "locking="] {
+            assert!(!output.contains(option), "{output}");
+        }
+    }
+    server.stop();
+}

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod advice;
 mod amend;
 mod blockdev;
 mod chardev;
@@ -58,6 +59,7 @@ mod value;
 /// The release of QSD whose interface this is.
 pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
 
+pub use advice::advice_for_serve;
 pub use amend::{amend, put_member};
 pub use blockdev::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};

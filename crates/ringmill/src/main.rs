@@ -71,7 +71,9 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
         Command::Top(options) => top::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
         Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Serve(options) => serve::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Serve(options) => serve::run(&options)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(DaemonError::with_options_of_serve),
         Command::StorageDaemon(options) => storage_daemon::run(options),
         Command::TakeOver => take_over::run(),
         Command::Upgrade(options) => upgrade::run(&options).map(|text| print(&text)),

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use block::OpenError;
-use control::OptionError;
+use control::{OptionError, advice_for_serve};
 
 use super::open_files;
 
@@ -40,6 +40,16 @@ impl DaemonError {
     /// With what to do about it.
     pub(crate) fn with_hint(self, hint: &str) -> Self {
         DaemonError { hint: Some(hint.to_owned()), ..self }
+    }
+
+    /// Has the advice name the options of `serve`. In the message, only the sentences that advise end in such
+    /// options; what is before the first colon may be a path.
+    pub(crate) fn with_options_of_serve(self) -> Self {
+        let message = match self.message.split_once(": ") {
+            Some((what, why)) => format!("{what}: {}", advice_for_serve(why)),
+            None => self.message,
+        };
+        DaemonError { message, hint: self.hint.as_deref().map(advice_for_serve) }
     }
 
     /// With what it is about in front.

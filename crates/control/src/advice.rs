@@ -1,0 +1,41 @@
+//! Advice in the words of the command that it is given under.
+
+/// What errors of nodes and exports advise, in the storage daemon's options, and the same in those of `serve`.
+/// Longer ones come before what they begin with.
+const OF_SERVE: &[(&str, &str)] = &[
+    ("read-only=on or auto-read-only=on asks for less", "--read-only asks for less"),
+    ("read-only=on", "--read-only"),
+    ("cache.direct=off", "--cache writeback"),
+    ("locking=off", "--locking off"),
+    ("aio=io_uring", "--aio io_uring"),
+    ("aio=threads", "--aio threads"),
+    ("aio=native", "--aio native"),
+    ("driver=raw", "--format raw"),
+];
+
+/// Advice that names options of the storage daemon's, with those of `serve` in their place.
+pub fn advice_for_serve(advice: &str) -> String {
+    OF_SERVE.iter().fold(advice.to_owned(), |text, (option, own)| text.replace(option, own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serve_is_told_of_its_own_options() {
+        for (advice, own) in [
+            (
+                "It is opened for writing: read-only=on or auto-read-only=on asks for less",
+                "It is opened for writing: --read-only asks for less",
+            ),
+            (
+                "Its file system has no direct I/O: use cache.direct=off",
+                "Its file system has no direct I/O: use --cache writeback",
+            ),
+            ("use aio=io_uring or aio=threads", "use --aio io_uring or --aio threads"),
+        ] {
+            assert_eq!(advice_for_serve(advice), own);
+        }
+    }
+}
