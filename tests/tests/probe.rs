@@ -12,6 +12,32 @@ fn this_machine() {
     assert!(output.contains("io_uring") && output.contains("O_DIRECT"), "{output}");
 }
 
+/// What can be pinned is tried: a limit that is in force is told of, and one that is not, not.
+#[test]
+fn pinned_memory_is_limited_where_the_kernel_says_so() {
+    let scratch = Scratch::new();
+    let pinned = |wrapper: Option<&str>| {
+        let probe = ServerCommand::other_command(&scratch, "probe");
+        let probe = wrapper.into_iter().fold(probe, |probe, wrapper| probe.wrapped_by(wrapper));
+        let (status, output) = probe.run();
+        assert!(status.success(), "{output}");
+        let line = output.lines().find(|line| line.contains("pinned memory")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{output}"))
+    };
+    // 2 MiB, and no CAP_IPC_LOCK.
+    let limited = pinned(Some(env!("CARGO_BIN_EXE_limit-memlock")));
+    assert!(limited.contains(" up to 2 MiB for all processes of this user "), "{limited}");
+    // The same kernel, asked otherwise: as root of the initial user namespace nothing is counted.
+    let read = |file| std::fs::read_to_string(file).expect("proc is mounted");
+    let is_initial = read("/proc/self/uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
+    let status = read("/proc/self/status");
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = u64::from_str_radix(capabilities.expect("a line").trim(), 16).expect("bits");
+    let unlimited = is_initial && capabilities & 1 << 14 != 0;
+    let here = pinned(None);
+    assert_eq!(here.contains("is not applied to io_uring here"), unlimited, "{here}");
+}
+
 #[test]
 fn without_io_uring() {
     let scratch = Scratch::new();

@@ -9,8 +9,6 @@ use nix::errno::Errno;
 use super::ring::RingReport;
 use super::row;
 
-/// CAP_IPC_LOCK of capabilities(7).
-const CAP_IPC_LOCK: u32 = 14;
 /// CAP_SYS_ADMIN of capabilities(7).
 const CAP_SYS_ADMIN: u32 = 21;
 
@@ -49,11 +47,6 @@ impl Kernel {
 
     fn has(&self, capability: u32) -> bool {
         self.capabilities & (1 << capability) != 0
-    }
-
-    /// Whether locked memory is unlimited for this process.
-    pub(super) fn may_lock_memory(&self) -> bool {
-        self.has(CAP_IPC_LOCK)
     }
 
     /// Why io_uring is refused, as far as can be told.
@@ -130,7 +123,6 @@ mod tests {
     fn reads_what_proc_says() {
         let status = "Name:\tx\nCapEff:\t0000000000004000\nSeccomp:\t2\nSeccomp_filters:\t3\n";
         let (kernel, root) = proc(status, Some("1\n"));
-        assert!(kernel.may_lock_memory());
         let text = kernel.to_string();
         assert!(text.contains("6.1.0-test"), "{text}");
         assert!(text.contains("1: only group 42 and processes"), "{text}");
@@ -144,7 +136,6 @@ mod tests {
     #[test]
     fn old_kernels_have_no_sysctl() {
         let (kernel, root) = proc("CapEff:\t0\nSeccomp:\t0\n", None);
-        assert!(!kernel.may_lock_memory());
         let text = kernel.to_string();
         assert!(text.contains("no restriction") && text.contains("none"), "{text}");
         let why = kernel.why_refused(&RingReport::refusing(Errno::ENOSYS));

@@ -4,6 +4,7 @@ use std::fmt;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, rlim_t};
 
+use super::pinning::Pinning;
 use super::row;
 
 /// Descriptors a queue takes: its kick and its call.
@@ -13,16 +14,15 @@ const FDS_PER_QUEUE: rlim_t = 2;
 pub(super) struct Limits {
     memlock: Option<(rlim_t, rlim_t)>,
     nofile: Option<(rlim_t, rlim_t)>,
-    /// RLIMIT_MEMLOCK does not count for this process.
-    may_lock_memory: bool,
+    pinning: Pinning,
 }
 
 impl Limits {
-    pub(super) fn read(may_lock_memory: bool) -> Self {
+    pub(super) fn read() -> Self {
         Self {
             memlock: getrlimit(Resource::RLIMIT_MEMLOCK).ok(),
             nofile: getrlimit(Resource::RLIMIT_NOFILE).ok(),
-            may_lock_memory,
+            pinning: Pinning::take(),
         }
     }
 }
@@ -33,19 +33,8 @@ impl fmt::Display for Limits {
             format!("{} (hard limit {})", bytes(soft), bytes(hard))
         });
         row(f, "RLIMIT_MEMLOCK", &memlock)?;
-        let registered = match self.memlock {
-            _ if self.may_lock_memory => {
-                "of any size can be registered with io_uring (CAP_IPC_LOCK)".to_owned()
-            }
-            Some((RLIM_INFINITY, _)) => "of any size can be registered with io_uring".to_owned(),
-            Some((soft, _)) => format!(
-                "up to {} can be registered with io_uring, all guests together; more with \
-                 LimitMEMLOCK=infinity (systemd) or 'ulimit -l unlimited'",
-                bytes(soft)
-            ),
-            None => "unknown".to_owned(),
-        };
-        row(f, "guest memory", &registered)?;
+        let soft = self.memlock.map(|(soft, _)| soft);
+        row(f, "pinned memory", &self.pinning.describe(soft))?;
         let nofile = self.nofile.map_or("unknown".to_owned(), |(soft, hard)| {
             // The daemon raises the soft limit to the hard one.
             let queues = hard / FDS_PER_QUEUE;
@@ -92,13 +81,11 @@ mod tests {
         let limits = Limits {
             memlock: Some((8 << 20, RLIM_INFINITY)),
             nofile: Some((1024, 4096)),
-            may_lock_memory: false,
+            pinning: Pinning::Counted,
         };
         let text = limits.to_string();
         assert!(text.contains("8 MiB (hard limit unlimited)"), "{text}");
-        assert!(text.contains("up to 8 MiB can be registered"), "{text}");
+        assert!(text.contains("pinned memory             up to 8 MiB for all"), "{text}");
         assert!(text.contains("1024 (hard limit 4096): about 2048 queues"), "{text}");
-        let text = Limits { may_lock_memory: true, ..limits }.to_string();
-        assert!(text.contains("of any size can be registered"), "{text}");
     }
 }

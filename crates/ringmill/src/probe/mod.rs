@@ -6,6 +6,7 @@
 mod file;
 mod kernel;
 mod limits;
+mod pinning;
 mod ring;
 
 use std::fmt::{self, Write as _};
@@ -35,7 +36,7 @@ struct Report {
 pub(crate) fn run(options: &ProbeOptions) -> Result<String, DaemonError> {
     let kernel = Kernel::read(Path::new("/proc"));
     let ring = RingReport::take();
-    let limits = Limits::read(kernel.may_lock_memory());
+    let limits = Limits::read();
     let look = |path: &Path| FileReport::take(path).map_err(DaemonError::new);
     let file = options.file.as_deref().map(look).transpose()?;
     let report = Report { kernel, ring, limits, file };
@@ -63,7 +64,11 @@ impl fmt::Display for Report {
         writeln!(f, "\nringmill would choose")?;
         row(f, "event loop", &self.ring.choice())?;
         row(f, "aio", &self.ring.aio())?;
-        row(f, "guest memory", "not registered: this version never does")?;
+        row(
+            f,
+            "guest memory",
+            "pinned only with --pin-memory of serve, or pin-memory=on of an export",
+        )?;
         match &self.file {
             Some(file) => file.choice(f),
             None => Ok(()),
