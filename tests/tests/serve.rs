@@ -244,7 +244,6 @@ fn advice_names_options_of_serve() {
     };
     for (name, wrapper, arguments, advice) in [
         ("locked", None, [path, "--aio", "threads"], "--read-only may be shared"),
-        ("text", None, ["/proc/version", "--aio", "threads"], "use --cache writeback"),
         (
             "ring",
             Some(env!("CARGO_BIN_EXE_deny-io-uring")),

@@ -34,7 +34,12 @@ pub(super) enum Pinning {
 impl Pinning {
     /// Tries it. The limit is lowered for a moment.
     pub(super) fn take() -> Self {
-        Self::tried().unwrap_or_else(|error| Pinning::Refused(words(&error)))
+        match Self::tried() {
+            Ok(pinning) => pinning,
+            // A ring counts, too.
+            Err(error) if error.raw_os_error() == Some(Errno::ENOMEM as i32) => Pinning::Full,
+            Err(error) => Pinning::Refused(words(&error)),
+        }
     }
 
     fn tried() -> io::Result<Self> {
@@ -52,9 +57,6 @@ impl Pinning {
         Ok(match (without_limit, as_it_is) {
             (Ok(()), _) => Pinning::Unlimited,
             (Err(_), Ok(())) => Pinning::Counted,
-            (Err(_), Err(error)) if error.raw_os_error() == Some(Errno::ENOMEM as i32) => {
-                Pinning::Full
-            }
             (Err(_), Err(error)) => return Err(error),
         })
     }
