@@ -1,11 +1,13 @@
 //! `rerror` and `werror` of an export, as a front end and a monitor's client see them.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
 use integration::{
     BlkClient, Completion, Guest, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
-    eventually, request,
+    eventually, request, tool,
 };
 use serde_json::{Value, json};
 
@@ -17,7 +19,9 @@ fn daemon(scratch: &Scratch, image: &Image, rules: &str, policies: &str) -> Serv
     let path = image.path().display();
     let node =
         format!("driver=blkdebug,node-name=disk,image.driver=file,image.filename={path},{rules}");
+    let metrics = format!("addr.type=unix,addr.path={}", scratch.path("metrics.sock").display());
     let command = ServerCommand::new(scratch).monitor("qmp").iothread("io0").iothread("io1");
+    let command = command.arg("--metrics").arg(metrics);
     command
         .arg("--blockdev")
         .arg(node)
@@ -27,6 +31,18 @@ fn daemon(scratch: &Scratch, image: &Image, rules: &str, policies: &str) -> Serv
 
 fn io_status(qmp: &mut Qmp) -> Value {
     qmp.execute("query-block-exports", json!({}))[0]["io-status"].take()
+}
+
+/// What the page of metrics has as the export's io-status.
+fn io_status_metric(scratch: &Scratch) -> String {
+    let mut stream = UnixStream::connect(scratch.path("metrics.sock")).expect("metrics");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it listens");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).expect("a page");
+    let mut lines = page.lines();
+    let value =
+        lines.find_map(|line| line.strip_prefix("ringmill_export_io_status{export=\"disk\"} "));
+    value.expect("the metric").trim().to_owned()
 }
 
 fn resume(qmp: &mut Qmp) {
@@ -61,6 +77,7 @@ fn requests_are_held_until_somebody_has_made_space() {
     });
     assert_eq!(event, expected);
     assert_eq!(io_status(&mut qmp), "nospace");
+    assert_eq!(io_status_metric(&scratch), "1");
     // What comes now waits too, on the other queue's thread as well.
     let second = begin_write(&mut blk, 0, 2);
     let elsewhere = begin_write(&mut blk, 1, 3);
@@ -85,6 +102,7 @@ fn requests_are_held_until_somebody_has_made_space() {
     assert_eq!(done, expected);
     assert_eq!(blk.wait(1).expect("a reply"), [Completion { id: elsewhere, status: OK }]);
     assert_eq!(io_status(&mut qmp), "ok");
+    assert_eq!(io_status_metric(&scratch), "0");
     for sector in 1..4 {
         assert_eq!(image.read(512 * sector, 512), [sector as u8; 512]);
     }
@@ -123,11 +141,11 @@ fn what_is_held_for_a_front_end_that_goes_is_given_up_and_the_next_is_served() {
 #[test]
 fn errors_are_reported_by_default_and_may_be_ignored() {
     for (policies, errno, status, action) in [
-        ("rerror=report,werror=report", 28, IOERR, None),
-        ("werror=report", 5, IOERR, None),
-        ("rerror=auto,werror=auto", 5, IOERR, Some("report")),
-        ("rerror=ignore,werror=ignore", 28, OK, Some("ignore")),
-        ("rerror=enospc,werror=enospc", 5, IOERR, Some("report")),
+        ("rerror=report,werror=report", 28, IOERR, "report"),
+        ("werror=report", 5, IOERR, "report"),
+        ("rerror=auto,werror=auto", 5, IOERR, "report"),
+        ("rerror=ignore,werror=ignore", 28, OK, "ignore"),
+        ("rerror=enospc,werror=enospc", 5, IOERR, "report"),
     ] {
         let scratch = Scratch::new();
         let image = Image::filled(&scratch, "disk.img", 1);
@@ -142,14 +160,76 @@ fn errors_are_reported_by_default_and_may_be_ignored() {
         }
         assert_eq!(blk.call(request::OUT, 0, &[1; 512], 0).status, status, "{policies}");
         assert_eq!(blk.call(request::FLUSH, 0, &[], 0).status, status, "{policies}");
-        if let Some(action) = action {
-            assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["action"], action);
-            assert_eq!(io_status(&mut qmp), "ok");
-        } else {
-            let info = qmp.execute("query-block-exports", json!({}));
-            assert_eq!(info[0].get("io-status"), None);
-        }
+        assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["action"], action, "{policies}");
+        let info = qmp.execute("query-block-exports", json!({}));
+        let has_policy = !matches!(policies, "rerror=report,werror=report" | "werror=report");
+        assert_eq!(info[0].get("io-status"), has_policy.then_some(&json!("ok")), "{policies}");
     }
+}
+
+/// The lines of the log that have this in them.
+fn lines(server: &Server, part: &str) -> Vec<String> {
+    let log = server.log();
+    log.lines().filter(|line| line.contains(part)).map(str::to_owned).collect()
+}
+
+#[test]
+fn what_fails_and_is_reported_is_logged_once_counted_and_an_event() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28";
+    let mut server = daemon(&scratch, &image, rules, "werror=report");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
+    for sector in 8..56 {
+        assert_eq!(blk.call(request::OUT, sector, &[1; 512], 0).status, IOERR);
+    }
+    assert_eq!(blk.call(request::IN, 0, &[], 512).status, OK);
+    let expected = json!({
+        "qom-path": "", "device": "disk", "node-name": "disk", "operation": "write",
+        "action": "report", "nospace": true, "reason": "No space left on device",
+    });
+    assert_eq!(qmp.wait_for("BLOCK_IO_ERROR"), expected);
+    drop((blk, qmp));
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(server.wait().success());
+    let line = "warning: export disk: write at offset 4096 of node 'disk' failed: No space left on \
+                device (ENOSPC); the guest got an error";
+    assert_eq!(lines(&server, line).len(), 1, "{}", server.log());
+    let counted = "warning: export disk: write of node 'disk' failed 47 times more: No space left on \
+                   device (ENOSPC)";
+    assert_eq!(lines(&server, counted).len(), 1, "{}", server.log());
+    assert_eq!(lines(&server, "failed").len(), 2, "{}", server.log());
+}
+
+#[test]
+fn what_fails_over_nbd_is_told_of_too() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (path, socket) = (image.path().display(), scratch.path("nbd.sock"));
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg(format!(
+            "driver=blkdebug,node-name=disk,image.driver=file,image.filename={path},\
+             inject-error.0.event=none,inject-error.0.iotype=read,inject-error.0.errno=5"
+        ))
+        .arg("--nbd-server")
+        .arg(format!("addr.type=unix,addr.path={}", socket.display()))
+        .args(["--export", "nbd,id=e,node-name=disk"])
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    let read = std::process::Command::new(tool("nbdcopy")).args([&uri, "null:"]).output();
+    assert!(!read.expect("nbdcopy runs").status.success());
+    let event = qmp.wait_for("BLOCK_IO_ERROR");
+    assert_eq!((&event["device"], &event["operation"]), (&json!("e"), &json!("read")));
+    let line = "warning: export e: read at offset ";
+    eventually("a line in the log", || (lines(&server, line).len() == 1).then_some(()));
+    let end = "of node 'disk' failed: I/O error (EIO); the client got an error";
+    assert_eq!(lines(&server, end).len(), 1, "{}", server.log());
+    drop(qmp);
+    server.stop();
 }
 
 /// What Linux makes of the sense data, and a write that waits until somebody has made space.

@@ -3,12 +3,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use event_loop::sync::lock;
 use event_loop::{Counter, Latencies, LatencyCounters};
+use nix::errno::Errno;
 
 use crate::bins::{Bins, BinsOf};
+use crate::failures::Failures;
 
 /// What a request is counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub struct QueueStats {
     /// Latencies by boundaries that somebody has asked for, and how often those were changed.
     bins: Mutex<BinsOf>,
     bins_version: AtomicU32,
+    /// Where failures go; nowhere, while nobody watches.
+    failures: OnceLock<Arc<Failures>>,
 }
 
 #[derive(Debug, Default)]
@@ -134,6 +138,19 @@ impl QueueStats {
             batches: self.batches.get(),
             signals: self.signals.get(),
             answered_at_ns: self.answered_at_ns.get(),
+        }
+    }
+
+    /// Has failures told there. Only the first call counts.
+    pub fn watch(&self, failures: Arc<Failures>) {
+        let _ = self.failures.set(failures);
+    }
+
+    /// The node has failed a request, or a part of one. `unit`: of virtio-scsi the logical unit, else 0.
+    #[cold]
+    pub fn node_failed(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {
+        if let Some(failures) = self.failures.get() {
+            failures.add(unit, kind, offset, errno);
         }
     }
 

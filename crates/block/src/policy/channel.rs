@@ -162,10 +162,13 @@ impl PolicyChannel {
             OnError::Stop if has_memory && bufs.len() as u64 != len => OnError::Report,
             action => action,
         };
-        let error = IoError { node_name: self.node.node.name().to_owned(), is_read, action, errno };
+        let error = || {
+            let node_name = self.node.node.name().to_owned();
+            IoError { node_name, is_read, action, errno, offset, untold: 0 }
+        };
         match action {
             OnError::Stop => {
-                policy.stop(error);
+                policy.stop(error());
                 let request = Request::answered_to(reply, op, offset, len, bufs);
                 match is_abandoned {
                     true => request.complete(Err(GIVEN_UP)),
@@ -173,7 +176,7 @@ impl PolicyChannel {
                 }
             }
             OnError::Ignore => {
-                policy.tell(error, self.event_loop.now_ns());
+                policy.tell(error(), self.event_loop.now_ns());
                 if op == Op::Read {
                     // Rather than what the guest's memory had before, or a part of what was asked for.
                     let len = bufs.len();
@@ -181,10 +184,7 @@ impl PolicyChannel {
                 }
                 reply.send(Ok(()), bufs);
             }
-            OnError::Report | OnError::Enospc => {
-                policy.tell(error, self.event_loop.now_ns());
-                reply.send(Err(errno), bufs);
-            }
+            OnError::Report | OnError::Enospc => reply.send(Err(errno), bufs),
         }
     }
 }

@@ -36,10 +36,14 @@ pub struct IoError {
     pub node_name: String,
     /// Of a read, or a question for what is stored where; others count as writes.
     pub is_read: bool,
-    /// What was done: `Report`, `Ignore` or `Stop`.
+    /// What was done: `Ignore` or `Stop`. Errors that are reported are the device's to tell of.
     pub action: OnError,
     /// Why it failed.
     pub errno: Errno,
+    /// Where the request begins, in bytes.
+    pub offset: u64,
+    /// Errors that were ignored since one was told.
+    pub untold: u64,
 }
 
 /// What an export's last errors have come to.
@@ -63,15 +67,17 @@ pub struct ErrorPolicy {
     no_space: AtomicBool,
     /// Loop time of the last resume,
     resumed_ns: AtomicU64,
-    /// and from which on errors are told again.
+    /// and from which on errors are told again;
     tell_from_ns: AtomicU64,
+    /// how many were not.
+    untold: AtomicU64,
     told: mailbox::Sender<IoError>,
     channels: Mutex<Vec<(u64, BottomHalf)>>,
 }
 
 impl ErrorPolicy {
-    /// A policy, and where the errors that it is asked for are told: all that stop the export, and of
-    /// others one a second.
+    /// A policy, and where errors are told: those that stop the export, and of those that are ignored one a
+    /// second.
     pub fn new(on_read: OnError, on_write: OnError) -> (Arc<Self>, mailbox::Receiver<IoError>) {
         let (told, receiver) = mailbox::channel();
         let policy = ErrorPolicy {
@@ -81,6 +87,7 @@ impl ErrorPolicy {
             no_space: AtomicBool::new(false),
             resumed_ns: AtomicU64::new(0),
             tell_from_ns: AtomicU64::new(0),
+            untold: AtomicU64::new(0),
             told,
             channels: Mutex::default(),
         };
@@ -132,15 +139,18 @@ impl ErrorPolicy {
         }
     }
 
-    /// Tells of an error that does not stop the export, unless one has been told just before.
-    fn tell(&self, error: IoError, now_ns: u64) {
+    /// Tells of an error that is ignored, unless one has been told just before.
+    fn tell(&self, mut error: IoError, now_ns: u64) {
         let from = self.tell_from_ns.load(Ordering::Relaxed);
         let next = now_ns.saturating_add(TELL_EVERY_NS);
         if now_ns >= from
             && let Ok(_) =
                 self.tell_from_ns.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed)
         {
+            error.untold = self.untold.swap(0, Ordering::Relaxed);
             let _ = self.told.send(error);
+        } else {
+            self.untold.fetch_add(1, Ordering::Relaxed);
         }
     }
 

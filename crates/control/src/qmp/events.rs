@@ -39,8 +39,7 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
 /// A request of an export with a policy has failed.
 pub static BLOCK_IO_ERROR: EventRow = EventRow {
     name: "BLOCK_IO_ERROR",
-    help: "a request has failed of an export whose rerror or werror is not report; of errors that do \
-           not stop it, one a second is told",
+    help: "a request of an export has failed; of errors that do not stop the export, one a second is told",
     data: &[
         Member::new("qom-path", Reply::Text, "empty: an export is no object"),
         Member::new("device", Reply::Text, "the export's name"),

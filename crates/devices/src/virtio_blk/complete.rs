@@ -50,8 +50,11 @@ impl Runner<Requests> {
     /// A part of a request has failed, or was given up.
     #[cold]
     fn failed(&self, tag: u32, errno: Errno) -> Status {
+        let mut slots = self.service.slots.borrow_mut();
         if self.is_given_up(errno) {
-            self.service.slots.borrow_mut().give_up(tag);
+            slots.give_up(tag);
+        } else if let Some(slot) = slots.get(tag) {
+            self.service.stats.node_failed(0, slot.kind, slot.offset, errno);
         }
         Status::IoErr
     }

@@ -78,6 +78,11 @@ impl SlotTable {
         done
     }
 
+    /// The request under `tag`.
+    pub(crate) fn get(&self, tag: u32) -> Option<&Slot> {
+        self.slots.get(tag as usize)?.as_ref()
+    }
+
     /// A part of the request under `tag` is given up.
     #[cold]
     pub(crate) fn give_up(&mut self, tag: u32) {

@@ -13,6 +13,12 @@ impl Completion for Runner<Requests> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let this = &self.service;
         let given_up = result.is_err_and(|errno| self.is_given_up(errno));
+        if let Err(errno) = result
+            && !given_up
+            && let Some(slot) = this.slots.borrow_mut().get_mut(tag)
+        {
+            this.stats.node_failed(slot.lun, slot.kind, slot.offset, errno);
+        }
         let progress = this.slots.borrow_mut().answer(tag, result, given_up, bufs);
         match progress {
             Progress::Waits => {}

@@ -456,6 +456,12 @@ impl IoTarget for Connection {
 impl Completion for Connection {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let mut state = self.state.borrow_mut();
+        if let Err(errno) = result
+            && let Some(slot) = state.slots.get(tag)
+        {
+            let (kind, offset, _) = counted(&slot.command);
+            self.service.stats.node_failed(0, kind, offset, errno);
+        }
         if state.answered(tag, result, bufs) {
             drop(state);
             if let Some(me) = self.me.upgrade() {

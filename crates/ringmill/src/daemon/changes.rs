@@ -21,7 +21,7 @@ use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
-use super::errors::{policy_of, under};
+use super::errors::{policy_of, under, watch};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
@@ -69,6 +69,7 @@ impl Daemon {
                 self.be_active_for(options).await?;
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;
+                watch(options, &export, &self.control, &self.clients);
                 self.exports.add(options, export, policy);
             }
             Action::Chardev(options) => {

@@ -1,4 +1,4 @@
-//! Exports whose `rerror` or `werror` is not `report`: their policies, and what is told of errors.
+//! Requests of exports that fail: the policies of exports, and what is told of errors.
 
 use std::sync::Arc;
 
@@ -7,11 +7,14 @@ use block::node::BlockNode;
 use block::policy::{ErrorPolicy, IoError, with_policy};
 use control::ExportOptions;
 use control::qmp::events::BLOCK_IO_ERROR;
+use devices::{Failure, Failures, Kind};
 use event_loop::EventLoop;
 use nix::errno::Errno;
 use serde_json::json;
 
 use super::monitor::Clients;
+use super::running::Running;
+use super::signal::until;
 
 /// The policy that an export is to have, if any. What it tells goes to the log and to monitors' clients.
 pub(super) fn policy_of(
@@ -45,28 +48,158 @@ pub(super) fn under(
 }
 
 fn tell(id: &str, error: &IoError, clients: &Clients) {
-    let IoError { node_name, is_read, action, errno } = error;
+    let IoError { node_name, is_read, action, errno, offset, untold } = error;
     let (operation, reason) = (if *is_read { "read" } else { "write" }, errno.desc());
+    let what = format!(
+        "export {id}: {operation} at offset {offset} of node '{node_name}' failed: {reason} ({errno:?})"
+    );
     let action = match action {
-        OnError::Ignore => "ignore",
-        OnError::Stop => "stop",
-        OnError::Report | OnError::Enospc => "report",
+        OnError::Stop => {
+            log::error!("{what}; requests are held until x-block-export-resume");
+            "stop"
+        }
+        OnError::Ignore => {
+            let before = match untold {
+                0 => String::new(),
+                n => format!(" ({n} more since the last line)"),
+            };
+            log::warn!("{what}; it is ignored, and the guest is told of success{before}");
+            "ignore"
+        }
+        // Told of by the device.
+        OnError::Report | OnError::Enospc => return,
     };
-    match action {
-        "stop" => log::error!(
-            "export {id} is stopped: a {operation} failed: {reason}; x-block-export-resume has it \
-             done again"
-        ),
-        _ => log::warn!("export {id}: a {operation} failed: {reason} ({action})"),
-    }
+    tell_clients(clients, id, node_name, operation, action, *errno);
+}
+
+fn tell_clients(
+    clients: &Clients,
+    id: &str,
+    node_name: &str,
+    operation: &str,
+    action: &str,
+    errno: Errno,
+) {
     let data = json!({
         "qom-path": "",
         "device": id,
         "node-name": node_name,
         "operation": operation,
         "action": action,
-        "nospace": *errno == Errno::ENOSPC,
-        "reason": reason,
+        "nospace": errno == Errno::ENOSPC,
+        "reason": errno.desc(),
     });
     clients.tell(&BLOCK_IO_ERROR, data);
+}
+
+/// Of failures of a kind, the first is logged, and how many there were is, after so many nanoseconds.
+const COUNT_NS: u64 = 60_000_000_000;
+/// Of failures that are reported, an event is sent once in so many nanoseconds: as in QEMU.
+const EVENT_NS: u64 = 1_000_000_000;
+
+/// Tells of requests that fail, to the log and to monitors' clients, while the export is there.
+pub(super) fn watch(
+    options: &ExportOptions,
+    export: &Running,
+    control: &EventLoop,
+    clients: &Clients,
+) {
+    let (failures, mut told) = Failures::new();
+    export.queue_stats().iter().for_each(|stats| stats.watch(failures.clone()));
+    let failures = Arc::downgrade(&failures);
+    let mut watch = Watch {
+        id: options.id.clone(),
+        nodes: options.nodes().cloned().collect(),
+        told_whom: if options.vhost_user().is_some() { "guest" } else { "client" },
+        clients: clients.clone(),
+        logged: Vec::new(),
+        next_event_ns: 0,
+    };
+    let event_loop = control.clone();
+    control.spawn(async move {
+        loop {
+            let count_at = watch.logged.iter().map(|(_, since_ns)| since_ns + COUNT_NS).min();
+            let next = match count_at {
+                Some(at) => until(told.receive(), event_loop.sleep_until(at)).await,
+                None => Ok(told.receive().await),
+            };
+            let now_ns = event_loop.now_ns();
+            watch.count(|since_ns| now_ns >= since_ns + COUNT_NS);
+            match next {
+                Ok(Some(())) => {
+                    let Some(failures) = failures.upgrade() else { continue };
+                    let (found, others) = failures.take();
+                    found.for_each(|failure| watch.tell(failure, now_ns));
+                    if others > 0 {
+                        log::warn!("export {}: {others} requests failed in other ways", watch.id);
+                    }
+                }
+                // The export is gone.
+                Ok(None) => return watch.count(|_| true),
+                Err(()) => {}
+            }
+        }
+    });
+}
+
+/// The failures of an export that are told of.
+struct Watch {
+    id: String,
+    /// By unit.
+    nodes: Vec<String>,
+    /// Who is told that a request has failed.
+    told_whom: &'static str,
+    clients: Clients,
+    /// The kinds that were logged lately, and since when; counted is what came afterwards.
+    logged: Vec<(Failure, u64)>,
+    /// Loop time from which on an event is sent.
+    next_event_ns: u64,
+}
+
+impl Watch {
+    fn node(&self, failure: &Failure) -> &str {
+        self.nodes.get(usize::from(failure.unit)).map_or("", String::as_str)
+    }
+
+    fn tell(&mut self, failure: Failure, now_ns: u64) {
+        let Failure { unit, kind, errno, offset, count } = failure;
+        let alike =
+            |(old, _): &&mut (Failure, u64)| (old.unit, old.kind, old.errno) == (unit, kind, errno);
+        if let Some((logged, _)) = self.logged.iter_mut().find(alike) {
+            logged.count += count;
+        } else {
+            let (id, node, whom) = (&self.id, self.node(&failure), self.told_whom);
+            let (operation, reason) = (kind.name(), errno.desc());
+            log::warn!(
+                "export {id}: {operation} at offset {offset} of node '{node}' failed: {reason} ({errno:?}); the \
+                 {whom} got an error"
+            );
+            self.logged.push((Failure { count: count - 1, ..failure }, now_ns));
+        }
+        if now_ns >= self.next_event_ns {
+            self.next_event_ns = now_ns + EVENT_NS;
+            let operation = match kind {
+                Kind::Read | Kind::Other => "read",
+                Kind::Write | Kind::Flush | Kind::Discard | Kind::WriteZeroes => "write",
+            };
+            let node = self.node(&failure);
+            tell_clients(&self.clients, &self.id, node, operation, "report", errno);
+        }
+    }
+
+    /// Logs how many there were of kinds that were logged at such times, and begins anew with these.
+    fn count(&mut self, is_over: impl Fn(u64) -> bool) {
+        for (failure, _) in self.logged.extract_if(.., |(_, since_ns)| is_over(*since_ns)) {
+            let (id, unit) = (&self.id, usize::from(failure.unit));
+            let node = self.nodes.get(unit).map_or("", String::as_str);
+            let (operation, reason) = (failure.kind.name(), failure.errno.desc());
+            if failure.count > 0 {
+                log::warn!(
+                    "export {id}: {operation} of node '{node}' failed {} times more: {reason} ({:?})",
+                    failure.count,
+                    failure.errno
+                );
+            }
+        }
+    }
 }

@@ -344,6 +344,7 @@ impl Exports {
                 kind: export.kind,
                 nodes: export.nodes.clone(),
                 connected: serving.is_connected(),
+                io_status: export.policy.as_ref().map_or(IoStatus::Ok, |policy| policy.status()),
                 queues: serving.queues(),
             })
         };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use block::policy::IoStatus;
 use devices::{Kind, KindNumbers, QueueNumbers};
 use event_loop::LoopStats;
 use prometheus_client::collector::Collector;
@@ -87,6 +88,15 @@ fn metrics() -> Vec<Metric> {
             "export_connected",
             "1 while a client is connected, else 0",
             Of::Export(|export| export.connected.into()),
+        ),
+        gauge(
+            "export_io_status",
+            "0; 1 while requests are held as there is no space, 2 after another error",
+            Of::Export(|export| match export.io_status {
+                IoStatus::Ok => 0,
+                IoStatus::NoSpace => 1,
+                IoStatus::Failed => 2,
+            }),
         ),
         counter("export_requests", "requests carried out", Of::Requests(|requests| requests.done)),
         counter(

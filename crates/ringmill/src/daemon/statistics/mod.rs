@@ -6,6 +6,7 @@ pub(super) mod qmp;
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use block::policy::IoStatus;
 use devices::QueueNumbers;
 use event_loop::LoopHandle;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -40,6 +41,7 @@ pub(super) struct ExportStatistics {
     /// The nodes it offers, at least one.
     pub(super) nodes: Vec<String>,
     pub(super) connected: bool,
+    pub(super) io_status: IoStatus,
     pub(super) queues: Vec<QueueStatistics>,
 }
 
