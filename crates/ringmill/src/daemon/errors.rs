@@ -27,10 +27,11 @@ pub(super) fn policy_of(
         return None;
     }
     let (policy, mut errors) = ErrorPolicy::new(rerror, werror);
-    let (id, clients) = (options.id.clone(), clients.clone());
+    let (id, clients, event_loop) = (options.id.clone(), clients.clone(), control.clone());
     control.spawn(async move {
+        let mut ignored = Ignored::default();
         while let Some(error) = errors.receive().await {
-            tell(&id, &error, &clients);
+            tell(&id, &error, &clients, &mut ignored, event_loop.now_ns());
         }
     });
     Some(policy)
@@ -47,8 +48,36 @@ pub(super) fn under(
     }
 }
 
-fn tell(id: &str, error: &IoError, clients: &Clients) {
-    let IoError { node_name, is_read, action, errno, offset, untold } = error;
+/// The kinds of errors that are ignored: a line each in [`COUNT_NS`].
+#[derive(Default)]
+struct Ignored {
+    /// Whether of a read, and why; loop time from which on it is logged again.
+    kinds: Vec<(bool, Errno, u64)>,
+    /// Errors since the last line.
+    unlogged: u64,
+}
+
+impl Ignored {
+    /// How many there were since the last line, if it is time for another.
+    fn admits(&mut self, error: &IoError, now_ns: u64) -> Option<u64> {
+        self.unlogged += error.untold;
+        let alike =
+            |(is_read, errno, _): &&mut _| (*is_read, *errno) == (error.is_read, error.errno);
+        let from_ns = now_ns + COUNT_NS;
+        match self.kinds.iter_mut().find(alike) {
+            Some((_, _, logged_again_ns)) if now_ns < *logged_again_ns => {
+                self.unlogged += 1;
+                return None;
+            }
+            Some((_, _, logged_again_ns)) => *logged_again_ns = from_ns,
+            None => self.kinds.push((error.is_read, error.errno, from_ns)),
+        }
+        Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+fn tell(id: &str, error: &IoError, clients: &Clients, ignored: &mut Ignored, now_ns: u64) {
+    let IoError { node_name, is_read, action, errno, offset, untold: _ } = error;
     let (operation, reason) = (if *is_read { "read" } else { "write" }, errno.desc());
     let what = format!(
         "export {id}: {operation} at offset {offset} of node '{node_name}' failed: {reason} ({errno:?})"
@@ -59,11 +88,13 @@ fn tell(id: &str, error: &IoError, clients: &Clients) {
             "stop"
         }
         OnError::Ignore => {
-            let before = match untold {
-                0 => String::new(),
-                n => format!(" ({n} more since the last line)"),
-            };
-            log::warn!("{what}; it is ignored, and the guest is told of success{before}");
+            if let Some(unlogged) = ignored.admits(error, now_ns) {
+                let before = match unlogged {
+                    0 => String::new(),
+                    n => format!(" ({n} ignored errors since the last such line)"),
+                };
+                log::warn!("{what}; it is ignored, and the guest is told of success{before}");
+            }
             "ignore"
         }
         // Told of by the device.
@@ -201,5 +232,23 @@ impl Watch {
                 );
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_errors_are_logged_by_kind_and_counted() {
+        let mut ignored = Ignored::default();
+        let error = |is_read, untold| {
+            let (node_name, action, errno) = ("n".to_owned(), OnError::Ignore, Errno::EIO);
+            IoError { node_name, is_read, action, errno, offset: 0, untold }
+        };
+        assert_eq!(ignored.admits(&error(true, 0), 5), Some(0));
+        assert_eq!(ignored.admits(&error(true, 7), 6), None);
+        assert_eq!(ignored.admits(&error(false, 0), 7), Some(8));
+        assert_eq!(ignored.admits(&error(true, 0), 5 + COUNT_NS), Some(0));
     }
 }
