@@ -4,7 +4,8 @@ use std::fs;
 use std::process::Command;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Guest, Scratch, ServerCommand, client as python_client, tool};
+use integration::{Guest, Qmp, Scratch, ServerCommand, client as python_client, tool};
+use nix::sys::signal::Signal;
 
 /// `--blockdev` for a qcow2 image in the scratch folder, as the node `disk`.
 fn qcow2<'a>(command: ServerCommand<'a>, scratch: &Scratch, options: &str) -> ServerCommand<'a> {
@@ -112,4 +113,73 @@ fn a_daemon_is_killed_under_load() {
             assert!(matches!(found, Some(0 | 3)), "qemu-img check: {found:?}, seed {seed}");
         }
     }
+}
+
+/// An image with an entry of its L2 table that is not aligned to a cluster.
+fn damaged(scratch: &Scratch) {
+    client_output(scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
+    client_output(scratch, "qemu-io", &["-f", "qcow2", "-c", "write 0 64k", "disk.qcow2"]);
+    let path = scratch.path("disk.qcow2");
+    let mut image = fs::read(&path).expect("it was made");
+    let number = |at: usize| {
+        let number = u64::from_be_bytes(image[at..at + 8].try_into().expect("eight bytes"));
+        usize::try_from(number & 0x00ff_ffff_ffff_fe00).expect("in the file")
+    };
+    let l2 = number(number(40));
+    image[l2 + 6] |= 2;
+    fs::write(&path, &image).expect("writable");
+}
+
+#[test]
+fn damage_that_is_found_is_told_once() {
+    for read_only in [false, true] {
+        let scratch = Scratch::new();
+        damaged(&scratch);
+        let (node, export) = match read_only {
+            true => (",read-only=on", ""),
+            false => ("", ",writable=on"),
+        };
+        let command = nbd_server(ServerCommand::new(&scratch).monitor("qmp"), &scratch, "");
+        let mut server = nbd_export(qcow2(command, &scratch, node), "disk", export).start();
+        let mut monitor = Qmp::connect(&server.socket("qmp"));
+        for _ in 0..2 {
+            let uri = nbd_uri(&scratch, "disk");
+            let read = ["-r", "-f", "raw", "-c", "read 0 4k", &uri];
+            let said = client(&scratch, "qemu-io", &read);
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            assert!(said.contains("read failed: Input/output error"), "{said}");
+        }
+        let event = monitor.wait_for("BLOCK_IMAGE_CORRUPTED");
+        assert_eq!(event["node-name"], "disk", "{event}");
+        assert_eq!(event["device"], "", "{event}");
+        assert_eq!(event["fatal"], !read_only, "{event}");
+        let log = server.log();
+        let told: Vec<_> = log.lines().filter(|line| line.contains("is damaged")).collect();
+        assert!(matches!(&*told, [line] if line.contains("'disk'")), "{log}");
+        // The last flush fails too, where the image was written to.
+        server.signal(Signal::SIGTERM);
+        assert_eq!(server.wait().code(), Some(if read_only { 0 } else { 1 }));
+        let corrupt = fs::read(scratch.path("disk.qcow2")).expect("it is there")[79] & 2;
+        assert_eq!(corrupt, if read_only { 0 } else { 2 });
+    }
+}
+
+#[test]
+fn bitmaps_that_are_lost_are_named() {
+    let scratch = Scratch::new();
+    client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
+    for name in ["daily", "weekly"] {
+        client_output(&scratch, "qemu-img", &["bitmap", "--add", "disk.qcow2", name]);
+    }
+    let lines = |options: &str| {
+        let server = qcow2(ServerCommand::new(&scratch), &scratch, options).start();
+        let log = server.log();
+        server.stop();
+        let lines = log.lines().filter(|line| line.contains("bitmaps"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(lines(",read-only=on"), [""; 0]);
+    let told = lines("");
+    assert!(matches!(&*told, [line] if line.contains("\"daily\", \"weekly\"")), "{told:?}");
+    assert_eq!(lines(""), [""; 0], "they are lost by now");
 }

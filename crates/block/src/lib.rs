@@ -29,7 +29,7 @@ pub use connections::Connections;
 pub use drivers::file::CreationLock;
 #[cfg(feature = "sim")]
 pub use drivers::qcow2::elsewhere;
-pub use drivers::qcow2::{CreateQcow2, create_qcow2};
+pub use drivers::qcow2::{CreateQcow2, Damage, create_qcow2};
 pub use drivers::throttle;
 pub use error::OpenError;
 pub use format::Format;

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth};
+use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox};
 use nix::unistd::geteuid;
 
 use crate::connections::Connections;
@@ -21,7 +21,7 @@ use crate::drivers::blkdebug::BlkdebugNode;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
 use crate::drivers::nbd::NbdNode;
 use crate::drivers::null::{Answer, NullNode};
-use crate::drivers::qcow2::Journals;
+use crate::drivers::qcow2::{Damage, Damages, Journals};
 use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
 use crate::error::OpenError;
@@ -65,6 +65,8 @@ pub struct NodeRegistry {
     resizing: Arc<tokio::sync::Mutex<()>>,
     /// Of qcow2 images.
     journals: Option<Journals>,
+    /// Where damage is told that is found in qcow2 images.
+    damages: Option<Damages>,
     /// Images handed over that no node has taken yet,
     inherited: Inherited,
     /// and those that are open.
@@ -167,6 +169,13 @@ impl NodeRegistry {
     /// It cannot be made, is not that user's alone, or this process' own, or cannot be given to that user.
     pub fn with_journals_of(self, folder: &Path, user: u32) -> io::Result<Self> {
         Ok(NodeRegistry { journals: Some(Journals::in_folder(folder, user)?), ..self })
+    }
+
+    /// Damage in the metadata of qcow2 images that are opened from now on: each image tells once, when it is found.
+    pub fn damages(&mut self) -> mailbox::Receiver<Damage> {
+        let (damages, receiver) = mailbox::channel();
+        self.damages = Some(Arc::new(damages));
+        receiver
     }
 
     /// Has the node that is opened for the image at that path use its descriptors, which another process

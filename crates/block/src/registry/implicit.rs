@@ -26,6 +26,7 @@ impl NodeRegistry {
     ) -> Result<Qcow2Node, OpenError> {
         let file = child(children, "file", &name)?;
         let opening = Opening::begin(common, file)?.with_inherited(&mut self.inherited);
+        let opening = opening.telling(self.damages.clone());
         let path = self.path_of(&options.file);
         if options.data_file.is_some() && !opening.has_data_file() {
             let why = "'data-file' can only be set for images with an external data file";

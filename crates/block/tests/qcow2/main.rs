@@ -1,9 +1,11 @@
 //! qcow2 images, with QEMU's tools as the judge: `qemu-img` makes them, fills them, checks them and
 //! compares what they hold.
 
+mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
 mod cut_off;
+mod damage;
 mod image;
 mod kept;
 mod killed;

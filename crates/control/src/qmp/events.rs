@@ -19,6 +19,7 @@ pub struct EventRow {
 /// All events.
 pub(crate) static EVENTS: &[&EventRow] = &[
     &BLOCK_EXPORT_DELETED,
+    &BLOCK_IMAGE_CORRUPTED,
     &BLOCK_IO_ERROR,
     &JOB_STATUS_CHANGE,
     &BLOCK_JOB_READY,
@@ -34,6 +35,29 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
     help: "an export has ended, and what it used may go",
     data: &[Member::new("id", Reply::Text, "the export's name")],
     example: r#"{"id": "e0"}"#,
+};
+
+/// An image was found damaged.
+pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
+    name: "BLOCK_IMAGE_CORRUPTED",
+    help: "the metadata of a qcow2 image was found damaged while it is in use; once for each image",
+    data: &[
+        Member::new("device", Reply::Text, "empty: a node is no device"),
+        Member::optional("node-name", Reply::Text, "the image's node"),
+        Member::new("msg", Reply::Text, "what was found, for people"),
+        Member::optional(
+            "offset",
+            Reply::Int,
+            "never told: first byte of the access, in the image",
+        ),
+        Member::optional("size", Reply::Int, "never told: bytes of the access"),
+        Member::new(
+            "fatal",
+            Reply::Bool,
+            "the image was being written: it is marked as corrupt, and all further requests fail",
+        ),
+    ],
+    example: r#"{"device": "", "node-name": "disk0", "msg": "Unaligned L2 table", "fatal": true}"#,
 };
 
 /// A request of an export with a policy has failed.

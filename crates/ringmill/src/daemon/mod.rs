@@ -6,6 +6,7 @@
 mod activity;
 mod changes;
 mod chardev;
+mod damage;
 mod error;
 mod errors;
 mod exports;
@@ -167,6 +168,7 @@ fn run_on(
     ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
 ) -> Result<(), DaemonError> {
     let mut daemon = Daemon::new(control, surroundings);
+    damage::watch(&mut daemon.nodes, control, &daemon.clients);
     let mailbox = daemon.mailbox.clone();
     signals::watch_upgrade(control, move || mailbox.push(Message::Upgrade))
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;

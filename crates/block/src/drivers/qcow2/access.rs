@@ -8,7 +8,7 @@ use imago::format::drivers::FormatDriverInstance;
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
-use super::image::{Image, errno_of};
+use super::image::Image;
 use crate::request::Op;
 
 /// Segments of a part of a request's memory; the file driver takes as many as there are.
@@ -34,7 +34,7 @@ impl Image {
     pub(super) async fn find(&self, range: Range<u64>) -> Result<(Place, u64), Errno> {
         let len = range.end - range.start;
         let found = self.qcow2.get_mapping(range.start, len).await;
-        let (mapping, found) = found.map_err(errno_of)?;
+        let (mapping, found) = found.map_err(|error| self.failed(error))?;
         let place = match mapping {
             ShallowMapping::Raw { offset, writable, .. } => {
                 Place::Data { at: offset, own: writable }
@@ -136,7 +136,7 @@ impl Image {
             let left = (self.cluster - start % self.cluster) as usize;
             let mut data = vec![0; left.min(end - at)];
             let read = self.qcow2.readv_special((&mut data[..]).into(), start).await;
-            read.map_err(errno_of)?;
+            read.map_err(|error| self.failed(error))?;
             bufs.copy_in(at, &data);
             at += data.len();
             start += data.len() as u64;
@@ -279,7 +279,7 @@ impl Image {
             };
             let len = self.end(range.end) - range.start;
             let prepared = self.qcow2.prepare_data_mapping(range.start, len, true).await;
-            let prepared = prepared.map_err(errno_of)?;
+            let prepared = prepared.map_err(|error| self.failed(error))?;
             let end = range.start + prepared.length().min(len);
             if end == range.start {
                 return Err(Errno::EIO);
@@ -298,7 +298,7 @@ impl Image {
             let data = part(whole, (range.start - first) as usize, len as usize);
             self.store(channels, Op::Write { fua: false }, host, data).await.0?;
             self.wrote_new_data();
-            self.qcow2.commit_data_mapping(prepared).await.map_err(errno_of)?;
+            self.qcow2.commit_data_mapping(prepared).await.map_err(|error| self.failed(error))?;
             self.changed();
             return Ok(end);
         }

@@ -89,6 +89,9 @@ impl Inner {
         let mut owed = Owed { request: Some(request), inner: me };
         self.event_loop.spawn(With::new(channels, async move {
             let result = owed.carry_out().await;
+            if result.is_err() {
+                owed.tell_damage().await;
+            }
             owed.answer(result);
         }));
     }
@@ -139,6 +142,13 @@ impl Owed {
                 image.status(channels, range, &mut request.bufs).await
             }
         }
+    }
+
+    /// Tells of damage if that is why the request has failed.
+    async fn tell_damage(&self) {
+        let Inner { node, channels, .. } = &*self.inner;
+        let at = self.request.as_ref().map_or(0, |request| request.offset);
+        node.image.tell_damage(channels, &node.name, at, node.damages.as_ref()).await;
     }
 
     fn answer(mut self, result: Result<(), Errno>) {

@@ -4,6 +4,9 @@
 //! [`imago`] does not know, or takes on trust, is refused here: the sizes of tables, where they lie,
 //! and header extensions that do not have the form they should have.
 
+use std::ops::Range;
+
+use super::bitmaps::Bitmaps;
 use super::marker::Mark;
 use crate::error::OpenError;
 
@@ -24,6 +27,10 @@ const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
 /// The bit that says that reference counts may be wrong, and the byte that has it in a header of version 3.
 pub(super) const DIRTY_BIT: u8 = 1;
 pub(super) const DIRTY_AT: usize = 79;
+/// The bit in the same byte that says that metadata was found damaged.
+pub(super) const CORRUPT_BIT: u8 = 2;
+/// Where a header of version 3 has the features that end when others than their owners write to the image.
+pub(super) const AUTOCLEAR: Range<usize> = 88..96;
 /// Longest name of a backing file.
 const MAX_NAME: usize = 1023;
 /// Bytes of an entry of a table, and of one in the table of features' names.
@@ -32,11 +39,12 @@ const FEATURE_NAME: usize = 48;
 
 /// Incompatible features.
 const DIRTY: u64 = DIRTY_BIT as u64;
-const CORRUPT: u64 = 1 << 1;
+const CORRUPT: u64 = CORRUPT_BIT as u64;
 const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
 /// Autoclear features.
+const BITMAPS: u64 = 1;
 const RAW_DATA_FILE: u64 = 1 << 1;
 
 /// Header extensions.
@@ -44,6 +52,7 @@ const END: u32 = 0;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
+const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 
 /// What an image's header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +81,10 @@ pub(crate) struct Header {
     pub(crate) is_dirty: bool,
     /// There is room for a mark.
     pub(crate) has_room: bool,
+    /// There are features that end when the image is written to.
+    pub(crate) has_autoclear: bool,
+    /// Those of them that are persistent dirty bitmaps.
+    pub(crate) bitmaps: Option<Bitmaps>,
 }
 
 /// The backing file that a header names.
@@ -199,14 +212,17 @@ impl Header {
             mark,
             is_dirty: incompatible & DIRTY != 0,
             has_room: version == 3 && Mark::fits(bytes, cluster),
+            has_autoclear: autoclear != 0,
+            bitmaps: extensions.bitmaps.filter(|_| autoclear & BITMAPS != 0),
         })
     }
 }
 
 fn check_features(incompatible: u64, autoclear: u64, read_only: bool) -> Result<(), OpenError> {
-    if incompatible & CORRUPT != 0 {
-        return Err(OpenError::new("Image is corrupt, as its header says")
-            .with_hint("qemu-img check -r all repairs it"));
+    if incompatible & CORRUPT != 0 && !read_only {
+        let why = "qcow2: Image is corrupt; cannot be opened read/write";
+        return Err(OpenError::new(why)
+            .with_hint("qemu-img check -r all repairs it; read-only=on opens it for reading"));
     }
     if incompatible & DIRTY != 0 {
         return Err(OpenError::new("Image was not closed cleanly and its refcounts may be wrong")
@@ -220,7 +236,7 @@ fn check_features(incompatible: u64, autoclear: u64, read_only: bool) -> Result<
         return Err(OpenError::new("Images with extended L2 entries are not supported")
             .with_hint("qemu-img convert -o extended_l2=off makes an image without them of it"));
     }
-    let unknown = incompatible & !DATA_FILE;
+    let unknown = incompatible & !(DATA_FILE | CORRUPT);
     if unknown != 0 {
         return Err(OpenError::new(format!("Unsupported qcow2 feature(s): {unknown:#x}")));
     }
@@ -277,6 +293,7 @@ fn text(bytes: &[u8], what: &str) -> Result<String, OpenError> {
 struct Extensions {
     backing_format: Option<String>,
     data_file: Option<String>,
+    bitmaps: Option<Bitmaps>,
 }
 
 impl Extensions {
@@ -303,6 +320,7 @@ impl Extensions {
                     set(&mut found.backing_format, text(data, "the backing file's format")?)?;
                 }
                 DATA_FILE_NAME => set(&mut found.data_file, text(data, "the data file's name")?)?,
+                BITMAPS_EXTENSION => found.bitmaps = Bitmaps::parse(data),
                 FEATURE_NAMES if len % FEATURE_NAME != 0 => {
                     return Err(invalid("the table of the features' names"));
                 }

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 
 use super::context::Channels;
+use super::damage::Found;
 use super::marker::{self, Mark};
 use super::metadata::{Metadata, WriteOut};
 use super::steps::write;
@@ -34,6 +35,7 @@ pub(super) struct Image {
     pub(super) version: u32,
     pub(super) has_snapshots: bool,
     pub(super) has_backing: bool,
+    pub(super) read_only: bool,
     pub(super) has_data_file: bool,
     /// Bytes of the disk, as its users know them. [`imago`]'s own is this or more.
     size: AtomicU64,
@@ -53,7 +55,9 @@ pub(super) struct Image {
     /// As of which of them they outlast this process, should it be killed.
     committed: AtomicU64,
     /// Held by who writes metadata to the file.
-    flushing: Mutex<()>,
+    pub(super) flushing: Mutex<()>,
+    /// Of the metadata.
+    pub(super) damage: Found,
     /// Held by requests that change metadata, side by side; alone by who takes all of it to be written.
     changing: RwLock<()>,
 }
@@ -64,6 +68,7 @@ impl Image {
         shared: Arc<Shared>,
         header: &super::header::Header,
         has_backing: bool,
+        read_only: bool,
     ) -> Image {
         Image {
             qcow2,
@@ -74,6 +79,8 @@ impl Image {
             size: AtomicU64::new(header.size),
             resizing: Mutex::default(),
             has_backing,
+            read_only,
+            damage: Found::default(),
             has_data_file: header.data_file.is_some(),
             ranges: CommonStorageHelper::default(),
             allocating: Semaphore::new(ALLOCATING),
@@ -116,7 +123,7 @@ impl Image {
         // Its old place is free for other tables, which must not be written there before the file says
         // so.
         self.write_changed(channels, alone).await?;
-        grown.map_err(errno_of)
+        grown.map_err(|error| self.failed(error))
     }
 
     /// Has the header say that size with the next flush.
@@ -230,7 +237,7 @@ impl Image {
     ) -> Result<bool, Errno> {
         let changes = self.changes.load(Ordering::Acquire);
         let Some(metadata) = &self.shared.metadata else { return Ok(false) };
-        self.qcow2.flush().await.map_err(errno_of)?;
+        self.qcow2.flush().await.map_err(|error| self.failed(error))?;
         let kept = match self.mark(channels, metadata).await {
             Ok(()) => metadata.commit(),
             Err(errno) => Err(errno.into()),

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 use nix::errno::Errno;
 
 use super::context::Channels;
-use super::header::{DIRTY_AT, DIRTY_BIT};
+use super::header::{AUTOCLEAR, CORRUPT_BIT, DIRTY_AT, DIRTY_BIT};
 use super::steps::{SECTOR, read, write};
 use super::storage::sync;
 
@@ -101,12 +101,39 @@ pub(super) fn set_dirty(header: &mut [u8; SECTOR], dirty: bool) {
     }
 }
 
-/// Has the header of a file of version 3 say whether the image is to be repaired.
-pub(super) async fn write_dirty(channels: &Channels, dirty: bool) -> Result<(), Errno> {
+/// Has a header of version 3 say that the image is corrupt, or not.
+pub(super) fn set_corrupt(header: &mut [u8; SECTOR], corrupt: bool) {
+    if header[4..8] == 3u32.to_be_bytes() {
+        let bit = if corrupt { CORRUPT_BIT } else { 0 };
+        header[DIRTY_AT] = header[DIRTY_AT] & !CORRUPT_BIT | bit;
+    }
+}
+
+/// Has the header of a file of version 3 say that the image is corrupt.
+pub(super) async fn write_corrupt(channels: &Channels) -> Result<(), Errno> {
+    change_header(channels, |header| set_corrupt(header, true)).await
+}
+
+/// Has the header of a file of version 3 say that what is bound to unchanged data, such as bitmaps, is not valid any
+/// more. On stable storage before the data changes.
+pub(super) async fn write_autoclear(channels: &Channels) -> Result<(), Errno> {
+    change_header(channels, |header| header[AUTOCLEAR].fill(0)).await?;
+    sync(channels).await
+}
+
+async fn change_header(
+    channels: &Channels,
+    change: impl FnOnce(&mut [u8; SECTOR]),
+) -> Result<(), Errno> {
     let bytes = read(channels, 0, SECTOR).await?;
     let mut header = *bytes.first_chunk::<SECTOR>().ok_or(Errno::EIO)?;
-    set_dirty(&mut header, dirty);
+    change(&mut header);
     write(channels, 0, &header)?.await.0
+}
+
+/// Has the header of a file of version 3 say whether the image is to be repaired.
+pub(super) async fn write_dirty(channels: &Channels, dirty: bool) -> Result<(), Errno> {
+    change_header(channels, |header| set_dirty(header, dirty)).await
 }
 
 /// Has an image with such clusters say that nothing is missing, and name no journal.

@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use super::context::Channels;
 use super::header::Header;
 use super::journal::Journal;
-use super::marker::set_dirty;
+use super::marker::{set_corrupt, set_dirty};
 use super::steps::{Layout, SECTOR, SIZE, Sectors, number, numbers, read};
 use crate::inherited::OpenImage;
 
@@ -70,6 +70,8 @@ struct State {
     marked: bool,
     /// It is not to say so any more, and the file may.
     unmarking: bool,
+    /// The header is to say that the image is corrupt.
+    corrupt: bool,
 }
 
 impl Metadata {
@@ -87,6 +89,7 @@ impl Metadata {
             commit: 0,
             marked: false,
             unmarking: false,
+            corrupt: false,
         };
         Metadata {
             state: Mutex::new(state),
@@ -122,6 +125,15 @@ impl Metadata {
     /// Bytes kept.
     pub(super) fn len(&self) -> usize {
         lock(&self.state).dirty.len() * SECTOR
+    }
+
+    /// From now on the header says that the image is corrupt, whoever writes it.
+    pub(super) fn set_corrupt(&self) {
+        let mut state = lock(&self.state);
+        state.corrupt = true;
+        if let Some(header) = state.dirty.get_mut(&0) {
+            set_corrupt(header, true);
+        }
     }
 
     /// Keeps what was written. `bytes` are whole sectors.
@@ -362,6 +374,7 @@ impl State {
             // `imago`'s may be ahead, or behind.
             sector[SIZE].copy_from_slice(&self.size.to_be_bytes());
             set_dirty(&mut sector, self.marked);
+            set_corrupt(&mut sector, self.corrupt);
         }
         self.dirty.insert(number, sector);
         if self.journal.is_some() {
@@ -399,6 +412,8 @@ mod tests {
             mark: None,
             is_dirty: false,
             has_room: true,
+            has_autoclear: false,
+            bitmaps: None,
         };
         let metadata = Metadata::new(&header, &[]);
         metadata.write(0, &[0xff; 2 * SECTOR]);

@@ -6,9 +6,11 @@
 //! each request is a task on the loop that it came from ([`channel`]).
 
 mod access;
+mod bitmaps;
 mod channel;
 mod context;
 mod create;
+mod damage;
 mod header;
 mod image;
 mod journal;
@@ -46,6 +48,8 @@ use crate::request::Request;
 #[cfg(feature = "sim")]
 pub use self::context::elsewhere;
 pub use self::create::{CreateQcow2, create_qcow2};
+pub use self::damage::Damage;
+pub(crate) use self::damage::Damages;
 pub(crate) use self::header::is_qcow2;
 pub(crate) use self::journal::Journals;
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
@@ -64,6 +68,8 @@ pub(crate) struct Qcow2Node {
     pass_discard: bool,
     watchers: Watchers,
     letting_go: LettingGo,
+    /// Where damage is told that is found.
+    damages: Option<Damages>,
     /// Of an image that is gone on with: whether it is this process' alone.
     owned: Option<Arc<AtomicBool>>,
 }
@@ -72,6 +78,9 @@ impl Qcow2Node {
     fn check(&self, request: &Request) -> Result<(), Errno> {
         if self.read_only && !request.op.only_reads() {
             return Err(Errno::EROFS);
+        }
+        if self.image.damage.is_damaged() && !self.read_only {
+            return Err(Errno::EIO);
         }
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.image.size() => Ok(()),

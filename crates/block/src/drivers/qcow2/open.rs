@@ -14,6 +14,7 @@ use nix::errno::Errno;
 
 use super::Qcow2Node;
 use super::context::{Channels, With};
+use super::damage::Damages;
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
@@ -117,6 +118,7 @@ pub(crate) struct Opening {
     going_on: Option<GoingOn>,
     /// There is such a process: nothing is written.
     is_shared: bool,
+    damages: Option<Damages>,
 }
 
 /// A journal that another process has, which gives place to this one, or goes on if nothing comes of that.
@@ -146,7 +148,15 @@ impl Opening {
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, read_only)?;
-        Ok(Opening { file, start, header, read_only, going_on: None, is_shared: false })
+        Ok(Opening {
+            file,
+            start,
+            header,
+            read_only,
+            going_on: None,
+            is_shared: false,
+            damages: None,
+        })
     }
 
     /// Goes on with what another process has handed over, if the image is among that and not whole.
@@ -155,6 +165,11 @@ impl Opening {
         let file = mark.and_then(|(mark, _)| inherited.take_named(&journal::name(mark)));
         let going_on = file.map(|file| GoingOn { file, owned: inherited.owned().clone() });
         Opening { going_on, is_shared: inherited.is_shared(), ..self }
+    }
+
+    /// Where damage is told that is found while the image is in use.
+    pub(crate) fn telling(self, damages: Option<Damages>) -> Opening {
+        Opening { damages, ..self }
     }
 
     /// The backing image that the header names. `path`: that of the image.
@@ -193,7 +208,7 @@ impl Opening {
         backing: Option<Arc<dyn BlockNode>>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
-        let Opening { file, mut start, mut header, read_only, going_on, is_shared } = self;
+        let Opening { file, mut start, mut header, read_only, going_on, is_shared, damages } = self;
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
             && !read_only
@@ -235,6 +250,9 @@ impl Opening {
             cleared.map_err(|error| failed(&name, "recover", &error))?;
             header = Header::parse(&read_start(&below.file)?, read_only)?;
         }
+        if !read_only && !goes_on && !is_shared && header.has_autoclear {
+            end_autoclear(&name, &below, &header).map_err(|error| failed(&name, "open", &error))?;
+        }
         if !read_only && journal.is_none() && header.has_room {
             journal = create(&name, journals, inode);
         }
@@ -262,7 +280,7 @@ impl Opening {
         };
         let (qcow2, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
-        let image = Image::new(qcow2, shared, &header, below.backing.is_some());
+        let image = Image::new(qcow2, shared, &header, below.backing.is_some(), read_only);
         if lacks && goes_on {
             image.changed();
         }
@@ -276,6 +294,7 @@ impl Opening {
             no_unref: options.discard_no_unref,
             watchers: Watchers::default(),
             letting_go: LettingGo::default(),
+            damages,
             owned,
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
         })
@@ -351,6 +370,21 @@ fn find_left(
             nothing
         }
     }
+}
+
+/// Ends what is bound to data that nobody else has changed, before it changes. Bitmaps are told of by name: who makes
+/// incremental backups by them needs a full one.
+fn end_autoclear(name: &str, below: &Below, header: &Header) -> io::Result<()> {
+    if let Some(bitmaps) = header.bitmaps {
+        let names =
+            run_apart(below, move |channels| async move { Ok(bitmaps.names(&channels).await?) });
+        let names = names.unwrap_or_else(|error| format!("their names cannot be read: {error}"));
+        log::warn!(
+            "qcow2 image of node '{name}' has persistent dirty bitmaps, which are not kept up and become invalid, as it \
+             is opened for writing: {names}"
+        );
+    }
+    run_apart(below, |channels| async move { Ok(marker::write_autoclear(&channels).await?) })
 }
 
 /// A new journal, if there can be one.

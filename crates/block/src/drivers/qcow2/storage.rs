@@ -21,7 +21,7 @@ use imago::storage::drivers::CommonStorageHelper;
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
-use super::marker::set_dirty;
+use super::marker::{set_corrupt, set_dirty};
 use super::metadata::Metadata;
 use super::steps::SECTOR;
 use super::writes::{Ticket, Writes};
@@ -142,10 +142,11 @@ impl Storage for NodeStorage {
             bufs.copy_in((at - offset) as usize, &sector);
         }
         if self.role == Role::File && offset == 0 {
-            // That the image is marked is not `imago`'s, which would refuse it.
+            // That the image is marked, or corrupt and only read, is not `imago`'s, which would refuse it.
             let mut header = [0; SECTOR];
             bufs.copy_out(0, &mut header);
             set_dirty(&mut header, false);
+            set_corrupt(&mut header, false);
             bufs.copy_in(0, &header);
         }
         let mut at = 0;

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 
 use super::access::Place;
 use super::context::{Channels, Transfer};
-use super::image::{Image, errno_of};
+use super::image::Image;
 use crate::request::Op;
 
 /// Bytes of zeroes written at once where nothing better is there.
@@ -151,7 +151,7 @@ impl Image {
                 (true, _) => unsafe { self.qcow2.discard_to_backing_unsafe(start, len) }.await,
             };
             self.changed();
-            let (_, changed) = changed.map_err(errno_of)?;
+            let (_, changed) = changed.map_err(|error| self.failed(error))?;
             if changed == 0 {
                 return Err(Errno::EIO);
             }

@@ -1,0 +1,24 @@
+//! Damage in images, as clients of monitors are told of it. The log has it from the node.
+
+use block::{Damage, NodeRegistry};
+use control::qmp::events::BLOCK_IMAGE_CORRUPTED;
+use event_loop::EventLoop;
+use serde_json::json;
+
+use super::monitor::Clients;
+
+/// Tells clients of damage that is found in images that are opened from now on.
+pub(super) fn watch(nodes: &mut NodeRegistry, control: &EventLoop, clients: &Clients) {
+    let (mut damages, clients) = (nodes.damages(), clients.clone());
+    control.spawn(async move {
+        while let Some(Damage { node_name, message, is_fatal }) = damages.receive().await {
+            let data = json!({
+                "device": "",
+                "node-name": node_name,
+                "msg": message,
+                "fatal": is_fatal,
+            });
+            clients.tell(&BLOCK_IMAGE_CORRUPTED, data);
+        }
+    });
+}
