@@ -43,7 +43,7 @@ fn options_change_under_a_load() {
     // One descriptor more: the one that holds the lock.
     eventually("the others to be closed", || (server.open_files() <= files + 1).then_some(()));
     let why = qmp.refused("blockdev-reopen", file(&image, json!({"read-only": true})));
-    assert_eq!(why, "Cannot make block node read-only, there is a writer on it");
+    assert_eq!(why, "Read-only block node 'disk' cannot support read-write users");
     let log = load.finish();
     server.stop();
     check(&image, &log, log.len());

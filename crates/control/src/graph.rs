@@ -388,7 +388,7 @@ impl Graph {
             node.children.push(Child { role, used_as, name: below.clone(), owned: false });
         }
         if options.read_only && graph.is_written(name) {
-            let message = "Cannot make block node read-only, there is a writer on it";
+            let message = format!("Read-only block node '{name}' cannot support read-write users");
             return Err(OptionError::new(message));
         }
         graph.check_permissions()?;
