@@ -74,7 +74,9 @@ impl Qmp {
 
     /// Sends text, and a line end.
     pub fn send(&mut self, text: &str) {
-        writeln!(self.stream.get_mut(), "{text}").expect("the QMP server listens");
+        // At once: after the end of `quit` there may be nobody to take a line's end.
+        let line = format!("{text}\n");
+        self.stream.get_mut().write_all(line.as_bytes()).expect("the QMP server listens");
     }
 
     /// Waits for the next answer.
