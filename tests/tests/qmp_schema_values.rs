@@ -327,6 +327,12 @@ fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
             .after("nbd-server-stop", json!({})),
     );
     all.push(
+        call("block-latency-histogram-set", json!({"id": "e", "boundaries": [10, 100]}))
+            .before("block-export-add", export("vhost-user-blk", addr.clone()).arguments)
+            .after("block-export-del", json!({"id": "e"}))
+            .after(GONE, json!({})),
+    );
+    all.push(
         call("block-export-del", json!({"id": "e"}))
             .before("block-export-add", export("vhost-user-blk", addr.clone()).arguments)
             .after(GONE, json!({})),
