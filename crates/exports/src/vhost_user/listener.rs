@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
@@ -24,6 +25,10 @@ use super::error::ExportError;
 /// Pause before the next try when the process is out of descriptors, or the machine out of memory:
 /// no event tells when there are some again. Nanoseconds.
 const RETRY_NS: u64 = 500_000_000;
+
+/// How often, and after which pause, is looked whether a socket is closed whose process is gone.
+const LAST_LOOKS: u32 = 100;
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Where front ends connect.
 #[derive(Debug)]
@@ -236,15 +241,30 @@ fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), Expor
     if !metadata.file_type().is_socket() {
         return Err(ExportError::Config(format!("{name} exists and is not a socket")));
     }
-    let probe = new_socket().map_err(|e| fail("socket", e.into()))?;
-    match connect(probe.as_raw_fd(), address) {
-        Err(Errno::ECONNREFUSED) => fs::remove_file(path).map_err(|e| fail("unlink", e)),
-        // Gone by itself meanwhile.
-        Err(Errno::ENOENT) => Ok(()),
-        // EAGAIN: somebody listens, and has many callers.
-        Ok(()) | Err(Errno::EAGAIN) => Err(ExportError::SocketInUse { socket: name.to_owned() }),
-        Err(errno) => Err(fail("connect", errno.into())),
+    for _ in 0..LAST_LOOKS {
+        let probe = new_socket().map_err(|e| fail("socket", e.into()))?;
+        match connect(probe.as_raw_fd(), address) {
+            Err(Errno::ECONNREFUSED) => {
+                return fs::remove_file(path).map_err(|e| fail("unlink", e));
+            }
+            // Gone by itself meanwhile.
+            Err(Errno::ENOENT) => return Ok(()),
+            // The kernel closes the sockets of a process that was killed with its rings, a little later.
+            Ok(()) if is_gone(&probe) => std::thread::sleep(LOOK_AGAIN),
+            // EAGAIN: somebody listens, and has many callers.
+            Ok(()) | Err(Errno::EAGAIN) => break,
+            Err(errno) => return Err(fail("connect", errno.into())),
+        }
     }
+    Err(ExportError::SocketInUse { socket: name.to_owned() })
+}
+
+/// Whether there is no process any more with the number of the one that began to listen. Another one may
+/// have been handed the socket.
+fn is_gone(connected: &OwnedFd) -> bool {
+    let peer = getsockopt(connected, sockopt::PeerCredentials).map(|peer| peer.pid());
+    // 0: a process of another namespace.
+    peer.is_ok_and(|pid| pid > 0 && !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 #[cfg(test)]
