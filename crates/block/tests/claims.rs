@@ -77,7 +77,7 @@ fn a_device_that_is_opened_anew_stays_claimed() {
         let mut nodes = open(&with(true, false)).unwrap();
         claim(&path).unwrap();
         for direct in [true, false, true] {
-            nodes.reopen("disk", &with(false, direct)).await.unwrap();
+            drop(nodes.reopen("disk", &with(false, direct)).await.unwrap());
             claim(&path).unwrap_err();
         }
         nodes.remove("disk").unwrap();

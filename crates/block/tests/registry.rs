@@ -279,13 +279,13 @@ fn nodes_are_described_as_they_are() {
     let nodes = control
         .block_on(async move {
             let part = blockdev("part", raw(named("other"), 0, None));
-            nodes.reopen("part", &part).await.unwrap();
+            drop(nodes.reopen("part", &part).await.unwrap());
             // What the header of the image names has been given other options.
             let backing = nodes.info("image").unwrap().children[1].edge.node().name().to_owned();
             let file = nodes.info(&backing).unwrap().children[0].edge.node().name().to_owned();
             let options = nodes.options(&file).unwrap();
             let options = BlockdevOptions { detect_zeroes: DetectZeroes::On, ..options.clone() };
-            nodes.reopen(&file, &options).await.unwrap();
+            drop(nodes.reopen(&file, &options).await.unwrap());
             nodes
         })
         .unwrap();

@@ -14,7 +14,7 @@ use crate::probe::{self, ProbeOptions};
 use crate::reference::GENERATED;
 use crate::serve::{self, ServeOptions};
 use crate::shape::{Member, Shape};
-use crate::storage_daemon::{self, StorageDaemonOptions};
+use crate::storage_daemon::{self, Step, StorageDaemonOptions};
 use crate::table::{self, Context, Field, Kind, Syntax};
 use crate::top::{self, TopOptions};
 use crate::upgrade::{self, UpgradeOptions};
@@ -335,6 +335,41 @@ fn storage_daemon(
     }
     Graph::check(&draft.options.steps)?;
     Ok(Command::StorageDaemon(draft.options))
+}
+
+/// An option of the command line, `--name=value` or `--name value`, as the words that it was.
+pub fn option_words(option: &str) -> Vec<String> {
+    match option.find([' ', '=']).and_then(|end| option.split_at_checked(end)) {
+        Some((name, value)) if value.starts_with(' ') => {
+            vec![name.to_owned(), value[1..].to_owned()]
+        }
+        _ => vec![option.to_owned()],
+    }
+}
+
+/// Reads options of `storage-daemon`, each of which makes something. That they fit together is not looked at.
+pub(crate) fn read_options(options: &[String]) -> Result<Vec<Step>, OptionError> {
+    let words = options.iter().flat_map(|option| option_words(option));
+    let mut parser = lexopt::Parser::from_args(words);
+    let strange = || OptionError::new("not an option that makes something");
+    let Scanned::Options(given, rest) =
+        scan(storage_daemon::OPTIONS, Names::Abbreviated, &mut parser)?
+    else {
+        return Err(strange());
+    };
+    if !rest.is_empty() || given.len() != options.len() {
+        return Err(strange());
+    }
+    let mut draft = storage_daemon::Draft::default();
+    for (given, option) in given.into_iter().zip(options) {
+        let before = draft.options.steps.len();
+        draft.origin.clone_from(&given.origin);
+        let help = given.apply(&mut draft)?;
+        if help.is_some() || draft.options.steps.len() != before + 1 || draft.origin != *option {
+            return Err(strange().of(option));
+        }
+    }
+    Ok(draft.options.steps)
 }
 
 fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {

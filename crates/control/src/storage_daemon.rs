@@ -28,6 +28,8 @@ pub struct StorageDaemonOptions {
     pub steps: Vec<Step>,
     /// `--pidfile`: where to write the process's id once everything is ready.
     pub pidfile: Option<PathBuf>,
+    /// `--state`: where the configuration is kept.
+    pub state: Option<PathBuf>,
     /// `--daemonize`: go to the background once everything is ready.
     pub daemonize: bool,
     /// `--trace`.
@@ -175,6 +177,13 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         help: PIDFILE_HELP,
     },
     Draft::SANDBOX,
+    Field {
+        name: "state",
+        kind: Kind::Path(|draft, path| put(&mut draft.options.state, Some(path))),
+        need: Need::Optional(""),
+        help: "keep nodes, exports, objects and the NBD server in this file as commands of monitors leave them, and \
+               start with them next time",
+    },
     Field {
         name: "trace",
         kind: Kind::Text {

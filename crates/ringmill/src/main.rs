@@ -15,6 +15,7 @@ mod sandbox;
 mod serve;
 mod service_manager;
 mod spawner;
+mod state_file;
 mod storage_daemon;
 mod take_over;
 mod top;

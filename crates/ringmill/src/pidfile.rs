@@ -100,8 +100,8 @@ fn could_not_create(path: &Path) -> String {
     format!("Could not create '{}'", path.display())
 }
 
-/// Locks the whole file, or fails at once.
-fn lock(file: &File) -> Result<(), Errno> {
+/// Locks the whole file, which is open for writing, or fails at once. The lock goes with the last descriptor of it.
+pub(crate) fn lock(file: &File) -> Result<(), Errno> {
     let lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,

@@ -23,6 +23,7 @@ pub(crate) fn begin(
     options: &SandboxOptions,
     steps: &[Step],
     removed: Option<&Path>,
+    kept: Option<Kept<'_>>,
 ) -> Result<Option<Sandbox>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
     let mode = match options.mode {
@@ -34,10 +35,25 @@ pub(crate) fn begin(
         }
         SandboxMode::Off => return Ok(None),
     };
-    let keep = keep(identity.is_some(), steps);
+    let has_monitor = kept.is_some_and(|kept| kept.has_more)
+        || steps.iter().any(|step| matches!(step.action, Action::Monitor(_)));
+    let keep = keep(identity.is_some(), steps, has_monitor);
     let journals = Home::of(identity.as_ref()).folder;
-    let reach = reach(options.paths.as_deref(), steps, removed, &journals);
+    let mut reach = reach(options.paths.as_deref(), steps, removed, &journals, has_monitor);
+    if let (Some(kept), Some(files)) = (kept, &mut reach.files) {
+        let folder = kept.file.parent().unwrap_or(Path::new("/"));
+        files.push(Beneath { path: folder.to_owned(), purpose: Purpose::Replace });
+    }
     Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
+}
+
+/// A state file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept<'a> {
+    /// Its absolute path. It is replaced by new ones.
+    pub(crate) file: &'a Path,
+    /// It has something that is made as by commands of a monitor.
+    pub(crate) has_more: bool,
 }
 
 /// `x-query-sandbox`; `None`: nothing is in force.
@@ -84,8 +100,8 @@ fn reach(
     steps: &[Step],
     removed: Option<&Path>,
     journals: &Path,
+    has_monitor: bool,
 ) -> Reach {
-    let has_monitor = steps.iter().any(|step| matches!(step.action, Action::Monitor(_)));
     if has_monitor && paths.is_none() {
         return Reach::default();
     }
@@ -208,18 +224,18 @@ impl Named {
 }
 
 /// What the control thread goes on needing.
-fn keep(becomes_another: bool, steps: &[Step]) -> Capabilities {
+fn keep(becomes_another: bool, steps: &[Step], has_monitor: bool) -> Capabilities {
     let any = |is: fn(&Action) -> bool| steps.iter().any(|step| is(&step.action));
     let mut keep = Capabilities::NONE;
     // A monitor's client may ask for an export that pins.
-    if any(|action| pins_memory(action) || matches!(action, Action::Monitor(_))) {
+    if has_monitor || any(pins_memory) {
         keep = keep.and(Capabilities::IPC_LOCK);
     }
     if !becomes_another {
         // Images that come by QMP, and sockets that go at the end, may be in directories that are
         // others'.
         keep = keep.and(Capabilities::DAC_OVERRIDE);
-        if any(|action| matches!(action, Action::Monitor(_))) {
+        if has_monitor {
             keep = keep.and(Capabilities::NET_BIND_SERVICE);
         }
     }
@@ -234,6 +250,12 @@ fn pins_memory(action: &Action) -> bool {
         }
         ExportKind::Nbd(_) => false,
     }
+}
+
+/// The user that the daemon becomes.
+pub(crate) fn user(options: &SandboxOptions) -> Result<Option<u32>, DaemonError> {
+    let identity = options.user.as_ref().map(identity).transpose()?;
+    Ok(identity.map(|identity| identity.uid))
 }
 
 /// Who that is. Names are looked up now: later the files and libraries for it may be out of reach.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use block::{CreateQcow2, Format, create_qcow2};
 use control::{ImageKind, ServeFormat, ServeOptions, Step};
 
-use crate::daemon::{self, DaemonError, Start, Status, Surroundings};
+use crate::daemon::{self, DaemonError, Ready, Start, Status, Surroundings};
 use crate::pidfile::Pidfile;
 use crate::{sandbox, spawner, trace};
 
@@ -21,7 +21,8 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     trace::start(&options.trace)?;
     let Found { kind, format, made } = find_or_make(options)?;
     let steps = options.steps(kind, format);
-    surroundings.sandbox = sandbox::begin(&options.sandbox, &steps, options.pidfile.as_deref())?;
+    surroundings.sandbox =
+        sandbox::begin(&options.sandbox, &steps, options.pidfile.as_deref(), None)?;
     let words = std::env::args_os().skip(1).map(std::ffi::OsString::into_string);
     let words = words.collect::<Result<Vec<_>, _>>().ok();
     let command_line = words.map(|words| with_format(&words, options, format));
@@ -37,7 +38,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         print!("{}", describe(options)?);
         daemon.confine()?;
         let traced = !options.trace.events.is_empty() && options.trace.file.is_none();
-        Ok(Some(Status::new(traced)))
+        Ok(Ready::new(Some(Status::new(traced))))
     });
     if let (Some(path), false) = (made, is_ready) {
         // Nothing is left behind that nobody could use yet.

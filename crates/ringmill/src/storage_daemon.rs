@@ -1,14 +1,17 @@
 //! `ringmill storage-daemon`: QSD's command line, in the foreground or in the background.
 
 use std::cell::OnceCell;
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use control::StorageDaemonOptions;
+use control::{Merged, Step, StorageDaemonOptions};
 
-use crate::daemon::{self, DaemonError, Start, Surroundings};
+use crate::daemon::{self, DaemonError, Keeping, Ready, Start, Surroundings};
 use crate::daemonize::{self, Daemon, Leaving, Role};
 use crate::pidfile::Pidfile;
+use crate::sandbox::Kept;
+use crate::state_file::StateFile;
 use crate::{sandbox, spawner, trace};
 
 fn cannot_leave(error: std::io::Error) -> DaemonError {
@@ -33,20 +36,53 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
     let mut surroundings = Surroundings::of_environment(parent)?;
     let spawner = spawner::start(&options.sandbox);
     trace::start(&options.trace)?;
-    surroundings.sandbox =
-        sandbox::begin(&options.sandbox, &options.steps, options.pidfile.as_deref())?;
+    let kept = options.state.as_deref().map(|path| keep(path, &options)).transpose()?;
+    let begun = |kept: Option<Kept<'_>>, steps: &[Step]| {
+        sandbox::begin(&options.sandbox, steps, options.pidfile.as_deref(), kept)
+    };
     let pidfile = Rc::<OnceCell<_>>::default();
-    let start =
-        Start { steps: options.steps, spawner, pidfile: pidfile.clone(), ..Start::default() };
+    let mut start = Start { spawner, pidfile: pidfile.clone(), ..Start::default() };
+    match kept {
+        None => {
+            surroundings.sandbox = begun(None, &options.steps)?;
+            start.steps = options.steps;
+        }
+        Some((keeping, merged)) => {
+            let has_more = !merged.kept.is_empty();
+            let kept = Kept { file: keeping.file.path(), has_more };
+            surroundings.sandbox = begun(Some(kept), &merged.given)?;
+            (start.keeping, start.steps, start.kept) = (Some(keeping), merged.given, merged.kept);
+        }
+    }
     daemon::run(start, surroundings, |daemon| {
         if let Some(path) = &options.pidfile {
             let _ = pidfile.set(Pidfile::create(path).map_err(DaemonError::new)?);
         }
         let leaving = child.map(Daemon::leave).transpose().map_err(cannot_leave)?;
         daemon.confine()?;
-        leaving.map(Leaving::ready).transpose().map_err(cannot_leave)?;
-        Ok(None)
+        let tell = move || leaving.map_or(Ok(()), Leaving::ready).map_err(cannot_leave);
+        Ok(Ready { status: None, tell: Box::new(tell) })
     })?;
     drop(pidfile);
     Ok(ExitCode::SUCCESS)
+}
+
+/// `--state`: opens the file, and says what is to be made.
+fn keep(path: &Path, options: &StorageDaemonOptions) -> Result<(Keeping, Merged), DaemonError> {
+    let (file, state) = StateFile::open(path, sandbox::user(&options.sandbox)?)?;
+    let of = |error| {
+        let error = DaemonError::from(error);
+        error.of(&format!("state file '{}'", path.display()))
+    };
+    let merged = state.merge(&options.steps).map_err(of)?;
+    for change in merged.changes.iter().filter(|_| !state.command_line.is_empty()) {
+        log::info!("state file '{}': the command line has {change}", path.display());
+    }
+    if !merged.kept.is_empty() {
+        let (path, count) = (path.display(), merged.kept.len());
+        log::info!(
+            "state file '{path}': going on with {count} options that are not on the command line"
+        );
+    }
+    Ok((Keeping::new(file, &options.steps), merged))
 }

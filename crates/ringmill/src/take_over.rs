@@ -8,7 +8,9 @@ use std::rc::Rc;
 
 use control::{Command, LogOptions, SandboxOptions, Step, UsageError};
 
-use crate::daemon::{self, DaemonError, Start, Surroundings};
+use crate::daemon::{self, DaemonError, Keeping, Ready, Start, Surroundings};
+use crate::sandbox::Kept;
+use crate::state_file::StateFile;
 use crate::{sandbox, serve, spawner};
 
 /// Takes over from the daemon at the other end of standard input, and serves.
@@ -18,22 +20,37 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     // Before there is anything that its copy would keep.
     let sandbox = sandbox_options();
     let spawner = sandbox.as_ref().ok().and_then(spawner::start);
-    let taken = daemon::receive()?;
+    let mut taken = daemon::receive()?;
+    let state = taken.state.take();
     let prepare = || {
         begun.map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
         let sandbox = sandbox?;
         let mut surroundings = Surroundings::taken_over(taken.watchdog)?;
         let (steps, command_line) = steps(&taken.arguments)?;
         let pidfile = taken.pidfile.as_ref().map(|(path, _)| path.as_path());
-        surroundings.sandbox = sandbox::begin(&sandbox, &steps, pidfile)?;
-        Ok((surroundings, steps, command_line))
+        let file = state.as_ref().map(|(path, _)| Kept { file: path, has_more: false });
+        surroundings.sandbox = sandbox::begin(&sandbox, &steps, pidfile, file)?;
+        let keeping = state.map(|(path, fd)| {
+            let (file, state) = StateFile::take_over(path, fd)?;
+            Ok::<_, DaemonError>(Keeping::new(file, &state.command_line))
+        });
+        Ok((surroundings, steps, command_line, keeping.transpose()?))
     };
     let prepared = prepare().inspect_err(|error| taken.refuse(error));
-    let (surroundings, steps, command_line) = prepared?;
+    let (surroundings, steps, command_line, keeping) = prepared?;
     // Outlives the daemon.
     let pidfile = Rc::<OnceCell<_>>::default();
     let taken = Some(taken);
-    let start = Start { steps, command_line, spawner, pidfile: pidfile.clone(), taken };
+    let pidfile_of = pidfile.clone();
+    let start = Start {
+        steps,
+        command_line,
+        spawner,
+        pidfile: pidfile_of,
+        taken,
+        keeping,
+        kept: Vec::new(),
+    };
     daemon::run(start, surroundings, |daemon| {
         // It serves by now: to end would be worse for those who are served.
         if let Err(error) = daemon.confine() {
@@ -41,7 +58,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
             let why = error.strip_prefix("sandbox: ").unwrap_or(&error);
             log::error!("sandbox: NOT in force: {why}");
         }
-        Ok(None)
+        Ok(Ready::new(None))
     })?;
     drop(pidfile);
     Ok(ExitCode::SUCCESS)

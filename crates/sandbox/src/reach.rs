@@ -40,6 +40,8 @@ pub enum Purpose {
     Use,
     /// Files are removed, sockets and a pid file.
     Remove,
+    /// Files are made and written, and put in the place of others: a state file.
+    Replace,
 }
 
 impl Purpose {
@@ -51,6 +53,9 @@ impl Purpose {
                     & !(AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock)
             }
             Purpose::Remove => AccessFs::RemoveFile.into(),
+            Purpose::Replace => {
+                AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile
+            }
         }
     }
 }

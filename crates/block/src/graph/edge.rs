@@ -195,6 +195,12 @@ impl Drained {
     }
 }
 
+impl fmt::Debug for Drained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.edges.iter().map(|edge| &edge.name)).finish()
+    }
+}
+
 impl Drop for Drained {
     fn drop(&mut self) {
         for edge in &self.edges {

@@ -16,7 +16,7 @@ struct Described {
 
 impl NodeRegistry {
     /// Options that make the nodes of these names, which were opened by name, as they are now: in that
-    /// order, but that each comes after those that it refers to. No job may be at any of them.
+    /// order, but that each comes after those that it refers to. Filters of jobs are left out.
     ///
     /// A name that was generated is left out, to be generated again.
     pub fn describe<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<BlockdevOptions> {
@@ -55,7 +55,7 @@ impl NodeRegistry {
         let mut driver = entry.options.driver.clone();
         // Of an inactive node those defined inside it are closed: they stay as its options have them.
         for Child { role, edge } in &entry.children {
-            let below = edge.node().name().to_owned();
+            let below = self.below_filter(edge.node().name());
             let is_told = entry.options.driver.children().iter().any(|(told, _)| told == role);
             if !is_told && self.is_as_named(&below) {
                 continue;
@@ -68,6 +68,13 @@ impl NodeRegistry {
         BlockdevOptions { node_name, active: entry.active, driver, ..entry.options.clone() }
     }
 
+    /// The node of that name, or the one that a job has put that filter over.
+    fn below_filter(&self, name: &str) -> String {
+        let is_over = |entry: &Entry| entry.filter.as_ref().is_some_and(|f| f.name() == name);
+        let found = self.nodes.iter().find(|(_, entry)| is_over(entry));
+        found.map_or(name, |(below, _)| below).to_owned()
+    }
+
     /// Whether a node is what the header of the image above it has named: nobody has opened it anew, nor
     /// put another one in its place.
     fn is_as_named(&self, name: &str) -> bool {
@@ -75,7 +82,7 @@ impl NodeRegistry {
             matches!(entry.node, Held::Nested(_))
                 // Reopening notes the name.
                 && entry.options.node_name.is_none()
-                && entry.children.iter().all(|child| self.is_as_named(child.edge.node().name()))
+                && entry.children.iter().all(|child| self.is_as_named(&self.below_filter(child.edge.node().name())))
         })
     }
 }

@@ -7,16 +7,16 @@ use super::{Child, Held, NodeRegistry};
 use crate::drivers::file::{Claims, FileNode, ImageLock, Kind};
 use crate::drivers::raw::RawNode;
 use crate::error::OpenError;
-use crate::graph::drain;
+use crate::graph::{Drained, drain};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, Driver, FileOptions};
 
 /// Opening one node, for a node that opens others.
-type Opening<'a> = Pin<Box<dyn Future<Output = Result<(), OpenError>> + 'a>>;
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<Drained, OpenError>> + 'a>>;
 
 impl NodeRegistry {
     /// Gives a node other options, while requests go on: those below first, if they are defined inside
-    /// it.
+    /// it. What is returned holds its users' requests.
     ///
     /// # Errors
     ///
@@ -36,7 +36,8 @@ impl NodeRegistry {
                     BlockdevRef::Name(wanted) if *wanted == below => old.edge.clone(),
                     BlockdevRef::Name(wanted) => self.get_edge(wanted)?,
                     BlockdevRef::Inline(options) => {
-                        self.reopen(&below, options).await?;
+                        // What lies above is drained through it.
+                        drop(self.reopen(&below, options).await?);
                         old.edge.clone()
                     }
                 };
@@ -63,9 +64,9 @@ impl NodeRegistry {
             let before = std::mem::replace(&mut entry.node, held);
             entry.children = children;
             entry.options = BlockdevOptions { node_name: Some(name.to_owned()), ..options.clone() };
-            drop((before, users));
+            drop(before);
             self.forget_closed();
-            Ok(())
+            Ok(users)
         })
     }
 
@@ -81,7 +82,7 @@ impl NodeRegistry {
         let options = BlockdevOptions { read_only: true, ..entry.options.clone() };
         match options.driver {
             // So that other processes may read it, too.
-            Driver::File(_) | Driver::HostDevice(_) => self.reopen(name, &options).await,
+            Driver::File(_) | Driver::HostDevice(_) => self.reopen(name, &options).await.map(drop),
             Driver::Raw(_)
             | Driver::Qcow2(_)
             | Driver::NullCo(_)

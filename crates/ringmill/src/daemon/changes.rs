@@ -25,6 +25,7 @@ use super::errors::{policy_of, under, watch};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
 use super::running::Running;
+use super::state::{Moving, not_recorded};
 use super::upgrade::{self, TakenExport};
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
@@ -56,6 +57,7 @@ impl Daemon {
 
     /// The same, of something that no option tells of.
     pub(super) async fn carry_out_action(&mut self, action: &Action) -> Result<(), DaemonError> {
+        self.check_paths(action)?;
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
@@ -145,8 +147,12 @@ impl Daemon {
         }
         for options in &nodes {
             let name = options.node_name.as_deref().unwrap_or_default();
-            self.nodes.reopen(name, options).await?;
+            self.check_paths(&Action::Blockdev(options.clone()))?;
+            let _moving = Moving::new(&self.moving);
+            // They may be written to elsewhere from now on.
+            let _held = self.nodes.reopen(name, options).await?;
             self.graph = self.graph.with_reopened(options)?;
+            self.record().await.map_err(not_recorded)?;
         }
         Ok(())
     }

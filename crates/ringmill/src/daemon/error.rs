@@ -53,7 +53,7 @@ impl DaemonError {
     }
 
     /// With what it is about in front.
-    pub(super) fn of(self, what: &str) -> Self {
+    pub(crate) fn of(self, what: &str) -> Self {
         DaemonError { message: format!("{what}: {}", self.message), ..self }
     }
 }

@@ -23,6 +23,7 @@ mod signal;
 mod signals;
 mod snapshot;
 mod stalls;
+mod state;
 mod statistics;
 mod status;
 mod surroundings;
@@ -31,7 +32,7 @@ mod turn;
 mod upgrade;
 mod watchdog;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -59,6 +60,7 @@ use signal::Mailbox;
 pub(crate) use signal::until;
 use signals::StopSignals;
 pub(crate) use signals::{block as block_signals, handled as handled_signals};
+pub(crate) use state::Keeping;
 use statistics::{ProcessStatistics, Statistics};
 pub(crate) use status::Status;
 pub(crate) use surroundings::Surroundings;
@@ -103,6 +105,12 @@ pub(crate) struct Daemon {
     taken: Option<TakenOver>,
     /// Everything that the command line asks for is made.
     serves: bool,
+    /// `None`: there is no state file.
+    keeping: Option<Keeping>,
+    /// What the state file has beside the command line, until it is made.
+    kept: Vec<Step>,
+    /// A change is under way that is not to be left half done.
+    moving: Rc<Cell<bool>>,
 }
 
 /// What a daemon starts with.
@@ -118,6 +126,25 @@ pub(crate) struct Start {
     pub(crate) pidfile: Rc<OnceCell<Pidfile>>,
     /// What it takes over itself.
     pub(crate) taken: Option<TakenOver>,
+    /// Keeps the configuration.
+    pub(crate) keeping: Option<Keeping>,
+    /// What it makes besides, once it has become what `ready` makes of it.
+    pub(crate) kept: Vec<Step>,
+}
+
+/// All but what the state file has is made.
+pub(crate) struct Ready {
+    /// To be shown while the daemon serves.
+    pub(crate) status: Option<Status>,
+    /// Tells others, once the rest is made, too.
+    pub(crate) tell: Box<dyn FnOnce() -> Result<(), DaemonError>>,
+}
+
+impl Ready {
+    /// Nobody is to be told.
+    pub(crate) fn new(status: Option<Status>) -> Self {
+        Ready { status, tell: Box::new(|| Ok(())) }
+    }
 }
 
 /// How long the exports have to finish once an I/O thread has failed: those that it served never do.
@@ -140,7 +167,7 @@ enum Served {
 pub(crate) fn run(
     start: Start,
     surroundings: Surroundings,
-    ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
+    ready: impl FnOnce(&Daemon) -> Result<Ready, DaemonError>,
 ) -> Result<(), DaemonError> {
     let blocked = signals::block()
         .map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
@@ -165,26 +192,43 @@ fn run_on(
     mut stop: StopSignals,
     start: Start,
     surroundings: Surroundings,
-    ready: impl FnOnce(&Daemon) -> Result<Option<Status>, DaemonError>,
+    ready: impl FnOnce(&Daemon) -> Result<Ready, DaemonError>,
 ) -> Result<(), DaemonError> {
     let mut daemon = Daemon::new(control, surroundings);
     damage::watch(&mut daemon.nodes, control, &daemon.clients);
     let mailbox = daemon.mailbox.clone();
     signals::watch_upgrade(control, move || mailbox.push(Message::Upgrade))
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
+    let took_over = start.taken.is_some();
     let steps = daemon.begin_with(start);
     let making = async move {
         // A client may be waited for.
         let made = until(daemon.make_all(steps), stop.next()).await;
         (daemon, stop, made)
     };
-    let (mut daemon, mut stop, made) =
-        control.block_on(making).map_err(|error| control_failed(&error))?;
-    let begun = match made {
+    let (daemon, stop, made) = control.block_on(making).map_err(|error| control_failed(&error))?;
+    let made = match made {
         // What the other process has is not to be taken down.
         Err(_) if daemon.taken.is_some() => std::process::exit(1),
+        Err(signal) => Err(signal),
+        Ok(made) => Ok(made.and_then(|()| ready(&daemon))),
+    };
+    let keeping = async move {
+        let (mut daemon, mut stop) = (daemon, stop);
+        let made = match made {
+            Ok(Ok(ready)) if !took_over => {
+                let kept = until(daemon.make_kept(), stop.next()).await;
+                kept.map(|kept| kept.map(|()| ready))
+            }
+            made => made,
+        };
+        (daemon, stop, made)
+    };
+    let (mut daemon, mut stop, made) =
+        control.block_on(keeping).map_err(|error| control_failed(&error))?;
+    let begun = match made {
         Err(signal) => Some(End::Signal(signal)),
-        Ok(made) => match made.and_then(|()| ready(&daemon)) {
+        Ok(made) => match made.and_then(|ready| (ready.tell)().map(|()| ready.status)) {
             Ok(status) => {
                 daemon.is_ready(status);
                 None
@@ -265,6 +309,9 @@ impl Daemon {
             turn: Rc::default(),
             taken: None,
             serves: false,
+            keeping: None,
+            kept: Vec::new(),
+            moving: Rc::default(),
         }
     }
 
@@ -335,8 +382,9 @@ impl Daemon {
 
     /// Has what this is to begin with; gives what is to be made.
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
-        let Start { steps, command_line, spawner, pidfile, mut taken } = start;
+        let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept } = start;
         (self.spawner, self.pidfile) = (spawner, pidfile);
+        (self.keeping, self.kept) = (keeping, kept);
         if let Some(arguments) = command_line {
             self.definitions.of_command_line(arguments);
         }
@@ -482,7 +530,7 @@ mod tests {
             assert!(socket.exists());
             let worker = daemon.threads.all().into_iter().next().unwrap();
             worker.spawn(|_| deny_rings()).unwrap();
-            Ok(None)
+            Ok(Ready::new(None))
         });
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with("I/O thread \"worker\": "), "{error}");

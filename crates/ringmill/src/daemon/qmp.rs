@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 use super::exports::ExportInfo;
 use super::monitor::{Outcome, Request};
 use super::signal::until;
+use super::state::not_recorded;
 use super::threads::Thread;
 use super::{Daemon, DaemonError, nodes, statistics};
 
@@ -50,7 +51,13 @@ impl Daemon {
             },
             Command::NbdServerStop => self.stop_nbd_server().await,
             command => {
-                let outcome = self.outcome(command).await;
+                let may_change = may_change(&command);
+                let mut outcome = self.outcome(command).await;
+                if may_change {
+                    // Also of a command that failed: a part may have been carried out.
+                    let recorded = self.record().await.map_err(not_recorded);
+                    outcome = outcome.and_then(|value| Ok(recorded.map(|()| value)?));
+                }
                 return answer.send(outcome.map_err(|error| self.explain(error)));
             }
         };
@@ -58,6 +65,9 @@ impl Daemon {
             Ok(ends) => ends,
             Err(error) => return answer.send(Err(error.into())),
         };
+        if let Err(error) = self.record().await {
+            return answer.send(Err(not_recorded(error).into()));
+        }
         // As soon as what it used is free again, as QSD does it. Nobody else waits for that.
         let enough = self.control.sleep_until(self.control.now_ns() + EXPORT_END_NS);
         self.control.spawn(async move {
@@ -254,6 +264,39 @@ impl Place<'_> {
             Place::Thread(thread) => thread.options.properties(),
             Place::Throttle(group) => group.properties(),
         }
+    }
+}
+
+/// Whether a command may change what a state file keeps.
+fn may_change(command: &Command) -> bool {
+    match command {
+        Command::Add(_)
+        | Command::ObjectDel { .. }
+        | Command::BlockdevDel { .. }
+        | Command::BlockdevSetActive { .. }
+        | Command::BlockExportDel { .. }
+        | Command::NbdServerStop
+        | Command::NbdServerAdd { .. }
+        | Command::NbdServerRemove { .. }
+        | Command::QomSet { .. }
+        | Command::BlockdevReopen { .. }
+        | Command::BlockdevSnapshotSync(_)
+        | Command::BlockdevSnapshot { .. }
+        | Command::Job(_) => true,
+        Command::BlockResize { .. }
+        | Command::XBlockExportResume { .. }
+        | Command::QomList { .. }
+        | Command::QomGet { .. }
+        | Command::QueryIothreads
+        | Command::QueryNamedBlockNodes { .. }
+        | Command::QueryBlockExports
+        | Command::QueryBlockstats { .. }
+        | Command::BlockLatencyHistogramSet { .. }
+        | Command::XQueryExportStats
+        | Command::XQueryIothreadStats
+        | Command::XQuerySandbox
+        | Command::Upgrade
+        | Command::Quit => false,
     }
 }
 

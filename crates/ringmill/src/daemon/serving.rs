@@ -8,6 +8,7 @@ use serde_json::json;
 use super::monitor::Request;
 use super::signal::until;
 use super::signals::StopSignals;
+use super::state::unless_stopped;
 use super::statistics::Statistics;
 use super::upgrade::HandedOver;
 use super::{Daemon, DaemonError};
@@ -45,7 +46,7 @@ pub(super) enum End {
 impl Daemon {
     /// Does what is asked for, until something ends that.
     pub(super) async fn serve(&mut self, stop: &mut StopSignals) -> End {
-        let mailbox = self.mailbox.clone();
+        let (mailbox, moving) = (self.mailbox.clone(), self.moving.clone());
         loop {
             match until(mailbox.next(), stop.next()).await {
                 Err(signal) => return End::Signal(signal),
@@ -58,7 +59,8 @@ impl Daemon {
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
                 Ok(Message::Created(job, made)) => self.created(job, made).await,
                 Ok(Message::Job(job, report)) => {
-                    let reported = until(self.job_reports(job, report), stop.next()).await;
+                    let reported =
+                        unless_stopped(self.job_reports(job, report), &moving, stop).await;
                     if let Err(signal) = reported {
                         return End::Signal(signal);
                     }
@@ -87,7 +89,8 @@ impl Daemon {
                 }
                 Ok(Message::Request(request)) => {
                     let exports = self.exports.all().count();
-                    if let Err(signal) = until(self.carry_out(request), stop.next()).await {
+                    let carried_out = unless_stopped(self.carry_out(request), &moving, stop);
+                    if let Err(signal) = carried_out.await {
                         return End::Signal(signal);
                     }
                     if self.exports.all().count() != exports {

@@ -13,6 +13,7 @@ use control::Action;
 use control::qmp::SnapshotSync;
 use event_loop::{IoBufs, oneshot};
 
+use super::state::Moving;
 use super::{Daemon, DaemonError, nodes};
 
 impl Daemon {
@@ -46,19 +47,8 @@ impl Daemon {
         let Some(below) = self.nodes.options(&node_name).cloned() else {
             return Err(DaemonError::new(format!("Node '{node_name}' is gone")));
         };
-        if !snapshot.existing {
-            let Some(path) = self.nodes.image_path(&node_name) else {
-                let message = format!("Node '{node_name}' has no file that an image could name");
-                return Err(DaemonError::new(message));
-            };
-            let path = std::path::absolute(path).map_err(DaemonError::new)?;
-            let backing = (path.display().to_string(), nodes::name(&below.driver).to_owned());
-            let size = node.geometry().size;
-            drop(node);
-            let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
-            make(&snapshot_file, create).await?;
-        }
-        let file = FileOptions { filename: snapshot_file, aio: None, locking: Locking::Auto };
+        let file =
+            FileOptions { filename: snapshot_file.clone(), aio: None, locking: Locking::Auto };
         let file = BlockdevOptions {
             discard: Discard::Unmap,
             cache: below.cache,
@@ -76,6 +66,19 @@ impl Daemon {
             }),
             ..file
         };
+        self.check_paths(&Action::Blockdev(overlay.clone()))?;
+        if !snapshot.existing {
+            let Some(path) = self.nodes.image_path(&node_name) else {
+                let message = format!("Node '{node_name}' has no file that an image could name");
+                return Err(DaemonError::new(message));
+            };
+            let path = std::path::absolute(path).map_err(DaemonError::new)?;
+            let backing = (path.display().to_string(), nodes::name(&below.driver).to_owned());
+            let size = node.geometry().size;
+            drop(node);
+            let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
+            make(&snapshot_file, create).await?;
+        }
         self.put_above(&node_name, &overlay).await
     }
 
@@ -132,13 +135,13 @@ impl Daemon {
             // It is written by none of its users all the same.
             log::warn!("node {node}: stays open for writing behind '{name}': {error}");
         }
-        self.exports.node_replaced(node, name);
-        self.definitions.add_node(name);
         Ok(())
     }
 
+    /// Has the users of `from` use `to`, which only then, and once the state file says so, are written to
+    /// again.
     async fn move_users(
-        &self,
+        &mut self,
         users: Vec<std::sync::Arc<block::graph::Edge>>,
         from: &str,
         to: &str,
@@ -159,7 +162,18 @@ impl Daemon {
                 DaemonError::new(format!("flush of '{from}' failed: {}", errno.desc()))
             })?;
         }
-        users.point_to(&target).await.map_err(DaemonError::new)
+        let _moving = Moving::new(&self.moving);
+        users.point_to(&target).await.map_err(DaemonError::new)?;
+        self.exports.node_replaced(from, to);
+        self.definitions.add_node(to);
+        let recorded = self.record().await;
+        if recorded.is_err() {
+            self.exports.node_replaced(to, from);
+            self.definitions.remove_node(to);
+            let node = self.nodes.node(from)?;
+            users.point_to(&node).await.map_err(DaemonError::new)?;
+        }
+        recorded
     }
 }
 

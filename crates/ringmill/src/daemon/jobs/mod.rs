@@ -19,6 +19,7 @@ use serde_json::{Value as Json, json};
 
 use self::job::{Copying, How, Job, Open, Status};
 use self::worker::Order;
+use super::state::Moving;
 use super::{Daemon, DaemonError};
 
 /// The jobs, in the order in which they were started.
@@ -260,6 +261,7 @@ impl Daemon {
         let finished = is_done.await.map_err(DaemonError::new)?;
         finished.map_err(|failure| DaemonError::new(failure.errno.desc()))?;
         let failed = |error| DaemonError::new(error).of(&copying.target);
+        let _moving = Moving::new(&self.moving);
         match (&elsewhere, replaces) {
             (Some(elsewhere), _) => {
                 elsewhere.point_to(&target).await.map_err(failed)?;
@@ -269,10 +271,18 @@ impl Daemon {
             (None, None) => users.point_to(&source).await.map_err(failed)?,
         }
         self.nodes.set_filter(&copying.source, None);
-        if let Some(replaced) = replaces {
-            self.graph = self.graph.with_replaced(replaced, &copying.target);
-            self.exports.node_replaced(replaced, &copying.target);
+        let Some(replaced) = replaces else { return Ok(()) };
+        self.exports.node_replaced(replaced, &copying.target);
+        // Before anything is written there that the source has not.
+        if let Err(error) = self.record().await {
+            self.exports.node_replaced(&copying.target, replaced);
+            if let Some(elsewhere) = elsewhere {
+                elsewhere.point_to(&self.nodes.node(replaced)?).await.map_err(failed)?;
+            }
+            users.point_to(&source).await.map_err(failed)?;
+            return Err(error);
         }
+        self.graph = self.graph.with_replaced(replaced, &copying.target);
         Ok(())
     }
 

@@ -2,7 +2,9 @@
 //! again.
 
 use block::NodeRegistry;
-use control::{Action, ExportKind, Object, Step, Value, amend, blockdev_option, put_member};
+use control::{
+    Action, ExportKind, Object, Step, Value, amend, blockdev_option, option_words, put_member,
+};
 
 /// What an option, or a command of a monitor, has made, and the option.
 #[derive(Debug)]
@@ -107,11 +109,33 @@ impl Definitions {
     pub(super) fn arguments(
         &self,
         nodes: &NodeRegistry,
-        offered: impl Fn(&str) -> Vec<String>,
+        offered: impl Fn(&str) -> Option<Vec<String>>,
     ) -> Result<Vec<String>, String> {
         if let Some(arguments) = &self.whole {
             return Ok(arguments.clone());
         }
+        let fixed = self.definitions.iter().filter_map(|definition| match definition {
+            Definition::Fixed(option) => Some(option.clone()),
+            Definition::Object { .. }
+            | Definition::Node(_)
+            | Definition::Export { .. }
+            | Definition::NbdServer(_) => None,
+        });
+        let options: Vec<_> = fixed.chain(self.configuration(nodes, offered)?).collect();
+        words(&options)
+    }
+
+    /// Options that make the configuration: objects, NBD server, nodes and exports. `offered` gives the nodes
+    /// that an export offers now; `None`: it is left out.
+    ///
+    /// # Errors
+    ///
+    /// Why there are none.
+    pub(in crate::daemon) fn configuration(
+        &self,
+        nodes: &NodeRegistry,
+        offered: impl Fn(&str) -> Option<Vec<String>>,
+    ) -> Result<Vec<String>, String> {
         let (mut options, mut names, mut exports) = (Vec::new(), Vec::new(), Vec::new());
         for definition in &self.definitions {
             match definition {
@@ -120,22 +144,21 @@ impl Definitions {
                 }
                 Definition::Node(name) => names.push(name.as_str()),
                 Definition::Export { id, option, nodes: before, is_nbd } => {
-                    let now = offered(id);
+                    let Some(now) = offered(id) else { continue };
                     let is_active = now.iter().all(|node| nodes.is_active(node));
                     exports.push(match is_active && now == *before {
                         true => option.clone(),
                         false => with_nodes(option, before, now, is_active, *is_nbd)?,
                     });
                 }
-                Definition::NbdServer(option) | Definition::Fixed(option) => {
-                    options.push(option.clone());
-                }
+                Definition::NbdServer(option) => options.push(option.clone()),
+                Definition::Fixed(_) => {}
             }
         }
         // An image that came above a node is newer than what uses it now.
         options.extend(nodes.describe(names.into_iter()).iter().map(blockdev_option));
         options.extend(exports);
-        words(&options)
+        Ok(options)
     }
 }
 
@@ -178,21 +201,13 @@ fn with_nodes(
 }
 
 /// The command line of these options.
-fn words(options: &[String]) -> Result<Vec<String>, String> {
-    let mut arguments = vec!["storage-daemon".to_owned()];
-    for option in options {
-        // `--name=value` is one word, `--name value` two.
-        let end = option.find([' ', '=']).unwrap_or(option.len());
-        match option.split_at_checked(end) {
-            _ if option.contains(char::REPLACEMENT_CHARACTER) => {
-                return Err(format!("{option}: a name in it is not in UTF-8"));
-            }
-            Some((name, value)) if value.starts_with(' ') => {
-                arguments.extend([name.to_owned(), value[1..].to_owned()]);
-            }
-            _ => arguments.push(option.clone()),
-        }
+pub(in crate::daemon) fn words(options: &[String]) -> Result<Vec<String>, String> {
+    if let Some(option) = options.iter().find(|option| option.contains(char::REPLACEMENT_CHARACTER))
+    {
+        return Err(format!("{option}: a name in it is not in UTF-8"));
     }
+    let arguments = options.iter().flat_map(|option| option_words(option));
+    let arguments: Vec<_> = ["storage-daemon".to_owned()].into_iter().chain(arguments).collect();
     // The other process would find out as well, but here it costs nobody anything.
     let parsed = ["ringmill".to_owned()].into_iter().chain(arguments.iter().cloned());
     match control::parse_args(parsed.map(Into::into)) {

@@ -120,7 +120,7 @@ impl Daemon {
             return Err(format!("export '{}' is shutting down", export.id));
         }
         self.check_flushes()?;
-        self.definitions.arguments(&self.nodes, |export| self.exports.nodes_of(export))
+        self.definitions.arguments(&self.nodes, |export| Some(self.exports.nodes_of(export)))
     }
 
     /// The kernel tells of lost writes once, and it has told this process.
@@ -229,6 +229,13 @@ impl Daemon {
             }
             None => Json::Null,
         };
+        let state = match &self.keeping {
+            Some(keeping) => {
+                let (path, file) = keeping.file.hand_over().map_err(|error| dup_failed(&error))?;
+                json!({"path": path, "fd": fds.add(file)})
+            }
+            None => Json::Null,
+        };
         let graph = json!({
             "version": VERSION,
             "program": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
@@ -238,6 +245,7 @@ impl Daemon {
             "stdin": stdin,
             "watchdog": self.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
             "pidfile": pidfile,
+            "state": state,
             "images": images,
             "listeners": listeners,
             "exports": exports,

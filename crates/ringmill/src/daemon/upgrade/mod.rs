@@ -23,7 +23,7 @@ mod hand_over;
 mod packets;
 mod take_over;
 
-pub(super) use definitions::Definitions;
+pub(super) use definitions::{Definitions, words};
 pub(super) use hand_over::HandedOver;
 pub(super) use take_over::TakenExport;
 pub(crate) use take_over::{TakenOver, receive};

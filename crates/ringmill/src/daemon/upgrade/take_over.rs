@@ -49,6 +49,7 @@ pub(crate) struct TakenOver {
     /// Whether the other process had to give signs of life.
     pub(crate) watchdog: bool,
     pub(crate) pidfile: Option<(PathBuf, OwnedFd)>,
+    pub(crate) state: Option<(PathBuf, OwnedFd)>,
     pub(in crate::daemon) images: Vec<OpenImage<OwnedFd>>,
     listeners: HashMap<String, TakenListener>,
     exports: HashMap<String, TakenExport>,
@@ -100,10 +101,11 @@ impl TakenOver {
         dup2_stdin(&stdin).map_err(|errno| format!("dup2 failed: {}", errno.desc()))?;
         let arguments = list(&json["arguments"])?.iter().map(|word| Ok(text(word)?.to_owned()));
         let arguments = arguments.collect::<Result<_, String>>()?;
-        let pidfile = match &json["pidfile"] {
-            Json::Null => None,
-            pidfile => Some((text(&pidfile["path"])?.into(), document.fd(&pidfile["fd"])?)),
+        let mut file = |file: &Json| match file {
+            Json::Null => Ok::<_, String>(None),
+            file => Ok(Some((text(&file["path"])?.into(), document.fd(&file["fd"])?))),
         };
+        let (pidfile, state) = (file(&json["pidfile"])?, file(&json["state"])?);
         let mut images = Vec::new();
         for image in list(&json["images"])? {
             let (path, fd) = (text(&image["path"])?.into(), document.fd(&image["fd"])?);
@@ -136,6 +138,7 @@ impl TakenOver {
             directory: path(&json["directory"]),
             watchdog: json["watchdog"] == Json::Bool(true),
             pidfile,
+            state,
             images,
             listeners,
             exports,

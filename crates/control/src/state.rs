@@ -1,0 +1,321 @@
+//! The state file's text, and how its options and those of the command line become one configuration.
+//!
+//! The file has two lists of options: the configuration as it is, and those of the command line by which the
+//! daemon was started last. So what has changed on the command line since can be told from what commands of a
+//! monitor have changed, as in a three-way merge:
+//!
+//! | the command line | commands | then |
+//! |---|---|---|
+//! | as before | changed or removed it | it is as commands left it |
+//! | changed, added or removed it | left it alone | it is as the command line has it |
+//! | changed it | changed it in the same way | so it is |
+//! | changed it | changed it in another way | the start is refused |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use block::options::{BlockdevOptions, BlockdevRef, Driver, NbdServerAddr};
+use serde_json::json;
+
+use crate::cli::read_options;
+use crate::error::OptionError;
+use crate::export::{Addr, ExportKind};
+use crate::graph::Graph;
+use crate::json;
+use crate::nbd_server::NbdAddr;
+use crate::object::ObjectOptions;
+use crate::storage_daemon::{Action, Step};
+use crate::value::{Object, Value};
+
+/// The first member of a state file; its value is the version of the format.
+const MAGIC: &str = "ringmill-state";
+/// The version that is written, and the only one that is read.
+const VERSION: i64 = 1;
+const COMMAND_LINE: &str = "command-line";
+const OPTIONS: &str = "options";
+
+/// What a state file says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// Options of the command line by which the daemon was started last.
+    pub command_line: Vec<Step>,
+    /// Options that make the configuration.
+    pub options: Vec<Step>,
+}
+
+/// What a daemon with a state file is to make.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// Steps that are options of the command line, with those that are no configuration.
+    pub given: Vec<Step>,
+    /// Steps from the state file, and what depends on them. They come after the others.
+    pub kept: Vec<Step>,
+    /// What the command line has changed since the last start, a line each.
+    pub changes: Vec<String>,
+}
+
+/// What an option defines: no two options define the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    // In the order in which they can be made.
+    Object(String),
+    NbdServer,
+    Node(String),
+    Export(String),
+}
+
+impl Key {
+    /// `None`: it is no configuration, and stays what the command line says.
+    fn of(action: &Action) -> Option<Key> {
+        match action {
+            Action::Object(object) => Some(Key::Object(object.id().to_owned())),
+            Action::NbdServer(_) => Some(Key::NbdServer),
+            Action::Blockdev(node) => Some(Key::Node(node.node_name.clone().unwrap_or_default())),
+            Action::Export(export) => Some(Key::Export(export.id.clone())),
+            Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => None,
+        }
+    }
+
+    fn rank(&self) -> u8 {
+        match self {
+            Key::Object(_) => 0,
+            Key::NbdServer => 1,
+            Key::Node(_) => 2,
+            Key::Export(_) => 3,
+        }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Key::Object(id) => write!(f, "object '{id}'"),
+            Key::NbdServer => f.write_str("the NBD server"),
+            Key::Node(name) => write!(f, "node '{name}'"),
+            Key::Export(id) => write!(f, "export '{id}'"),
+        }
+    }
+}
+
+/// The options of the command line that are configuration, as a state file has them.
+pub fn configuration(steps: &[Step]) -> Vec<String> {
+    let configuration = steps.iter().filter(|step| Key::of(&step.action).is_some());
+    configuration.map(|step| step.origin.clone()).collect()
+}
+
+impl State {
+    /// A state file's text.
+    pub fn text(command_line: &[String], options: &[String]) -> String {
+        let document = json!({MAGIC: VERSION, COMMAND_LINE: command_line, OPTIONS: options});
+        format!("{document:#}\n")
+    }
+
+    /// Reads a state file's text.
+    ///
+    /// # Errors
+    ///
+    /// The text is no state file's, is of another version, or has an option that cannot be read.
+    pub fn parse(text: &str) -> Result<State, OptionError> {
+        let document = json::parse(text)?;
+        let member = |name: &str| document.iter().find(|(own, _)| own == name).map(|(_, own)| own);
+        match member(MAGIC) {
+            Some(Value::Integer(VERSION)) => {}
+            Some(Value::Integer(other)) => {
+                return Err(OptionError::new(format!(
+                    "the format has version {other}, and this program knows version {VERSION}"
+                )));
+            }
+            _ => return Err(OptionError::new(format!("not a state file: '{MAGIC}' is missing"))),
+        }
+        let known = [MAGIC, COMMAND_LINE, OPTIONS];
+        if let Some((other, _)) = document.iter().find(|(name, _)| !known.contains(&&**name)) {
+            return Err(OptionError::new(format!("unknown member '{other}'")));
+        }
+        let list = |name| options(&document, name).map_err(|error| error.of(name));
+        Ok(State { command_line: list(COMMAND_LINE)?, options: list(OPTIONS)? })
+    }
+
+    /// What a daemon is to make that is started by the command line `given`.
+    ///
+    /// # Errors
+    ///
+    /// The command line and commands of a monitor have changed the same thing in different ways, or the
+    /// result does not fit together.
+    pub fn merge(&self, given: &[Step]) -> Result<Merged, OptionError> {
+        let all = [&self.command_line, given, &self.options].map(by_key);
+        let keys: BTreeSet<&Key> = all.iter().flat_map(BTreeMap::keys).collect();
+        let (mut result, mut changes) = (BTreeMap::new(), Vec::new());
+        for key in keys {
+            let [before, now, kept] = [&all[0], &all[1], &all[2]].map(|all| all.get(key).copied());
+            let is_same = |one: Option<&Step>, other: Option<&Step>| {
+                one.map(|step| &step.action) == other.map(|step| &step.action)
+            };
+            let step = if is_same(now, before) || is_same(now, kept) {
+                kept
+            } else if is_same(kept, before) {
+                let what = match (before, now) {
+                    (None, _) => "added",
+                    (_, None) => "removed",
+                    (Some(_), Some(_)) => "changed",
+                };
+                changes.push(format!("{what} {key}"));
+                now
+            } else {
+                return Err(conflict(key, before, now, kept));
+            };
+            result.extend(step.map(|step| (key.clone(), step)));
+        }
+        let (given, kept) = in_order(given, &self.options, result)?;
+        Ok(Merged { given, kept, changes })
+    }
+}
+
+fn options(document: &Object, name: &str) -> Result<Vec<Step>, OptionError> {
+    let Some((_, Value::List(list))) = document.iter().find(|(own, _)| own == name) else {
+        return Err(OptionError::new("a list of options is missing"));
+    };
+    let text = |value: &Value| match value {
+        Value::Text(option) => Ok(option.clone()),
+        other => Err(OptionError::new(format!("{other:?} is no option"))),
+    };
+    let steps = read_options(&list.iter().map(text).collect::<Result<Vec<_>, _>>()?)?;
+    let mut keys = Vec::new();
+    for step in &steps {
+        let key = Key::of(&step.action);
+        let key = key.ok_or_else(|| OptionError::new("no configuration").of(&step.origin))?;
+        keys.push(key);
+    }
+    keys.sort();
+    match keys.windows(2).find(|pair| pair.first() == pair.last()) {
+        Some(twice) => Err(OptionError::new(format!("{} is defined twice", twice[0]))),
+        None => Ok(steps),
+    }
+}
+
+fn by_key(steps: &[Step]) -> BTreeMap<Key, &Step> {
+    steps.iter().filter_map(|step| Some((Key::of(&step.action)?, step))).collect()
+}
+
+fn conflict(
+    key: &Key,
+    before: Option<&Step>,
+    now: Option<&Step>,
+    kept: Option<&Step>,
+) -> OptionError {
+    let did = |step: Option<&Step>| match (before, step) {
+        (None, _) => "added",
+        (_, None) => "removed",
+        (Some(_), Some(_)) => "changed",
+    };
+    let last = before.map_or_else(
+        || "Without that option".to_owned(),
+        |step| format!("With the option as it was, {},", step.origin),
+    );
+    let kept_is = kept.map_or("nothing".to_owned(), |step| step.origin.clone());
+    OptionError::new(format!(
+        "{key} was {} on the command line, and {} by commands of a monitor",
+        did(now),
+        did(kept)
+    ))
+    .hint(format!(
+        "{last} the daemon starts with what commands have left: {kept_is}. Without the state file it starts \
+         from the command line alone."
+    ))
+}
+
+/// The steps of the result, in an order in which each refers to earlier ones: those that are as the command
+/// line has them and refer to such alone, and all others.
+fn in_order(
+    given: &[Step],
+    kept: &[Step],
+    mut result: BTreeMap<Key, &Step>,
+) -> Result<(Vec<Step>, Vec<Step>), OptionError> {
+    let (mut graph, mut first) = (Graph::default(), Vec::new());
+    for step in given {
+        let key = Key::of(&step.action);
+        let is_wanted = |key: &Key| result.get(key).is_some_and(|is| is.action == step.action);
+        if key.as_ref().is_none_or(is_wanted)
+            && let Ok(with) = graph.with(&step.action)
+        {
+            graph = with;
+            first.push(step.clone());
+            key.map(|key| result.remove(&key));
+        }
+    }
+    // In the state file's order, and then the command line's.
+    let place = |step: &Step| kept.iter().chain(given).position(|other| other == step);
+    let mut rest: Vec<_> = result.into_iter().collect();
+    rest.sort_by_key(|(key, step)| (key.rank(), place(step)));
+    let mut then = Vec::new();
+    while !rest.is_empty() {
+        let before = rest.len();
+        let mut wrong = None;
+        rest.retain(|(_, step)| match graph.with(&step.action) {
+            Ok(with) => {
+                graph = with;
+                then.push((*step).clone());
+                false
+            }
+            Err(error) => {
+                wrong.get_or_insert(error.of(&step.origin));
+                true
+            }
+        });
+        if let (Some(wrong), true) = (wrong, rest.len() == before) {
+            return Err(wrong);
+        }
+    }
+    Ok((first, then))
+}
+
+/// A path of the option that depends on the folder in which the daemon is started, or was.
+pub fn relative_path(action: &Action) -> Option<&Path> {
+    let path = |path: &'_ Path| path.is_relative();
+    match action {
+        Action::Blockdev(node) => relative_path_of_node(node),
+        Action::Export(export) => match &export.kind {
+            ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
+                match &options.addr {
+                    Addr::Unix { path } => Some(path.as_path()),
+                    Addr::Fd { .. } => None,
+                }
+            }
+            ExportKind::Nbd(_) => None,
+        },
+        Action::NbdServer(server) => match &server.addr {
+            NbdAddr::Unix { path } => Some(path.as_path()),
+            NbdAddr::Inet { .. } | NbdAddr::Fd { .. } => None,
+        },
+        Action::Object(object) => match object {
+            ObjectOptions::TlsCreds(creds) => Some(creds.files.dir.as_path()),
+            ObjectOptions::Iothread(_)
+            | ObjectOptions::Authz(_)
+            | ObjectOptions::ThrottleGroup(_) => None,
+        },
+        Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => None,
+    }
+    .filter(|found| path(found))
+}
+
+fn relative_path_of_node(node: &BlockdevOptions) -> Option<&Path> {
+    let own = match &node.driver {
+        Driver::File(file) | Driver::HostDevice(file) => Some(file.filename.as_path()),
+        Driver::Nbd(nbd) => match &nbd.server {
+            NbdServerAddr::Unix { path } => Some(path.as_path()),
+            NbdServerAddr::Inet { .. } => None,
+        },
+        Driver::Blkdebug(blkdebug) => blkdebug.config.as_deref(),
+        Driver::Raw(_)
+        | Driver::Qcow2(_)
+        | Driver::NullCo(_)
+        | Driver::NullAio(_)
+        | Driver::Throttle(_) => None,
+    };
+    let below = || {
+        node.driver.children().into_iter().find_map(|(_, child)| match child {
+            BlockdevRef::Inline(options) => relative_path_of_node(options),
+            BlockdevRef::Name(_) => None,
+        })
+    };
+    own.filter(|path| path.is_relative()).or_else(below)
+}

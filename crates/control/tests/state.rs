@@ -1,0 +1,259 @@
+//! The state file: its text, and how its options and those of the command line become one configuration.
+
+use control::{
+    Action, Command, State, Step, configuration, option_words, parse_args, relative_path,
+};
+use proptest::prelude::*;
+
+fn steps(options: &[&str]) -> Vec<Step> {
+    let program = ["ringmill", "storage-daemon"].map(str::to_owned);
+    let words = options.iter().flat_map(|option| option_words(option));
+    match parse_args(program.into_iter().chain(words).map(Into::into)) {
+        Ok(Command::StorageDaemon(options)) => options.steps,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn owned(options: &[&str]) -> Vec<String> {
+    options.iter().map(|option| (*option).to_owned()).collect()
+}
+
+fn state(command_line: &[&str], options: &[&str]) -> State {
+    State::parse(&State::text(&owned(command_line), &owned(options))).expect("a state file")
+}
+
+fn origins(steps: &[Step]) -> Vec<&str> {
+    steps.iter().map(|step| step.origin.as_str()).collect()
+}
+
+const IO: &str = "--object iothread,id=io";
+const DISK: &str = "--blockdev null-co,node-name=disk";
+const MONITOR: [&str; 2] =
+    ["--chardev socket,id=m,path=/m,server=on,wait=off", "--monitor chardev=m"];
+const EXPORT: &str = "--export vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path=/e";
+
+#[test]
+fn a_first_start_makes_what_the_command_line_says_in_its_order() {
+    let given = steps(&[DISK, MONITOR[0], IO, MONITOR[1], EXPORT]);
+    let merged = State::default().merge(&given).expect("nothing to merge");
+    assert_eq!((merged.given, merged.kept), (given, vec![]));
+}
+
+#[test]
+fn what_commands_have_left_stays_where_the_command_line_is_the_same() {
+    let more = "--blockdev null-co,node-name=more";
+    // The disk is gone, a node has come, and the export has moved to it.
+    let moved = EXPORT.replace("node-name=disk", "node-name=more");
+    let state = state(&[IO, DISK, EXPORT], &[IO, more, &moved]);
+    let given = steps(&[MONITOR[0], MONITOR[1], IO, DISK, EXPORT]);
+    let merged = state.merge(&given).expect("it fits");
+    assert_eq!(origins(&merged.given), [MONITOR[0], MONITOR[1], IO]);
+    assert_eq!(origins(&merged.kept), [more, &moved]);
+    assert!(merged.changes.is_empty());
+}
+
+/// Other words for the same are no change.
+#[test]
+fn an_option_that_says_the_same_otherwise_is_the_same() {
+    let json = r#"--blockdev {"driver": "null-co", "node-name": "disk"}"#;
+    let state = state(&[DISK], &[json]);
+    let merged = state.merge(&steps(&[json])).expect("it fits");
+    assert_eq!((origins(&merged.given), merged.kept.len()), (vec![json], 0));
+}
+
+#[test]
+fn what_the_command_line_has_changed_is_changed() {
+    let (added, changed) =
+        ("--object iothread,id=new", "--blockdev null-co,node-name=disk,size=1048576");
+    let (gone, more) = ("--object iothread,id=gone", "--blockdev null-co,node-name=more");
+    let state = state(&[IO, gone, DISK], &[IO, gone, DISK, more]);
+    let merged = state.merge(&steps(&[IO, changed, added])).expect("it fits");
+    assert_eq!(origins(&merged.given), [IO, changed, added]);
+    assert_eq!(origins(&merged.kept), [more]);
+    assert_eq!(
+        merged.changes,
+        ["added object 'new'", "changed node 'disk'", "removed object 'gone'"]
+    );
+}
+
+#[test]
+fn what_both_have_changed_is_refused() {
+    let on_command_line = "--blockdev null-co,node-name=disk,size=1048576";
+    let by_command = "--blockdev null-co,node-name=disk,size=2097152";
+    for (before, now, kept, words) in [
+        (vec![DISK], vec![on_command_line], vec![by_command], ["changed", "changed"]),
+        (vec![DISK], vec![on_command_line], vec![], ["changed", "removed"]),
+        (vec![DISK], vec![], vec![by_command], ["removed", "changed"]),
+        (vec![], vec![on_command_line], vec![by_command], ["added", "added"]),
+    ] {
+        let error = state(&before, &kept).merge(&steps(&now)).expect_err("a conflict");
+        let [line, commands] = words;
+        let expected = format!(
+            "node 'disk' was {line} on the command line, and {commands} by commands of a monitor"
+        );
+        assert_eq!(error.message, expected);
+        assert!(error.hint.is_some());
+    }
+    // The same change on both sides is none.
+    let merged = state(&[DISK], &[by_command]).merge(&steps(&[by_command])).expect("it fits");
+    assert_eq!(origins(&merged.given), [by_command]);
+}
+
+/// An export on an overlay never comes back on what lies below it, which would hide what was written.
+#[test]
+fn an_export_that_a_snapshot_has_moved_does_not_come_back() {
+    let top = "--blockdev qcow2,node-name=top,file.driver=file,file.filename=/top,backing=disk";
+    let moved = EXPORT.replace("node-name=disk", "node-name=top");
+    let state = state(&[DISK, EXPORT], &[DISK, top, &moved]);
+    let merged = state.merge(&steps(&[DISK, EXPORT])).expect("it fits");
+    assert_eq!(origins(&merged.given), [DISK]);
+    assert_eq!(origins(&merged.kept), [top, &moved]);
+    let changed = format!("{EXPORT},num-queues=4");
+    let error = state.merge(&steps(&[DISK, &changed])).expect_err("a conflict");
+    assert!(error.message.starts_with("export 'e' was changed"), "{error}");
+}
+
+#[test]
+fn what_does_not_fit_together_any_more_is_refused() {
+    let state = state(&[DISK], &[DISK, EXPORT]);
+    let error = state.merge(&[]).expect_err("the export's node is gone");
+    assert!(error.message.contains("Cannot find device='' nor node-name='disk'"), "{error}");
+    assert!(error.message.starts_with("--export"), "{error}");
+}
+
+#[test]
+fn each_comes_after_what_it_refers_to() {
+    let below = "--blockdev null-co,node-name=below";
+    let above = "--blockdev raw,node-name=disk,file=below";
+    // The command line has split a node, on which one lies that commands have made.
+    let on_it = "--blockdev raw,node-name=on-it,file=disk";
+    let state = state(&[DISK], &[DISK, on_it]);
+    let merged = state.merge(&steps(&[below, above])).expect("it fits");
+    assert_eq!(origins(&merged.given), [below, above]);
+    assert_eq!(origins(&merged.kept), [on_it]);
+}
+
+#[test]
+fn paths_that_depend_on_the_folder_are_found() {
+    let found = |option: &str| {
+        let action = steps(&[option]).remove(0).action;
+        relative_path(&action).map(|path| path.display().to_string())
+    };
+    assert_eq!(found("--blockdev file,node-name=a,filename=x").as_deref(), Some("x"));
+    assert_eq!(found("--blockdev file,node-name=a,filename=/x"), None);
+    let nested = "--blockdev qcow2,node-name=a,file.driver=file,file.filename=y";
+    assert_eq!(found(nested).as_deref(), Some("y"));
+    assert_eq!(found("--nbd-server addr.type=unix,addr.path=s").as_deref(), Some("s"));
+    assert_eq!(found("--object tls-creds-x509,id=t,dir=d").as_deref(), Some("d"));
+    assert_eq!(found(MONITOR[0]), None);
+}
+
+/// Secrets do not get into the file: no type of object has any. One that will must not be kept.
+#[test]
+fn no_option_has_a_secret() {
+    let Ok(Command::Print(help)) =
+        parse_args(["ringmill", "--generate", "reference"].map(Into::into))
+    else {
+        panic!("the reference");
+    };
+    for name in ["password", "passwordid", "secret", "key-secret", "keyid", "data"] {
+        let row = format!("| `{name}` |");
+        assert!(!help.contains(&row), "{row}: is it kept out of the state file?");
+    }
+}
+
+/// A configuration: options that fit together, by numbers.
+fn configurations() -> impl Strategy<Value = Vec<String>> {
+    let node = (0u8..6, 0u64..3, any::<bool>());
+    prop::collection::vec(node, 0..8).prop_map(|nodes| {
+        let mut options = Vec::new();
+        let mut seen = Vec::new();
+        for (number, size, exported) in nodes {
+            if seen.contains(&number) {
+                continue;
+            }
+            let size = (size + 1) << 20;
+            options.push(format!("--blockdev null-co,node-name=n{number},size={size}"));
+            if let (Some(below), true) = (seen.last(), size > 1 << 20) {
+                options.push(format!("--blockdev raw,node-name=r{number},file=n{below}"));
+            }
+            if exported {
+                options.push(format!(
+                    r#"--export {{"type": "vhost-user-blk", "id": "e{number}", "node-name": "n{number}", "addr": {{"type": "unix", "path": "/s\"\\{number}"}}}}"#
+                ));
+            }
+            seen.push(number);
+        }
+        options
+    })
+}
+
+fn sorted(steps: impl IntoIterator<Item = Step>) -> Vec<String> {
+    let mut origins: Vec<_> = steps.into_iter().map(|step| step.origin).collect();
+    origins.sort();
+    origins
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_as_the_same(line in configurations(), options in configurations()) {
+        let state = State::parse(&State::text(&line, &options)).expect("a state file");
+        prop_assert_eq!(configuration(&state.command_line), line);
+        prop_assert_eq!(configuration(&state.options), options);
+    }
+
+    /// Whatever commands have done: with the same command line all of it is there, and nothing else.
+    #[test]
+    fn the_same_command_line_keeps_everything(line in configurations(), options in configurations()) {
+        let state = State::parse(&State::text(&line, &options)).expect("a state file");
+        let merged = state.merge(&state.command_line).expect("it fits");
+        let all = merged.given.into_iter().chain(merged.kept);
+        prop_assert_eq!(sorted(all), sorted(state.options));
+    }
+
+    /// Where commands have done nothing, the command line alone counts.
+    #[test]
+    fn without_commands_the_command_line_counts(before in configurations(), now in configurations()) {
+        let state = State::parse(&State::text(&before, &before)).expect("a state file");
+        let now = State::parse(&State::text(&now, &[])).expect("a state file").command_line;
+        let merged = state.merge(&now).expect("it fits");
+        prop_assert!(merged.kept.is_empty());
+        prop_assert_eq!(sorted(merged.given), sorted(now));
+    }
+
+    /// What is refused or not, nothing panics, and each option is there once.
+    #[test]
+    fn any_three_are_merged_or_refused(
+        before in configurations(), now in configurations(), kept in configurations(),
+    ) {
+        let state = State::parse(&State::text(&before, &kept)).expect("a state file");
+        let now = State::parse(&State::text(&now, &[])).expect("a state file").command_line;
+        if let Ok(merged) = state.merge(&now) {
+            let all: Vec<Action> =
+                merged.given.iter().chain(&merged.kept).map(|step| step.action.clone()).collect();
+            let known = |action: &Action| {
+                now.iter().chain(&state.options).any(|step| step.action == *action)
+            };
+            prop_assert!(all.iter().all(known));
+            control::Graph::check(&[merged.given, merged.kept].concat()).expect("it fits");
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}") {
+        let _ = State::parse(&text);
+    }
+
+    /// A file that was cut off or changed at one place is read or refused, never half of it.
+    #[test]
+    fn a_damaged_file_is_no_panic(line in configurations(), at in 0usize..4000, with in any::<char>()) {
+        let text = State::text(&line, &line);
+        let at = text.char_indices().map(|(at, _)| at).take_while(|place| *place <= at).last().unwrap_or(0);
+        let cut = State::parse(&text[..at]);
+        prop_assert!(cut.is_err() || at == text.len() - 1);
+        let mut changed = text[..at].to_owned();
+        changed.push(with);
+        changed.extend(text[at..].chars().skip(1));
+        let _ = State::parse(&changed);
+    }
+}

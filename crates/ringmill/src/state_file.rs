@@ -1,0 +1,335 @@
+//! `--state`: the file that keeps the configuration.
+//!
+//! The file is never changed: a new one takes its place by rename(2), complete and on stable storage. The
+//! daemon holds a lock, as that of a [pid file](crate::pidfile), on the file that is in place, which another
+//! daemon finds taken. The lock belongs to the open file, so that it can be handed over.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use control::State;
+use event_loop::sync::lock;
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::daemon::DaemonError;
+use crate::errno::words;
+use crate::pidfile;
+
+/// Longest file that is read, bytes.
+const MAX_LEN: u64 = 64 << 20;
+/// How often another process may come in between while the file is opened.
+const TRIES: usize = 100;
+
+/// A state file, locked.
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    /// Absolute, links followed: the working directory may change meanwhile.
+    path: PathBuf,
+    /// Where it lies: to be synchronised.
+    folder: File,
+    /// Taken by one thread at a time, for as long as the file is being replaced.
+    current: Mutex<Current>,
+}
+
+/// The file that is in place.
+#[derive(Debug)]
+struct Current {
+    /// It has the lock.
+    file: File,
+    /// What is in it; empty: it may not be on stable storage.
+    text: String,
+}
+
+impl StateFile {
+    /// Opens and locks the file, or makes one that says nothing; gives what it says. `user`: who besides root
+    /// and this process' user may own it.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened, a living process has it locked, others may write to it, or it is no state
+    /// file. It stays as it is.
+    pub(crate) fn open(path: &Path, user: Option<u32>) -> Result<(Self, State), DaemonError> {
+        let of = |why: String| DaemonError::new(format!("state file '{}': {why}", path.display()));
+        let (file, text) = Self::try_open(path, user).map_err(of)?;
+        let state = State::parse(&text).map_err(|error| {
+            of(error.message).with_hint(
+                "The file was left as it is. Move it away to start from the command line alone.",
+            )
+        })?;
+        Ok((file, state))
+    }
+
+    fn try_open(path: &Path, user: Option<u32>) -> Result<(Self, String), String> {
+        let failed = |what: &str, error: &io::Error| format!("{what} failed: {}", words(error));
+        for _ in 0..TRIES {
+            let path = real(path).map_err(|error| failed("looking it up", &error))?;
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            let folder =
+                File::open(folder).map_err(|error| failed("opening its folder", &error))?;
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+                .open(&path);
+            let file = match opened {
+                Ok(file) => file,
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    make_new(&path).map_err(|error| failed("making it", &error))?;
+                    continue;
+                }
+                Err(error) => return Err(failed("opening it", &error)),
+            };
+            let metadata = file.metadata().map_err(|error| failed("fstat", &error))?;
+            if !metadata.is_file() {
+                return Err("not a regular file".into());
+            }
+            match pidfile::lock(&file) {
+                Ok(()) => {}
+                Err(Errno::EAGAIN | Errno::EACCES) => return Err("another process uses it".into()),
+                Err(errno) => return Err(failed("locking it", &errno.into())),
+            }
+            // A process that had it locked may have put another one in its place since.
+            if !is_at(&file, &path) {
+                continue;
+            }
+            let owners = [Some(0), Some(nix::unistd::geteuid().as_raw()), user];
+            if metadata.mode() & 0o022 != 0 || !owners.contains(&Some(metadata.uid())) {
+                return Err(format!(
+                    "others may write to it (owner {}, mode {:03o}), and so have any file opened",
+                    metadata.uid(),
+                    metadata.mode() & 0o777
+                ));
+            }
+            let text = content(&file).map_err(|error| failed("reading it", &error))?;
+            let current = Mutex::new(Current { file, text: text.clone() });
+            return Ok((StateFile { path, folder, current }, text));
+        }
+        Err("other processes put new files in its place all the time".into())
+    }
+
+    /// The file of another process, locked, and what it says.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open).
+    pub(crate) fn take_over(path: PathBuf, file: OwnedFd) -> Result<(Self, State), DaemonError> {
+        let of = |why: String| DaemonError::new(format!("state file '{}': {why}", path.display()));
+        let file = File::from(file);
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let folder = File::open(folder).map_err(|error| of(words(&error)))?;
+        let text = content(&file).map_err(|error| of(words(&error)))?;
+        let state = State::parse(&text).map_err(|error| of(error.message))?;
+        let current = Mutex::new(Current { file, text });
+        Ok((StateFile { path, folder, current }, state))
+    }
+
+    /// The file and its path, for the process that takes over.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(crate) fn hand_over(&self) -> io::Result<(&Path, OwnedFd)> {
+        Ok((&self.path, lock(&self.current).file.try_clone()?.into()))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Has the file say that. Blocks until that is on stable storage; nothing is done where it is already.
+    ///
+    /// # Errors
+    ///
+    /// Something failed; then the file before is in place, or, if only the folder could not be synchronised,
+    /// may be so after a power cut.
+    pub(crate) fn replace(&self, text: &str) -> Result<(), String> {
+        let mut current = lock(&self.current);
+        if current.text == text {
+            return Ok(());
+        }
+        let path = self.path.display();
+        let failed = |what: &str, error: &io::Error| {
+            format!("state file '{path}': {what} failed: {}", words(error))
+        };
+        if !is_at(&current.file, &self.path) && fs::symlink_metadata(&self.path).is_ok() {
+            return Err(format!("state file '{path}': another file is in its place"));
+        }
+        let mut new = self.path.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let made = write_new(&new, text).map_err(|(what, error)| failed(what, &error));
+        let file = made.inspect_err(|_| drop(fs::remove_file(&new)))?;
+        fs::rename(&new, &self.path).map_err(|error| {
+            let _ = fs::remove_file(&new);
+            failed("rename", &error)
+        })?;
+        *current = Current { file, text: String::new() };
+        self.folder.sync_all().map_err(|error| failed("fsync of its folder", &error))?;
+        text.clone_into(&mut current.text);
+        Ok(())
+    }
+}
+
+/// The path, absolute and with links followed, as far as something is there.
+fn real(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let path = std::path::absolute(path)?;
+            let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
+            Ok(fs::canonicalize(path.parent().unwrap_or(Path::new("/")))?.join(name))
+        }
+        found => found,
+    }
+}
+
+fn content(file: &File) -> io::Result<String> {
+    let len = file.metadata()?.len();
+    if len > MAX_LEN {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    // Another process may have the same descriptor, with its position.
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8"))
+}
+
+/// A file with that text, locked, on stable storage. Nothing may be at the path but what a process that was
+/// killed has left.
+fn write_new(path: &Path, text: &str) -> Result<File, (&'static str, io::Error)> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(("unlink", error)),
+        _ => {}
+    }
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let mut file = file.map_err(|error| ("making the new one", error))?;
+    file.write_all(text.as_bytes()).map_err(|error| ("writing the new one", error))?;
+    file.sync_all().map_err(|error| ("fsync of the new one", error))?;
+    pidfile::lock(&file).map_err(|errno| ("locking the new one", errno.into()))?;
+    Ok(file)
+}
+
+/// Makes a file that says nothing, unless another process does so at the same time.
+fn make_new(path: &Path) -> io::Result<()> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}-{}", std::process::id(), since.as_nanos()));
+    let new = PathBuf::from(name);
+    let made = write_new(&new, &State::text(&[], &[])).map_err(|(_, error)| error);
+    // Unlike rename(2) it replaces nothing.
+    let linked = made.and_then(|_| fs::hard_link(&new, path));
+    let _ = fs::remove_file(&new);
+    match linked {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether `file` is what is found at `path`.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(ours), Ok(found)) => (ours.dev(), ours.ino()) == (found.dev(), found.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("state-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    fn refused(path: &Path) -> String {
+        StateFile::open(path, None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_is_made_locked_and_replaced() {
+        let directory = directory("made");
+        let path = directory.join("a.state");
+        let (file, state) = StateFile::open(&path, None).unwrap();
+        assert_eq!(state, State::default());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(refused(&path).ends_with("another process uses it"));
+        let text = State::text(&[], &["--object iothread,id=a".to_owned()]);
+        // What a process that was killed has left is in nobody's way, wherever it leads to.
+        let elsewhere = directory.join("elsewhere");
+        fs::write(&elsewhere, "kept").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, directory.join("a.state.new")).unwrap();
+        file.replace(&text).unwrap();
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "kept");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        assert!(refused(&path).ends_with("another process uses it"));
+        let (_, handed) = file.hand_over().unwrap();
+        drop(file);
+        // The lock is that of the process that takes over.
+        assert!(refused(&path).ends_with("another process uses it"));
+        let (_, state) = StateFile::take_over(path.clone(), handed).unwrap();
+        assert_eq!(state.options.len(), 1);
+        assert!(StateFile::open(&path, None).is_ok());
+        let names = fs::read_dir(&directory).unwrap().count();
+        assert_eq!(names, 2, "something was left behind");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_state_file_stays_as_it_is() {
+        let directory = directory("damaged");
+        let path = directory.join("a.state");
+        let whole = State::text(&[], &["--object iothread,id=a".to_owned()]);
+        let newer = whole.replace(r#""ringmill-state": 1"#, r#""ringmill-state": 2"#);
+        for (text, why) in [
+            ("", "JSON parse error"),
+            (&whole[..whole.len() / 2], "JSON parse error"),
+            (r#"{"some": "thing"}"#, "not a state file"),
+            (&newer, "the format has version 2, and this program knows version 1"),
+            (&whole.replace("iothread,id=a", "frob,id=a"), "'frob'"),
+            (&whole.replace("--object iothread,id=a", "--pidfile /etc/passwd"), "not an option"),
+            (&whole.replace("--object iothread,id=a", "--chardev stdio,id=a"), "no configuration"),
+            (&whole.replace("--object iothread,id=a", "--help"), "not an option"),
+        ] {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            let error = refused(&path);
+            assert!(error.contains(why) && error.contains("left as it is"), "{text}: {error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        fs::write(&path, &whole).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
+        assert!(refused(&path).contains("others may write to it"));
+        assert!(refused(&directory).contains("Is a directory"));
+        assert!(refused(Path::new("/dev/null")).contains("not a regular file"));
+        std::os::unix::fs::symlink("nowhere", directory.join("link")).unwrap();
+        assert!(!refused(&directory.join("link")).is_empty());
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_another_has_put_there_is_left() {
+        let directory = directory("other");
+        let path = directory.join("a.state");
+        let (file, _) = StateFile::open(&path, None).unwrap();
+        fs::rename(directory.join("a.state"), directory.join("b.state")).unwrap();
+        fs::write(&path, "mine").unwrap();
+        assert!(file.replace("\n").unwrap_err().contains("another file is in its place"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+        fs::remove_file(&path).unwrap();
+        // Nothing is there: the configuration is not lost with it.
+        file.replace("text").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

@@ -1,0 +1,412 @@
+//! `--state`: what commands have made is there after a kill.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use integration::nbd::{RawNbd, client_output, nbd_uri, request};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually};
+use serde_json::{Value, json};
+
+/// Bytes of the disks.
+const SIZE: u64 = 8 << 20;
+const BLOCK: usize = 4096;
+
+fn command<'a>(scratch: &'a Scratch) -> ServerCommand<'a> {
+    let file = scratch.path("state").display().to_string();
+    ServerCommand::new(scratch).monitor("qmp").arg("--state").arg(file)
+}
+
+fn client(server: &Server) -> Qmp {
+    Qmp::connect(&server.socket("qmp"))
+}
+
+/// A daemon that has made all that it is to make: before, no command is answered.
+fn start(scratch: &Scratch) -> Server {
+    let server = command(scratch).start();
+    client(&server).execute("query-block-exports", json!({}));
+    server
+}
+
+/// Has the daemon offer an image as `disk`, over NBD.
+fn serve_disk(qmp: &mut Qmp, scratch: &Scratch, image: &Path) {
+    let server = json!({"addr": {"type": "unix", "data": {"path": scratch.path("nbd.sock")}}});
+    qmp.execute("nbd-server-start", server);
+    qmp.execute("blockdev-add", json!({"driver": "file", "node-name": "disk", "filename": image}));
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk", "writable": true});
+    qmp.execute("block-export-add", export);
+}
+
+/// Fills the disk with a byte, by a client of NBD.
+fn fill(scratch: &Scratch, byte: u8) {
+    let script = format!("h.pwrite(bytearray([{byte}]) * {SIZE}, 0)\nh.flush()\nh.shutdown()");
+    client_output(scratch, "nbdsh", &["-u", &nbd_uri(scratch, "disk"), "-c", &script]);
+}
+
+fn check(scratch: &Scratch, byte: u8) {
+    let script = format!("assert h.pread({SIZE}, 0) == bytearray([{byte}]) * {SIZE}");
+    client_output(scratch, "nbdsh", &["-u", &nbd_uri(scratch, "disk"), "-c", &script]);
+}
+
+fn names(answer: &Value, member: &str) -> Vec<String> {
+    let name = |one: &Value| one[member].as_str().expect("a name").to_owned();
+    let mut names: Vec<_> = answer.as_array().expect("a list").iter().map(name).collect();
+    names.sort();
+    names
+}
+
+/// Nodes, exports and objects that there are.
+fn all(qmp: &mut Qmp) -> [Vec<String>; 3] {
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let exports = qmp.execute("query-block-exports", json!({}));
+    let objects = qmp.execute("qom-list", json!({"path": "/objects"}));
+    [names(&nodes, "node-name"), names(&exports, "id"), names(&objects, "name")]
+}
+
+#[test]
+fn what_commands_have_made_is_there_after_each_kill() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let image = image.path();
+    let node = |n: u8| json!({"driver": "null-co", "node-name": format!("n{n}"), "size": 1 << 20});
+    let socket = |n: u8| json!({"type": "unix", "path": scratch.path(&format!("v{n}.sock"))});
+    let steps: Vec<(&str, Value)> = vec![
+        ("object-add", json!({"qom-type": "iothread", "id": "io"})),
+        ("qom-set", json!({"path": "io", "property": "poll-max-ns", "value": 77})),
+        (
+            "object-add",
+            json!({"qom-type": "throttle-group", "id": "g", "limits": {"iops-total": 5}}),
+        ),
+        ("qom-set", json!({"path": "g", "property": "limits", "value": {"iops-total": 9}})),
+        ("blockdev-add", node(1)),
+        (
+            "blockdev-add",
+            json!({"driver": "throttle", "node-name": "t", "throttle-group": "g", "file": "n1"}),
+        ),
+        (
+            "block-export-add",
+            json!({
+                "type": "vhost-user-blk", "id": "v", "node-name": "t", "iothread": "io", "addr": socket(1),
+            }),
+        ),
+        ("block-export-del", json!({"id": "e"})),
+        ("nbd-server-add", json!({"device": "disk", "name": "again", "writable": true})),
+        ("nbd-server-remove", json!({"name": "again"})),
+        (
+            "blockdev-reopen",
+            json!({"options": [
+                {"driver": "file", "node-name": "disk", "filename": image, "discard": "unmap"},
+            ]}),
+        ),
+        ("nbd-server-stop", json!({})),
+        ("block-export-del", json!({"id": "v"})),
+        ("blockdev-del", json!({"node-name": "t"})),
+        ("object-del", json!({"id": "g"})),
+        ("blockdev-del", json!({"node-name": "disk"})),
+    ];
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, image);
+    fill(&scratch, 7);
+    let (mut server, mut qmp) = (Some(server), Some(qmp));
+    for (name, arguments) in steps {
+        let mut before = qmp.take().expect("a client");
+        before.execute(name, arguments.clone());
+        let expected = all(&mut before);
+        server.take().expect("a daemon").kill();
+        let started = start(&scratch);
+        let mut after = client(&started);
+        assert_eq!(all(&mut after), expected, "{name} {arguments}");
+        if expected[1].contains(&"e".to_owned()) {
+            check(&scratch, 7);
+        }
+        if expected[2].contains(&"g".to_owned()) {
+            let limits = after.execute("qom-get", json!({"path": "g", "property": "limits"}));
+            let set = if name == "object-add" { 5 } else { 9 };
+            assert_eq!(limits["iops-total"], set, "{limits}");
+        }
+        if name != "object-add" {
+            let polls = after.execute("qom-get", json!({"path": "io", "property": "poll-max-ns"}));
+            assert_eq!(polls, 77);
+        }
+        (server, qmp) = (Some(started), Some(after));
+    }
+    server.expect("a daemon").stop();
+    let mode = fs::metadata(scratch.path("state")).expect("the file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn an_export_is_on_the_overlay_after_a_kill() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, image.path());
+    fill(&scratch, 1);
+    let top = scratch.path("top.qcow2");
+    let snapshot = json!({"node-name": "disk", "snapshot-file": top, "snapshot-node-name": "top"});
+    qmp.execute("blockdev-snapshot-sync", snapshot);
+    fill(&scratch, 2);
+    server.kill();
+    let server = start(&scratch);
+    check(&scratch, 2);
+    assert_eq!(image.read(0, BLOCK), [1; BLOCK]);
+
+    // A mirror that has taken the place of what it copied, and a job that a kill has ended.
+    let mut qmp = client(&server);
+    let flat = Image::empty(&scratch, "flat.img", SIZE >> 20);
+    qmp.execute(
+        "blockdev-add",
+        json!({"driver": "file", "node-name": "flat", "filename": flat.path()}),
+    );
+    let mirror = json!({"job-id": "m", "device": "top", "target": "flat", "sync": "full"});
+    qmp.execute("blockdev-mirror", mirror.clone());
+    qmp.wait_for("BLOCK_JOB_READY");
+    // What there is meanwhile is kept without the job's filter.
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io"}));
+    server.kill();
+    let server = start(&scratch);
+    check(&scratch, 2);
+    let mut qmp = client(&server);
+    qmp.execute("blockdev-mirror", mirror);
+    qmp.wait_for("BLOCK_JOB_READY");
+    qmp.execute("job-complete", json!({"id": "m"}));
+    qmp.wait_for("BLOCK_JOB_COMPLETED");
+    fill(&scratch, 3);
+    server.kill();
+    let server = start(&scratch);
+    check(&scratch, 3);
+    assert_eq!(flat.read(0, BLOCK), [3; BLOCK]);
+    server.stop();
+}
+
+/// Writes numbers to a block of the disk, one after the other, until the daemon is gone; the last that was answered.
+fn write_until_killed(socket: &Path, answered: &AtomicU64) {
+    let mut raw = RawNbd::go(socket, "disk");
+    raw.0.set_read_timeout(None).expect("a socket");
+    for number in answered.load(Ordering::Relaxed) + 1.. {
+        let mut message = request(1, number, 0, 8).to_vec();
+        message.extend(number.to_be_bytes());
+        let mut reply = [0; 16];
+        if raw.0.write_all(&message).is_err() || raw.0.read_exact(&mut reply).is_err() {
+            return;
+        }
+        assert_eq!(reply[4..8], [0; 4], "a write failed");
+        answered.store(number, Ordering::Relaxed);
+    }
+}
+
+/// Whenever the kill comes, nothing of what was answered is missing: each try makes one more overlay.
+#[test]
+fn a_kill_during_a_snapshot_loses_no_write() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let server = start(&scratch);
+    serve_disk(&mut client(&server), &scratch, image.path());
+    let mut server = Some(server);
+    let answered = AtomicU64::new(0);
+    let mut moved = 0;
+    for round in 0..12u32 {
+        let running = server.take().expect("a daemon");
+        let mut qmp = client(&running);
+        let exports = qmp.execute("query-block-exports", json!({}));
+        let node = exports[0]["node-name"].as_str().expect("a name").to_owned();
+        let before = answered.load(Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| write_until_killed(&scratch.path("nbd.sock"), &answered));
+            eventually("writes", || (answered.load(Ordering::Relaxed) > before + 5).then_some(()));
+            let top = scratch.path(&format!("top{round}.qcow2"));
+            let snapshot = json!({
+                "node-name": node, "snapshot-file": top, "snapshot-node-name": format!("top{round}"),
+            });
+            let snapshot = json!({"execute": "blockdev-snapshot-sync", "arguments": snapshot});
+            qmp.send(&snapshot.to_string());
+            // Any moment will do: this is no wait for something.
+            std::thread::sleep(Duration::from_millis(u64::from(round) * 9));
+            running.kill();
+        });
+        let started = start(&scratch);
+        let exports = client(&started).execute("query-block-exports", json!({}));
+        moved += u32::from(exports[0]["node-name"] != json!(node));
+        let mut raw = RawNbd::go(&scratch.path("nbd.sock"), "disk");
+        raw.request(0, 1, 0, 8);
+        assert_eq!(raw.reply(), (0, 1));
+        let found = u64::from_be_bytes(raw.take());
+        let last = answered.load(Ordering::Relaxed);
+        // One more may have been carried out whose answer did not come.
+        assert!(found == last || found == last + 1, "round {round}: {found} instead of {last}");
+        answered.store(found, Ordering::Relaxed);
+        drop(raw);
+        server = Some(started);
+    }
+    assert!(moved > 0, "no snapshot was made in time");
+    server.expect("a daemon").stop();
+}
+
+#[test]
+fn the_command_line_and_commands_are_merged() {
+    let scratch = Scratch::new();
+    let with = |options: &[&str]| {
+        let mut all = command(&scratch);
+        for option in options {
+            let (name, value) = option.split_once(' ').expect("an option");
+            all = all.arg(name).arg(value);
+        }
+        all
+    };
+    let (one, two) = ("--blockdev null-co,node-name=one", "--blockdev null-co,node-name=two");
+    let server = with(&[one, two]).start();
+    let mut qmp = client(&server);
+    qmp.execute("blockdev-del", json!({"node-name": "two"}));
+    qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "three"}));
+    qmp.execute("blockdev-add", json!({"driver": "raw", "node-name": "four", "file": "one"}));
+    server.kill();
+    let nodes = |server: &Server| {
+        names(&client(server).execute("query-named-block-nodes", json!({})), "node-name")
+    };
+    let server = with(&[one, two]).start();
+    assert_eq!(nodes(&server), ["four", "one", "three"]);
+    server.kill();
+    let server = with(&[one, two, "--blockdev null-co,node-name=five"]).start();
+    assert_eq!(nodes(&server), ["five", "four", "one", "three"]);
+    server.kill();
+
+    // What both have changed, and what something of the state file needs: the file stays as it is.
+    let before = fs::read(scratch.path("state")).expect("the file");
+    let changed = "--blockdev null-co,node-name=two,size=1048576";
+    for (options, words) in [
+        (
+            vec![one, changed, "--blockdev null-co,node-name=five"],
+            "node 'two' was changed on the command line, and removed by commands of a monitor",
+        ),
+        (
+            vec![two, "--blockdev null-co,node-name=five"],
+            "Cannot find device='one' nor node-name='one'",
+        ),
+    ] {
+        let (status, log) = with(&options).run();
+        assert!(!status.success() && log.contains(words), "{log}");
+        assert_eq!(fs::read(scratch.path("state")).expect("the file"), before);
+    }
+}
+
+#[test]
+fn what_state_files_refuse() {
+    let scratch = Scratch::new();
+    let server = start(&scratch);
+    let (status, log) = command(&scratch).named("other").run();
+    assert!(!status.success() && log.contains("another process uses it"), "{log}");
+    let mut qmp = client(&server);
+    let relative = json!({"driver": "file", "node-name": "disk", "filename": "disk.img"});
+    let why = qmp.refused("blockdev-add", relative);
+    assert_eq!(why, "with --state, 'disk.img' must be an absolute path");
+    let node = json!({"driver": "null-co", "node-name": "n"});
+    qmp.execute("blockdev-add", node);
+    server.kill();
+    for text in ["", "{", r#"{"ringmill-state": 2}"#, r#"{"a": 1}"#] {
+        fs::write(scratch.path("state"), text).expect("a file");
+        let (status, log) = command(&scratch).run();
+        assert!(!status.success() && log.contains("The file was left as it is"), "{log}");
+        assert_eq!(fs::read_to_string(scratch.path("state")).expect("a file"), text);
+    }
+}
+
+/// What cannot be kept is told; what would lose data is not done.
+#[test]
+fn a_file_that_cannot_be_written() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, image.path());
+    // In the way of the file that is to take its place.
+    let obstacle = scratch.path("state.new");
+    fs::create_dir(&obstacle).expect("a folder");
+    let why = qmp.refused("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
+    assert!(why.starts_with("carried out, but not kept for a restart: state file '"), "{why}");
+    let why = why.split_once(": ").expect("a cause").1;
+    assert!(server.log().contains(why), "{}", server.log());
+    let top = json!({"node-name": "disk", "snapshot-file": scratch.path("top.qcow2"), "snapshot-node-name": "top"});
+    qmp.refused("blockdev-snapshot-sync", top);
+    assert_eq!(qmp.execute("query-block-exports", json!({}))[0]["node-name"], "disk");
+    fill(&scratch, 4);
+    fs::remove_dir(&obstacle).expect("the folder");
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io"}));
+    let expected = all(&mut qmp);
+    assert_eq!(expected[0], ["disk", "n"]);
+    server.kill();
+    let server = start(&scratch);
+    assert_eq!(all(&mut client(&server)), expected);
+    check(&scratch, 4);
+    server.stop();
+}
+
+#[test]
+fn a_daemon_that_takes_over_goes_on_with_the_file() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let mut server = start(&scratch);
+    serve_disk(&mut client(&server), &scratch, image.path());
+    fill(&scratch, 5);
+    server.upgrade();
+    let (status, log) = command(&scratch).named("other").run();
+    assert!(!status.success() && log.contains("another process uses it"), "{log}");
+    let mut qmp = client(&server);
+    qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
+    let expected = all(&mut qmp);
+    server.kill();
+    let server = start(&scratch);
+    assert_eq!(all(&mut client(&server)), expected);
+    check(&scratch, 5);
+    server.stop();
+}
+
+/// The sandbox leaves the folder of the file, for that and no more.
+#[test]
+fn in_the_sandbox_and_in_the_background() {
+    let scratch = Scratch::new();
+    let (images, state) = (scratch.path("images"), scratch.path("kept"));
+    for folder in [&images, &state] {
+        fs::create_dir(folder).expect("a folder");
+    }
+    let image = images.join("disk.img");
+    fs::write(&image, vec![9; SIZE as usize]).expect("an image");
+    fs::write(scratch.path("elsewhere.img"), [0; BLOCK]).expect("an image");
+    let command = || {
+        let sandbox = format!("on,paths={}", images.display());
+        let file = state.join("file").display().to_string();
+        let command = ServerCommand::new(&scratch).monitor("qmp");
+        command.args(["--sandbox", &sandbox, "--state", &file])
+    };
+    let add = |name: &str, path: &Path| json!({"driver": "file", "node-name": name, "filename": path, "read-only": true});
+    let server = command().start();
+    let mut qmp = client(&server);
+    qmp.execute("blockdev-add", add("disk", &image));
+    let has_landlock = qmp.execute("x-query-sandbox", json!({})).get("landlock").is_some();
+    if has_landlock {
+        let why = qmp.refused("blockdev-add", add("other", &scratch.path("elsewhere.img")));
+        assert!(why.contains("Permission denied"), "{why}");
+    }
+    server.kill();
+    // What a daemon that was taken over could have written there is out of reach next time, too.
+    if has_landlock {
+        let file = state.join("file");
+        let text = fs::read_to_string(&file).expect("the file");
+        let elsewhere = scratch.path("elsewhere.img").display().to_string();
+        let forged = text.replace(&image.display().to_string(), &elsewhere);
+        assert_ne!(forged, text);
+        fs::write(&file, forged).expect("the file");
+        let (status, log) = command().run();
+        assert!(!status.success() && log.contains("Permission denied"), "{log}");
+        fs::write(&file, text).expect("the file");
+    }
+    let server = command().start();
+    let nodes = client(&server).execute("query-named-block-nodes", json!({}));
+    assert_eq!(names(&nodes, "node-name"), ["disk"]);
+    server.stop();
+}
