@@ -4,11 +4,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Of a node: whether it is writable, whether it is active, and what it lies on.
+type ModelNode = (bool, bool, Vec<(ChildUse, usize)>);
+
 /// A graph whose edges lead from nodes to ones that were made before them.
 #[derive(Debug, Clone, Default)]
 struct Model {
-    /// Of each node: whether it is writable, whether it is active, and what it lies on.
-    nodes: Vec<(bool, bool, Vec<(ChildUse, usize)>)>,
+    nodes: Vec<ModelNode>,
     users: Vec<(usize, Claim)>,
 }
 
