@@ -81,6 +81,7 @@ pub(crate) fn config(event_loop: &EventLoop, listen: Listen) -> VhostUserConfig 
         logical_block_size: 512,
         pin_memory: false,
         taken_over: None,
+        held: false,
     }
 }
 

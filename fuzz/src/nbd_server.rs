@@ -41,8 +41,13 @@ pub(crate) fn serve(
     event_loop: &EventLoop,
     listen: NbdListen,
 ) -> Result<(NbdServer, NbdExport), ExportError> {
-    let config =
-        NbdServerConfig { listen, max_connections: 4, handshake_max_seconds: 10, tls: None };
+    let config = NbdServerConfig {
+        listen,
+        max_connections: 4,
+        handshake_max_seconds: 10,
+        tls: None,
+        held: false,
+    };
     let server = NbdServer::start(event_loop, config)?;
     let config = NbdExportConfig {
         id: "fuzz".into(),

@@ -57,6 +57,9 @@ pub fn client_output(scratch: &Scratch, program: &str, arguments: &[&str]) -> St
     String::from_utf8(output.stdout).expect("text")
 }
 
+/// What a client of a fixed newstyle handshake that wants no zeroes sends first.
+const FLAGS: [u8; 4] = 3u32.to_be_bytes();
+
 /// A client that is no client: it sends bytes, and looks at bytes.
 #[derive(Debug)]
 pub struct RawNbd(pub UnixStream);
@@ -72,8 +75,8 @@ impl RawNbd {
     /// Connects and begins a fixed newstyle handshake.
     pub fn greet(socket: &Path) -> Self {
         let mut raw = Self::connect(socket);
-        assert_eq!(&raw.take::<18>()[..16], b"NBDMAGICIHAVEOPT");
-        raw.send(&3u32.to_be_bytes());
+        raw.expect_greeting();
+        raw.send(&FLAGS);
         raw
     }
 
@@ -81,8 +84,25 @@ impl RawNbd {
     pub fn go(socket: &Path, name: &str) -> Self {
         let mut raw = Self::greet(socket);
         raw.option(1, name.as_bytes());
-        let _size_and_flags: [u8; 10] = raw.take();
+        raw.expect_export();
         raw
+    }
+
+    /// Sends all that it takes to come to the transmission phase of an export, without waiting for a word
+    /// of the server's.
+    pub fn ask_for(&mut self, name: &str) {
+        self.send(&FLAGS);
+        self.option(1, name.as_bytes());
+    }
+
+    /// Takes the first that a server says.
+    pub fn expect_greeting(&mut self) {
+        assert_eq!(&self.take::<18>()[..16], b"NBDMAGICIHAVEOPT");
+    }
+
+    /// Takes the answer to the choice of an export.
+    pub fn expect_export(&mut self) {
+        let _size_and_flags: [u8; 10] = self.take();
     }
 
     /// Sends bytes.

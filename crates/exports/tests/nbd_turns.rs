@@ -34,6 +34,7 @@ fn serve(event_loop: &EventLoop, dir: &Dir) -> (NbdServer, NbdExport) {
         max_connections: CLIENTS as u32,
         handshake_max_seconds: 60,
         tls: None,
+        held: false,
     };
     let server = NbdServer::start(event_loop, server).unwrap();
     let adding = server.add(NbdExportConfig {

@@ -2,9 +2,11 @@
 //!
 //! As QEMU does: a record lock on the whole file, so that a file left behind by a process that was
 //! killed is taken over, and one of a process that lives is not. It belongs to the open file, not to
-//! the process, so that it can be handed over; QEMU's see it all the same. The file is removed at the
-//! end.
+//! the process, so that it can be handed over; QEMU's see it all the same. The file is made before the
+//! process gives up what it takes to make one, and filled when nothing is left that could fail; it is
+//! removed at the end.
 
+use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,6 +16,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+
+use crate::daemon::DaemonError;
 
 /// A pid file that is ours. Dropping it removes it.
 #[derive(Debug)]
@@ -25,21 +29,47 @@ pub(crate) struct Pidfile {
 }
 
 impl Pidfile {
-    /// Creates, locks and fills the file. To be called once everything is ready.
+    /// Creates and locks the file, which is empty then. To be called when everything is there.
     ///
     /// # Errors
     ///
-    /// It cannot be created or written, or a living process has it locked. In QEMU's words.
+    /// It cannot be created, or a living process has it locked. In QEMU's words.
     pub(crate) fn create(path: &Path) -> Result<Self, String> {
         Self::try_create(path).map_err(|why| format!("cannot create PID file: {why}"))
     }
 
+    /// Writes the process's id into it: the daemon has started.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written. In QEMU's words.
+    pub(crate) fn fill(&self) -> Result<(), String> {
+        let why = |error| could_not("cannot create PID file: Failed to write pid file", error);
+        self.write().map_err(why)
+    }
+
+    /// [Creates](Self::create) the file that was asked for, if one was.
+    ///
+    /// # Errors
+    ///
+    /// As of [`create`](Self::create).
+    pub(crate) fn create_if(path: Option<&Path>) -> Result<Option<Self>, DaemonError> {
+        path.map(Self::create).transpose().map_err(DaemonError::new)
+    }
+
+    /// [Fills](Self::fill) it, and puts it where it is kept.
+    ///
+    /// # Errors
+    ///
+    /// As of [`fill`](Self::fill).
+    pub(crate) fn fill_if(created: Option<Self>, kept: &OnceCell<Self>) -> Result<(), DaemonError> {
+        let Some(created) = created else { return Ok(()) };
+        created.fill().map_err(DaemonError::new)?;
+        let _ = kept.set(created);
+        Ok(())
+    }
+
     fn try_create(path: &Path) -> Result<Self, String> {
-        let could_not = |what: &str, error: io::Error| {
-            // The system's own words, without the number that Rust puts behind them.
-            let why = error.to_string();
-            format!("{what}: {}", why.split(" (os error").next().unwrap_or_default())
-        };
         let create = || could_not_create(path);
         loop {
             let file = OpenOptions::new()
@@ -55,9 +85,10 @@ impl Pidfile {
                 continue;
             }
             let path = fs::canonicalize(path).map_err(|error| could_not(&create(), error))?;
-            let pidfile = Self { path, file };
-            pidfile.write().map_err(|error| could_not("Failed to write pid file", error))?;
-            return Ok(pidfile);
+            // What another process has left in it is not the id of this one.
+            let emptied = file.set_len(0);
+            emptied.map_err(|error| could_not("Failed to truncate pid file", error))?;
+            return Ok(Self { path, file });
         }
     }
 
@@ -94,6 +125,12 @@ impl Drop for Pidfile {
             log::warn!("cannot remove PID file {}: {error}", self.path.display());
         }
     }
+}
+
+fn could_not(what: &str, error: io::Error) -> String {
+    // The system's own words, without the number that Rust puts behind them.
+    let why = error.to_string();
+    format!("{what}: {}", why.split(" (os error").next().unwrap_or_default())
 }
 
 fn could_not_create(path: &Path) -> String {
@@ -146,6 +183,8 @@ mod tests {
         let path = directory.0.join("a.pid");
         fs::write(&path, "left behind by another, longer").expect("a file");
         let pidfile = Pidfile::create(&path).expect("a pid file");
+        assert_eq!(fs::read_to_string(&path).expect("it can be read"), "");
+        pidfile.fill().expect("it can be written");
         let text = fs::read_to_string(&path).expect("it can be read");
         assert_eq!(text, format!("{}\n", std::process::id()));
         drop(pidfile);

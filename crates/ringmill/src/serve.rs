@@ -31,12 +31,12 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
     let mut is_ready = false;
     let result = daemon::run(start, surroundings, |daemon| {
-        is_ready = true;
-        if let Some(path) = &options.pidfile {
-            let _ = pidfile.set(Pidfile::create(path).map_err(DaemonError::new)?);
-        }
-        print!("{}", describe(options)?);
+        let created = Pidfile::create_if(options.pidfile.as_deref())?;
+        let described = describe(options)?;
         daemon.confine()?;
+        Pidfile::fill_if(created, &pidfile)?;
+        is_ready = true;
+        print!("{described}");
         let traced = !options.trace.events.is_empty() && options.trace.file.is_none();
         Ok(Ready::new(Some(Status::new(traced))))
     });

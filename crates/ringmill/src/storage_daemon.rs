@@ -55,12 +55,14 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
         }
     }
     daemon::run(start, surroundings, |daemon| {
-        if let Some(path) = &options.pidfile {
-            let _ = pidfile.set(Pidfile::create(path).map_err(DaemonError::new)?);
-        }
+        let created = Pidfile::create_if(options.pidfile.as_deref())?;
         let leaving = child.map(Daemon::leave).transpose().map_err(cannot_leave)?;
         daemon.confine()?;
-        let tell = move || leaving.map_or(Ok(()), Leaving::ready).map_err(cannot_leave);
+        let pidfile = pidfile.clone();
+        let tell = move || {
+            Pidfile::fill_if(created, &pidfile)?;
+            leaving.map_or(Ok(()), Leaving::ready).map_err(cannot_leave)
+        };
         Ok(Ready { status: None, tell: Box::new(tell) })
     })?;
     drop(pidfile);

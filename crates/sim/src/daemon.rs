@@ -204,6 +204,7 @@ impl Daemon {
                 logical_block_size: 512,
                 pin_memory: false,
                 taken_over: None,
+                held: false,
             };
             let sender = sender.clone();
             let start = move |event_loop: &EventLoop| {
@@ -334,6 +335,7 @@ fn start_nbd(
         max_connections: 0,
         handshake_max_seconds: 10,
         tls: None,
+        held: false,
     };
     let on = control.clone();
     control.spawn(async move {

@@ -47,7 +47,7 @@ pub enum NbdListen {
     /// listened on.
     Fds(Vec<Arc<OwnedFd>>),
     /// Those that another process has handed over, with the file of one that is to be removed in the
-    /// end. Nobody is taken before the server is told to [go on](super::NbdServer::resume).
+    /// end.
     TakenOver(Vec<(OwnedFd, Option<PathBuf>)>),
 }
 

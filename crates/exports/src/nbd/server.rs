@@ -38,6 +38,9 @@ pub struct NbdServerConfig {
     pub handshake_max_seconds: u32,
     /// `tls-creds` and `tls-authz`: clients are served with TLS only. `None`: without.
     pub tls: Option<Acceptor>,
+    /// Nobody is accepted before the server is told to [go on](NbdServer::resume): clients that connect
+    /// wait.
+    pub held: bool,
 }
 
 /// What `--export type=nbd` says.
@@ -98,14 +101,15 @@ struct Export {
 }
 
 impl NbdServer {
-    /// Begins to listen. When this returns clients can connect; there are no exports yet.
+    /// Begins to listen. When this returns clients can connect; there are no exports yet, so that a
+    /// server that is not [held](NbdServerConfig::held) sends them away.
     ///
     /// # Errors
     ///
     /// The socket cannot be listened on.
     pub fn start(event_loop: &EventLoop, config: NbdServerConfig) -> Result<Self, ExportError> {
-        let NbdServerConfig { listen, max_connections, handshake_max_seconds, tls } = config;
-        let held = Cell::new(matches!(listen, NbdListen::TakenOver(_)));
+        let NbdServerConfig { listen, max_connections, handshake_max_seconds, tls, held } = config;
+        let held = Cell::new(held);
         let listener = Rc::new(Listener::new(event_loop, listen)?);
         let shared = Rc::new(Shared {
             event_loop: event_loop.clone(),

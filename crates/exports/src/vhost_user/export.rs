@@ -38,9 +38,11 @@ pub struct VhostUserConfig {
     /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
     /// it cannot be had, a warning says why.
     pub pin_memory: bool,
-    /// What the process before this one hands over. The export then does nothing until it is told
-    /// to [begin](VhostUserExport::begin).
+    /// What the process before this one hands over. Implies `held`.
     pub taken_over: Option<TakenOver>,
+    /// The export does nothing until it is told to [begin](VhostUserExport::begin): front ends that
+    /// connect wait in the socket's backlog.
+    pub held: bool,
 }
 
 /// Block nodes offered over a vhost-user socket. Dropping it stops it without waiting.
@@ -63,17 +65,18 @@ impl VhostUserExport {
         device: Arc<dyn Device>,
         stats: Arc<[Arc<QueueStats>]>,
     ) -> Result<Self, ExportError> {
-        let VhostUserConfig { id, listen, io_threads, pin_memory, taken_over, num_queues, .. } =
-            config;
+        let VhostUserConfig { id, listen, io_threads, pin_memory, num_queues, .. } = config;
+        let none = config.held.then_some(TakenOver { session: None });
+        let begins_with = config.taken_over.or(none);
         let first_queue = usize::from(device.num_queues()).saturating_sub(stats.len());
-        let server = Server::take_over(
+        let server = Server::start(
             control_loop,
             id.clone(),
             listen,
             device,
             &io_threads,
             pin_memory,
-            taken_over,
+            begins_with,
         )
         .await?;
         let has_fixed_queues = num_queues.is_some();
@@ -123,8 +126,9 @@ impl VhostUserExport {
         self.server.set_paused(paused)
     }
 
-    /// Serves what was [taken over](VhostUserConfig::taken_over), from where the process before this one
-    /// has left off; completes when its rings run.
+    /// Serves, if it was [held](VhostUserConfig::held) so far: what was
+    /// [taken over](VhostUserConfig::taken_over) from where the process before this one has left off.
+    /// Completes when its rings run.
     pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
         self.server.begin(rings)
     }

@@ -53,19 +53,20 @@ pub struct Server {
     /// Those of the service, while it serves.
     workers: Weak<Vec<WorkerHandle>>,
     hand_over: HandOver,
-    /// What was taken over waits for it.
+    /// A server that was told to wait waits for it.
     begin: Cell<Option<oneshot::Sender<Begin>>>,
 }
 
 impl Server {
     /// Offers a device under the name `id`. Its queues are spread over the I/O threads, queue i on
     /// thread i, counted round. When this returns front ends can connect. `pin_memory`: see
-    /// [`VhostUserConfig`](super::VhostUserConfig).
+    /// [`VhostUserConfig`](super::VhostUserConfig). With `begins_with` nobody is served before it is told
+    /// to [begin](Self::begin); the memory of a front end that was taken over is mapped.
     ///
     /// # Errors
     ///
-    /// When the numbers do not fit, the socket cannot be listened on, or the device cannot work on
-    /// one of the threads.
+    /// When the numbers do not fit, the socket cannot be listened on, the device cannot work on one of
+    /// the threads, or what was taken over cannot be gone on with.
     pub async fn start(
         control_loop: EventLoop,
         id: String,
@@ -73,24 +74,7 @@ impl Server {
         device: Arc<dyn Device>,
         io_threads: &[LoopHandle],
         pin_memory: bool,
-    ) -> Result<Server, ExportError> {
-        Self::take_over(control_loop, id, listen, device, io_threads, pin_memory, None).await
-    }
-
-    /// The same with what another process hands over, if it does: nothing is done until it is told to
-    /// [begin](Self::begin), but the front end's memory is mapped.
-    ///
-    /// # Errors
-    ///
-    /// As of [`start`](Self::start), and when what was handed over cannot be gone on with.
-    pub async fn take_over(
-        control_loop: EventLoop,
-        id: String,
-        listen: Listen,
-        device: Arc<dyn Device>,
-        io_threads: &[LoopHandle],
-        pin_memory: bool,
-        taken_over: Option<TakenOver>,
+        begins_with: Option<TakenOver>,
     ) -> Result<Server, ExportError> {
         let num_queues = device.num_queues();
         if num_queues == 0 || num_queues > MAX_QUEUES {
@@ -137,7 +121,7 @@ impl Server {
         let (ready, is_ready) = oneshot::channel();
         let (begin, beginning) = oneshot::channel();
         let beginning =
-            taken_over.map(|taken| Beginning { session: taken.session, ready, begin: beginning });
+            begins_with.map(|taken| Beginning { session: taken.session, ready, begin: beginning });
         let begin = Cell::new(beginning.is_some().then_some(begin));
         let waits = beginning.is_some();
         control_loop
@@ -148,7 +132,7 @@ impl Server {
         Ok(Server { stop, ended, connected, workers: of_service, hand_over, begin })
     }
 
-    /// Goes on with what was taken over; completes when the rings run.
+    /// Serves from here on, at first what was taken over; completes when the rings run.
     pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
         let (running, run) = oneshot::channel();
         if let Some(begin) = self.begin.take() {

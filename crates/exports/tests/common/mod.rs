@@ -272,6 +272,7 @@ impl Daemon {
             logical_block_size: 512,
             pin_memory: false,
             taken_over: None,
+            held: false,
         }
     }
 

@@ -79,6 +79,7 @@ impl Rig {
             max_connections: 0,
             handshake_max_seconds: 0,
             tls: None,
+            held: false,
         };
         let server = NbdServer::start(&event_loop, config).unwrap();
         let export = server.add(NbdExportConfig {

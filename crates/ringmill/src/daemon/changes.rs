@@ -72,6 +72,10 @@ impl Daemon {
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;
                 watch(options, &export, &self.control, &self.clients);
+                // Before that, nobody is served by anything.
+                if self.serves {
+                    drop(export.begin(None));
+                }
                 self.exports.add(options, export, policy);
             }
             Action::Chardev(options) => {
@@ -303,6 +307,7 @@ impl Daemon {
             writethrough: options.writethrough,
             logical_block_size: vhost_user.logical_block_size,
             pin_memory: vhost_user.pin_memory,
+            held: true,
         };
         let control = self.control.clone();
         let started = if let ExportKind::VhostUserScsi { .. } = options.kind {
@@ -364,6 +369,7 @@ impl Daemon {
             max_connections: open_files::connections(options.max_connections),
             handshake_max_seconds: options.handshake_max_seconds,
             tls: self.objects.acceptor(options)?,
+            held: !self.serves,
         };
         let server = NbdServer::start(&self.control, config);
         self.nbd_server = Some(server.map_err(DaemonError::with_advice)?);

@@ -55,6 +55,7 @@ use jobs::Jobs;
 use monitor::{Clients, LINGER_NS};
 use objects::Objects;
 pub(crate) use open_files::raise_limit;
+use running::Stopped;
 use serving::{End, Message};
 use signal::Mailbox;
 pub(crate) use signal::until;
@@ -315,9 +316,23 @@ impl Daemon {
         }
     }
 
-    /// Everything that the command line asks for serves.
+    /// Serves clients of all kinds from here on, those first that wait already; completes when what was
+    /// handed over runs.
+    fn let_in(&self, handed_over: BTreeMap<String, Stopped>) -> impl Future<Output = ()> + use<> {
+        let begun = self.exports.begin(handed_over);
+        if let Some(server) = &self.nbd_server {
+            server.resume();
+        }
+        self.turn.begin();
+        begun
+    }
+
+    /// Everything that the command line asks for is there: clients are let in.
     fn is_ready(&mut self, status: Option<Status>) {
         self.serves = true;
+        if self.turn.is_not_yet() {
+            drop(self.let_in(BTreeMap::new()));
+        }
         if let Some(unused) = self.given.unused() {
             log::warn!("{unused}");
         }
@@ -390,9 +405,6 @@ impl Daemon {
         }
         for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
             self.nodes.inherit_image(image);
-        }
-        if taken.is_none() {
-            self.turn.begin();
         }
         self.taken = taken;
         steps

@@ -14,7 +14,7 @@ pub(super) struct Turn {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum State {
-    /// Maybe another process serves, and maybe it goes on to.
+    /// Not everything that is to be served is there; maybe another process serves, and goes on to.
     #[default]
     NotYet,
     Now,
@@ -36,6 +36,11 @@ impl Turn {
     fn become_now(&self, state: State) {
         self.state.set(state);
         self.changed.notify();
+    }
+
+    /// It has not begun.
+    pub(super) fn is_not_yet(&self) -> bool {
+        self.state.get() == State::NotYet
     }
 
     /// Waits until it has begun.

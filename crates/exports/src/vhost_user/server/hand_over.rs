@@ -145,7 +145,7 @@ impl Service {
         Ok(SavedServer { listener, file, session })
     }
 
-    /// Goes on with what another process has handed over, once it is told to.
+    /// Begins, once it is told to, with what another process has handed over.
     pub(super) async fn go_on(&self, listener: &Listener, beginning: Beginning) {
         let Beginning { session, ready, begin } = beginning;
         match session {
@@ -155,7 +155,9 @@ impl Service {
             }
             None => {
                 ready.send(Ok(()));
-                if let Some(Ok((rings, _running))) = self.stop.or(begin).await {
+                if let Some(Ok((rings, _running))) = self.stop.or(begin).await
+                    && !rings.device.is_empty()
+                {
                     self.device.restore(&rings.device);
                 }
             }

@@ -251,12 +251,8 @@ impl Daemon {
             self.taken = Some(taken);
             return Err(error);
         }
-        let begun = self.exports.begin(stopped);
-        if let Some(server) = &self.nbd_server {
-            server.resume();
-        }
         self.nodes.own_images();
-        self.turn.begin();
+        let begun = self.let_in(stopped);
         // What follows writes to files, here and in whoever called this: no guest is to wait for their disk.
         let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
         let _ = prctl::set_name(&taken.name);
