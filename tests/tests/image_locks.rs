@@ -6,7 +6,9 @@ mod kernel;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, pattern, tool};
+use integration::nbd::{RawNbd, nbd_export, nbd_server};
+use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, eventually, pattern, tool};
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use kernel::landlock_of_the_kernel;
@@ -121,4 +123,50 @@ fn locking_can_be_switched_off() {
         daemon.file(node, &image, "locking=off").export(node, "").start()
     };
     let _servers = [start("first", "one"), start("second", "two")];
+}
+
+/// Whether `qemu-img`, which takes the image's locks for it, may look at the image.
+fn may_be_opened(image: &Image) -> Option<()> {
+    image.qemu_img(&["info"]).status.success().then_some(())
+}
+
+/// Clients are connected, whose last requests have been answered; one of another disk never is. The daemon is
+/// still there, and has yet to flush.
+#[test]
+fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
+    let scratch = Scratch::new();
+    let [over_nbd, over_vhost_user] =
+        ["nbd.img", "vu.img"].map(|name| Image::filled(&scratch, name, 1));
+    let command = ServerCommand::new(&scratch)
+        .file("over-nbd", &over_nbd, "")
+        .args(["--blockdev", "raw,node-name=raw,file=over-nbd"])
+        .file("over-vu", &over_vhost_user, "")
+        .args(["--blockdev", "null-co,node-name=never,latency-ns=3600000000000"])
+        .export("over-vu", "");
+    let command = nbd_server(command, &scratch, "");
+    let command = nbd_export(command, "raw", ",writable=on");
+    let mut server = nbd_export(command, "never", "").start();
+    let socket = scratch.path("nbd.sock");
+    let mut nbd = RawNbd::go(&socket, "raw");
+    nbd.request(1, 7, 0, 512);
+    nbd.send(&[1; 512]);
+    assert_eq!(nbd.reply(), (0, 7));
+    let mut front_end = BlkClient::connect(&server.socket("over-vu"), 1, 16).expect("a device");
+    front_end.write(0, &[2; 4096]);
+    let mut waits = RawNbd::go(&socket, "never");
+    waits.request(0, 8, 0, 512);
+    // There is no such command, which is said once the one before it was taken.
+    waits.request(99, 9, 0, 0);
+    assert_eq!(waits.reply().1, 9);
+    server.signal(Signal::SIGTERM);
+    for image in [&over_nbd, &over_vhost_user] {
+        eventually("an image without locks", || {
+            let mut write = Command::new(tool("qemu-io"));
+            write.args(["-f", "raw", "-c", "write 0 512"]).arg(image.path());
+            write.output().expect("qemu-io runs").status.success().then_some(())
+        });
+    }
+    // It insists.
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait().code(), Some(1));
 }

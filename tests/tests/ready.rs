@@ -62,7 +62,7 @@ struct Waiting {
 }
 
 /// Clients of each kind have connected, and have asked for something.
-fn waiting<'a>(scratch: &'a Scratch, last: &[&str]) -> Waiting {
+fn waiting(scratch: &Scratch, last: &[&str]) -> Waiting {
     let notify = scratch.path("notify");
     let manager = UnixDatagram::bind(&notify).expect("a socket");
     manager.set_read_timeout(Some(PATIENCE)).expect("a time limit");

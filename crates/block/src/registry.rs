@@ -3,6 +3,7 @@
 mod activity;
 mod describe;
 mod implicit;
+mod locks;
 mod reopen;
 mod resize;
 

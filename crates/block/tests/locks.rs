@@ -142,3 +142,34 @@ fn a_second_node_of_ours_is_refused() {
     drop(first);
     open(&image.0, false).unwrap();
 }
+
+#[test]
+fn locks_are_given_up_where_nobody_is_busy_and_no_format_has_to_write() {
+    let [busy, idle, under] = ["busy", "idle", "under"]
+        .map(|name| TempFile::new(&disk(), &format!("lock-{name}"), 65536));
+    let create = ["create", "-q", "-f", "qcow2", "-o", "size=1M"];
+    let (made, said) = tool("qemu-img", &create, &under.0);
+    assert!(made, "{said}");
+    let mut nodes = NodeRegistry::new();
+    for (name, image) in [("busy", &busy), ("idle", &idle), ("under", &under)] {
+        nodes.open(&blockdev(name, file(&image.0, None))).unwrap();
+    }
+    let on = |name: &str| BlockdevRef::Name(name.into());
+    let raw = |file: &str| Driver::Raw(RawOptions { file: on(file), offset: 0, size: None });
+    nodes.open(&blockdev("top", raw("busy"))).unwrap();
+    let qcow2 = Qcow2Options {
+        file: on("under"),
+        data_file: None,
+        backing: Backing::None,
+        pass_discard_request: None,
+        discard_no_unref: false,
+    };
+    nodes.open(&blockdev("qcow2", Driver::Qcow2(qcow2))).unwrap();
+    let is_free = |image: &TempFile| tool("qemu-io", &WRITE, &image.0).0;
+    nodes.give_up_locks(&["top".into()]);
+    assert_eq!([&busy, &idle, &under].map(is_free), [false, true, false]);
+    nodes.give_up_locks(&[]);
+    assert_eq!([&busy, &idle, &under].map(is_free), [true, true, false]);
+    drop(nodes);
+    assert!(is_free(&under));
+}

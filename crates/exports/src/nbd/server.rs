@@ -208,12 +208,29 @@ impl NbdExport {
     ///
     /// When the flush failed, or a loop has stopped before.
     pub async fn stop(self) -> Result<(), ExportError> {
+        self.stop_telling(|| {}).await
+    }
+
+    /// The same; calls `on_quiet` before the flush, when no request is in flight any more.
+    ///
+    /// # Errors
+    ///
+    /// As of [`stop`](Self::stop). If a loop has stopped before, `on_quiet` is not called.
+    pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         let is_other = |other: &Rc<Export>| !Rc::ptr_eq(other, &self.export);
         self.shared.exports.borrow_mut().retain(is_other);
         // All at once, and all of them even if one fails.
         let stopped: Vec<_> = self.export.workers.iter().map(WorkerHandle::stop).collect();
-        let mut result = Ok(());
+        let mut are_quiet = true;
         for answer in stopped {
+            are_quiet &= answer.await.is_ok();
+        }
+        if are_quiet {
+            on_quiet();
+        }
+        let flushed: Vec<_> = self.export.workers.iter().map(WorkerHandle::flush).collect();
+        let mut result = Ok(());
+        for answer in flushed {
             match answer.await {
                 Ok(Ok(())) => {}
                 Ok(Err(errno)) => result = Err(ExportError::Flush(errno.into())),

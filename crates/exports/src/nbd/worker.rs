@@ -187,12 +187,11 @@ impl WorkerHandle {
         })
     }
 
-    /// Ends all connections, once their requests are done, and makes durable what was written.
-    pub(super) fn stop(&self) -> oneshot::Receiver<Result<(), Errno>> {
+    /// Ends all connections, once their requests are done. The answer comes when they have ended.
+    pub(super) fn stop(&self) -> oneshot::Receiver<()> {
         self.ask(|worker, answer| {
-            let flushed = worker.clone();
-            worker.idle.set(Some(Box::new(move || flushed.flush(answer))));
-            // For good: nobody uses the channel afterwards.
+            worker.idle.set(Some(Box::new(move || answer.send(()))));
+            // For good: no client uses the channel afterwards.
             worker.channel.drain_begin();
             worker.stop_connections();
             worker.check_idle();

@@ -144,7 +144,17 @@ impl VhostUserExport {
     ///
     /// When a flush failed, or a loop has stopped before.
     pub async fn stop(self) -> Result<(), ExportError> {
-        self.server.stop().await
+        self.stop_telling(|| {}).await
+    }
+
+    /// The same; calls `on_quiet` before the flush, when no request is in flight any more.
+    ///
+    /// # Errors
+    ///
+    /// As of [`stop`](Self::stop). If no one can tell whether requests are in flight, `on_quiet` is not
+    /// called.
+    pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
+        self.server.stop(on_quiet).await
     }
 }
 

@@ -48,6 +48,8 @@ pub const MAX_QUEUES: u16 = 256;
 /// A device offered over a vhost-user socket. Dropping it stops it without waiting.
 pub struct Server {
     stop: oneshot::Sender<()>,
+    /// Nobody is served any more, nor is a request under way.
+    quiet: oneshot::Receiver<()>,
     ended: oneshot::Receiver<Result<(), ExportError>>,
     connected: Arc<AtomicBool>,
     /// Those of the service, while it serves.
@@ -103,6 +105,7 @@ impl Server {
         let (hand_over, orders) = HandOver::new();
         let (stop, stop_request) = oneshot::channel();
         let (end, ended) = oneshot::channel();
+        let (tell_quiet, quiet) = oneshot::channel();
         let connected = Arc::new(AtomicBool::new(false));
         let workers = Arc::new(workers);
         let of_service = Arc::downgrade(&workers);
@@ -124,12 +127,15 @@ impl Server {
             begins_with.map(|taken| Beginning { session: taken.session, ready, begin: beginning });
         let begin = Cell::new(beginning.is_some().then_some(begin));
         let waits = beginning.is_some();
-        control_loop
-            .spawn(async move { end.send(service.run(listener, changes, beginning).await) });
+        control_loop.spawn(async move {
+            service.serve_until_stopped(listener, changes, beginning).await;
+            tell_quiet.send(());
+            end.send(service.flush_and_end().await);
+        });
         if waits {
             is_ready.await?.map_err(ExportError::Config)?;
         }
-        Ok(Server { stop, ended, connected, workers: of_service, hand_over, begin })
+        Ok(Server { stop, quiet, ended, connected, workers: of_service, hand_over, begin })
     }
 
     /// Serves from here on, at first what was taken over; completes when the rings run.
@@ -189,13 +195,16 @@ impl Server {
         }
     }
 
-    /// Takes no more requests, finishes those in flight, flushes, removes the socket.
+    /// Takes no more requests, finishes those in flight, removes the socket, calls `on_quiet`, flushes.
     ///
     /// # Errors
     ///
     /// When the flush failed, or a loop has stopped before.
-    pub async fn stop(self) -> Result<(), ExportError> {
+    pub async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         self.stop.send(());
+        if self.quiet.await.is_ok() {
+            on_quiet();
+        }
         self.ended.await?
     }
 }
@@ -243,22 +252,23 @@ struct Service {
 }
 
 impl Service {
-    async fn run(
-        self,
+    async fn serve_until_stopped(
+        &self,
         listener: Listener,
         changes: Changes,
         beginning: Option<Beginning>,
-    ) -> Result<(), ExportError> {
-        {
-            let mut serving = pin!(self.serve_all(listener, beginning));
-            let mut telling = pin!(self.tell_changes(changes));
-            let mut told_all = false;
-            std::future::poll_fn(|cx| {
-                told_all = told_all || telling.as_mut().poll(cx).is_ready();
-                serving.as_mut().poll(cx)
-            })
-            .await;
-        }
+    ) {
+        let mut serving = pin!(self.serve_all(listener, beginning));
+        let mut telling = pin!(self.tell_changes(changes));
+        let mut told_all = false;
+        std::future::poll_fn(|cx| {
+            told_all = told_all || telling.as_mut().poll(cx).is_ready();
+            serving.as_mut().poll(cx)
+        })
+        .await;
+    }
+
+    async fn flush_and_end(self) -> Result<(), ExportError> {
         let flushed = self.flush().await;
         // Nobody else has the workers once no front end is served.
         for worker in Arc::try_unwrap(self.workers).unwrap_or_default() {

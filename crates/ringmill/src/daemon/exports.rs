@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use exports::vhost_user::HandOver;
 use exports::vhost_user::handover::SavedServer;
 
 use super::running::{Asked, Running, Stopped};
+use super::signal::{Mailbox, until};
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
 
@@ -206,7 +208,7 @@ impl Exports {
     pub(super) fn stop(&mut self, id: &str) -> oneshot::Receiver<()> {
         let (awaited, end) = oneshot::channel();
         if let Some(export) = self.exports.iter_mut().find(|export| export.id == id) {
-            export.stop(&self.event_loop, self.on_end.clone());
+            export.stop(&self.event_loop, || {}, self.on_end.clone());
             export.awaited = Some(awaited);
         }
         end
@@ -217,19 +219,38 @@ impl Exports {
         self.exports.retain(|export| export.id != id);
     }
 
-    /// Stops all and waits for them; calls `ended` with the name of each. Whether all could be flushed.
-    pub(super) async fn stop_all(mut self, mut ended: impl FnMut(&str)) -> bool {
+    /// Stops all and waits for them; calls `ended` with the name of each. Whenever the last request of
+    /// one is done, calls `quiet` with the nodes that those offer that may still have some. Whether all
+    /// could be flushed.
+    pub(super) async fn stop_all(
+        mut self,
+        mut ended: impl FnMut(&str),
+        quiet: impl Fn(&[String]),
+    ) -> bool {
+        let are_quiet = Mailbox::default();
         for export in &mut self.exports {
-            export.stop(&self.event_loop, Rc::new(|_| {}));
+            let (id, are_quiet) = (export.id.clone(), are_quiet.clone());
+            export.stop(&self.event_loop, move || are_quiet.push(id), Rc::new(|_| {}));
         }
-        let mut clean = true;
-        for export in self.exports {
-            if let Some(stopping) = export.stopping {
-                clean &= stopping.await.unwrap_or(false);
+        let mut busy: BTreeMap<_, _> =
+            self.exports.iter().map(|export| (export.id.clone(), export.nodes.clone())).collect();
+        let watching = async {
+            loop {
+                busy.remove(&are_quiet.next().await);
+                quiet(&busy.values().flatten().cloned().collect::<Vec<_>>());
             }
-            ended(&export.id);
-        }
-        clean
+        };
+        let ending = async {
+            let mut clean = true;
+            for export in self.exports {
+                if let Some(stopping) = export.stopping {
+                    clean &= stopping.await.unwrap_or(false);
+                }
+                ended(&export.id);
+            }
+            clean
+        };
+        until(ending, watching).await.unwrap_or_else(|never: Infallible| match never {})
     }
 
     /// Has all of them say what there is to hand over; they hear nothing any more.
@@ -365,11 +386,16 @@ impl Exports {
 }
 
 impl Export {
-    fn stop(&mut self, event_loop: &EventLoop, on_end: Rc<dyn Fn(String)>) {
+    fn stop(
+        &mut self,
+        event_loop: &EventLoop,
+        on_quiet: impl FnOnce() + 'static,
+        on_end: Rc<dyn Fn(String)>,
+    ) {
         let Some(export) = self.serving.take() else { return };
         let id = self.id.clone();
         self.stopping = Some(event_loop.spawn(async move {
-            let result = export.stop().await;
+            let result = export.stop(on_quiet).await;
             if let Err(error) = &result {
                 log::error!("export {id}: {error}");
             }

@@ -461,7 +461,10 @@ impl Daemon {
         self.mailbox.close();
         self.cancel_jobs().await;
         let clients = self.clients;
-        let clean = self.exports.stop_all(|id| changes::tell_export_deleted(&clients, id)).await;
+        let ended = |id: &str| changes::tell_export_deleted(&clients, id);
+        // As QEMU's daemon does: before what was written is flushed, which may take its time.
+        let quiet = |busy: &[String]| self.nodes.give_up_locks(busy);
+        let clean = self.exports.stop_all(ended, quiet).await;
         if let Some(server) = self.nbd_server {
             server.stop().await;
         }
@@ -483,7 +486,7 @@ impl Daemon {
         let end = self.control.sleep_until(deadline);
         std::mem::forget((self.threads, self.nodes));
         // Each error was logged.
-        let _ = until(self.exports.stop_all(|_| {}), end).await;
+        let _ = until(self.exports.stop_all(|_| {}, |_| {}), end).await;
     }
 }
 

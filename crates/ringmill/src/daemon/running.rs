@@ -145,15 +145,15 @@ impl Running {
         }
     }
 
-    /// Takes no more requests, finishes those in flight, flushes.
+    /// Takes no more requests, finishes those in flight, calls `on_quiet`, flushes.
     ///
     /// # Errors
     ///
     /// When the flush failed, or a loop has stopped before.
-    pub(super) async fn stop(self) -> Result<(), ExportError> {
+    pub(super) async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         match self {
-            Running::VhostUser(export) => export.stop().await,
-            Running::Nbd(export) => export.stop().await,
+            Running::VhostUser(export) => export.stop_telling(on_quiet).await,
+            Running::Nbd(export) => export.stop_telling(on_quiet).await,
         }
     }
 }
