@@ -4,10 +4,12 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::nbd::{RawNbd, client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
-    Image, Port, Scratch, Server, ServerCommand, eventually, pattern, tied_command, tool,
+    Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, pattern, tied_command, tool,
 };
+use nix::sys::signal::Signal;
+use serde_json::json;
 
 /// A daemon that offers an image as `disk`, writable, with more options for the node.
 fn serve(scratch: &Scratch, image: &Image, options: &str) -> Server {
@@ -379,5 +381,54 @@ for n in range(100):
     assert h.pread(4096, 8192) == block
 ";
     nbdsh(&scratch, &nbd_uri(&scratch, "disk"), script);
+    server.stop();
+}
+
+/// As QEMU's daemon leaves it.
+#[test]
+fn the_unix_socket_stays_when_the_daemon_ends_and_goes_with_the_server() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("nbd.sock");
+    let command = || nbd_server(ServerCommand::new(&scratch).monitor("qmp"), &scratch, "");
+    let mut server = command().start();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
+    assert!(socket.exists());
+    // It is no hindrance to the next one.
+    let mut server = command().start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("quit", json!({}));
+    assert!(server.wait().success());
+    assert!(socket.exists());
+    let server = command().start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("nbd-server-stop", json!({}));
+    assert!(!socket.exists());
+    drop(qmp);
+    server.stop();
+    assert!(!socket.exists());
+}
+
+/// When a client's process has ended its socket is closed; the daemon hears of it later, on another thread.
+#[test]
+fn a_client_that_has_gone_does_not_use_the_export_any_more() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let command =
+        ServerCommand::new(&scratch).monitor("qmp").iothread("io").file("disk", &image, "");
+    let server = nbd_server(command, &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    for _ in 0..50 {
+        qmp.execute(
+            "block-export-add",
+            json!({"type": "nbd", "id": "disk", "node-name": "disk", "iothread": "io"}),
+        );
+        let clients = [(); 3].map(|()| RawNbd::go(&scratch.path("nbd.sock"), "disk"));
+        let refused = qmp.refused("nbd-server-remove", json!({"name": "disk"}));
+        assert_eq!(refused, "export 'disk' still in use");
+        drop(clients);
+        qmp.execute("nbd-server-remove", json!({"name": "disk", "mode": "safe"}));
+    }
+    drop(qmp);
     server.stop();
 }

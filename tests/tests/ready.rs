@@ -129,7 +129,9 @@ fn an_error_in_the_last_option_has_let_nobody_in() {
         let all = all_that_comes(stream);
         assert!(all.is_empty(), "{who}: {}", String::from_utf8_lossy(&all));
     }
-    assert!(!scratch.path("daemon.pid").exists());
+    for left in ["daemon.pid", "nbd.sock", "vu.sock", "qmp.sock"] {
+        assert!(!scratch.path(left).exists(), "{left}");
+    }
     manager.set_nonblocking(true).expect("a mode");
     let mut word = [0; 512];
     let told =

@@ -177,6 +177,14 @@ impl Listener {
         }
     }
 
+    /// Leaves a unix socket's file where it is in the end.
+    pub(super) fn leave_file(&self) {
+        match self {
+            Listener::Path(listener) => listener.leave_file(),
+            Listener::Sockets(..) => {}
+        }
+    }
+
     /// Waits for the next client.
     ///
     /// # Errors

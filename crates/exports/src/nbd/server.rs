@@ -5,7 +5,7 @@ mod hand_over;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use block::node::{BlockNode, Changes, Watcher};
 use devices::QueueStats;
 use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tls::Acceptor;
 
 use super::handshake::{Failure, Negotiated, Secured, negotiate};
@@ -96,8 +98,8 @@ struct Export {
     /// Who gets the next connection.
     next: Cell<usize>,
     stats: Vec<Arc<QueueStats>>,
-    /// That use it now.
-    clients: Cell<u32>,
+    /// Of the clients that use it now.
+    sockets: RefCell<Vec<Arc<OwnedFd>>>,
 }
 
 impl NbdServer {
@@ -159,6 +161,13 @@ impl NbdServer {
         // The socket's file goes before the stop is over.
         drop(self.listener);
     }
+
+    /// The same at the end of a daemon that has served: leaves a unix socket's file where it is, as
+    /// QEMU's daemon does, which removes it only at `nbd-server-stop`.
+    pub async fn stop_leaving_file(self) {
+        self.listener.leave_file();
+        self.stop().await;
+    }
 }
 
 impl NbdExport {
@@ -169,7 +178,17 @@ impl NbdExport {
 
     /// Whether a client uses it.
     pub fn is_connected(&self) -> bool {
-        self.export.clients.get() > 0
+        !self.export.sockets.borrow().is_empty()
+    }
+
+    /// Completes when each client that has hung up by then is [seen](Self::is_connected) to have left: its
+    /// I/O thread may hear of that later than others do. Its last requests are waited for.
+    pub fn hung_up_are_gone(&self) -> impl Future<Output = ()> + use<> {
+        let (shared, export) = (self.shared.clone(), self.export.clone());
+        async move {
+            let is_left = || export.sockets.borrow().iter().any(|socket| has_hung_up(socket));
+            shared.changed.until(|| !is_left()).await;
+        }
     }
 
     /// What it has done on each of its threads.
@@ -332,7 +351,7 @@ impl Shared {
             workers,
             next: Cell::new(0),
             stats,
-            clients: Cell::new(0),
+            sockets: RefCell::default(),
         });
         self.exports.borrow_mut().push(export.clone());
         let changes = export.watch(&node);
@@ -408,11 +427,12 @@ impl Shared {
                 log::info!("export {id}: client connected, {}", tls.session.description());
             }
         }
-        export.clients.set(export.clients.get() + 1);
+        let socket = client.socket.clone();
+        export.sockets.borrow_mut().push(socket.clone());
         // It may have another one since the handshake.
         let agreed = Agreed { size: export.info.borrow().size, ..client.agreed };
         let served = worker.serve(Client { agreed, ..client }).await;
-        export.clients.set(export.clients.get() - 1);
+        export.sockets.borrow_mut().retain(|other| !Arc::ptr_eq(other, &socket));
         match served {
             Ok(End::Left) => log::info!("export {id}: client disconnected"),
             Ok(End::Stopped) => log::info!("export {id}: stopping, closed the connection"),
@@ -465,6 +485,13 @@ impl Shared {
     async fn or_stop<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         first(future, self.changed.until(|| self.stopping.get())).await
     }
+}
+
+/// Whether the other side sends no more.
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let events = PollFlags::from_bits_retain(libc::POLLRDHUP);
+    let mut polled = [PollFd::new(socket.as_fd(), events)];
+    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// What the future gives, or `None` when `end` comes first.

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -81,11 +82,13 @@ struct SocketFile {
     path: PathBuf,
     /// Device and inode: another process may have put its socket in this place.
     id: (u64, u64),
+    /// It is to stay where it is.
+    stays: Cell<bool>,
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if file_id(&self.path).is_ok_and(|id| id == self.id) {
+        if !self.stays.get() && file_id(&self.path).is_ok_and(|id| id == self.id) {
             // What cannot be removed is found and removed by whoever binds to the path next.
             let _ = fs::remove_file(&self.path);
         }
@@ -140,7 +143,7 @@ impl Listener {
                 // One whose file is gone has none to remove.
                 let file = path.and_then(|path| {
                     let id = file_id(&path).ok()?;
-                    Some(SocketFile { path, id })
+                    Some(SocketFile { path, id, stays: Cell::new(false) })
                 });
                 (fd, file)
             }
@@ -177,6 +180,13 @@ impl Listener {
     /// As of fcntl(2).
     pub fn hand_over(&self) -> io::Result<(OwnedFd, Option<PathBuf>)> {
         Ok((self.socket.try_clone()?, self.file.as_ref().map(|file| file.path.clone())))
+    }
+
+    /// Leaves the socket's file where it is in the end.
+    pub fn leave_file(&self) {
+        if let Some(file) = &self.file {
+            file.stays.set(true);
+        }
     }
 
     /// Waits for the next to connect. `who` waits, in log messages.
@@ -231,7 +241,7 @@ fn bind_path(path: &Path, name: &str) -> Result<(OwnedFd, SocketFile), ExportErr
     let id = file_id(path).map_err(|e| fail("stat", e))?;
     // A daemon leaves the directory it was started in.
     let path = std::path::absolute(path).map_err(|e| fail("getcwd", e))?;
-    Ok((fd, SocketFile { path, id }))
+    Ok((fd, SocketFile { path, id, stays: Cell::new(false) }))
 }
 
 /// Removes a socket file, if that is what it is and nobody answers on it.

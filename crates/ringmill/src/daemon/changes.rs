@@ -203,11 +203,14 @@ impl Daemon {
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is
     /// called, and then what is returned completes, whichever way.
-    pub(super) fn delete_export(
+    pub(super) async fn delete_export(
         &mut self,
         id: &str,
         mode: DeleteMode,
     ) -> Result<oneshot::Receiver<()>, DaemonError> {
+        if mode == DeleteMode::Safe {
+            self.exports.hung_up_are_gone(id).await;
+        }
         let refused = match (self.exports.state(id), mode) {
             (None, _) => format!("Export '{id}' is not found"),
             (Some(State::ShuttingDown), _) => format!("Export '{id}' is already shutting down"),

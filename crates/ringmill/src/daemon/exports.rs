@@ -18,6 +18,9 @@ use super::signal::{Mailbox, until};
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
 
+/// See [`Exports::hung_up_are_gone`], nanoseconds.
+const GONE_NS: u64 = 1_000_000_000;
+
 /// The exports, in the order in which they were made.
 pub(super) struct Exports {
     event_loop: EventLoop,
@@ -190,6 +193,16 @@ impl Exports {
             if let Some(serving) = &export.serving {
                 serving.set_paused(export.nodes.iter().any(|node| inactive(node))).await;
             }
+        }
+    }
+
+    /// Waits until users that have hung up before are not counted as such any more, but for [`GONE_NS`] at
+    /// most: one whose last request is on a disk that does not answer still uses the export.
+    pub(super) async fn hung_up_are_gone(&self, id: &str) {
+        let export = self.exports.iter().find(|export| export.id == id);
+        if let Some(serving) = export.and_then(|export| export.serving.as_ref()) {
+            let enough = self.event_loop.sleep_until(self.event_loop.now_ns() + GONE_NS);
+            let _ = until(serving.hung_up_are_gone(), enough).await;
         }
     }
 

@@ -466,7 +466,10 @@ impl Daemon {
         let quiet = |busy: &[String]| self.nodes.give_up_locks(busy);
         let clean = self.exports.stop_all(ended, quiet).await;
         if let Some(server) = self.nbd_server {
-            server.stop().await;
+            match self.serves {
+                true => server.stop_leaving_file().await,
+                false => server.stop().await,
+            }
         }
         self.nodes.resized().await;
         drop(self.nodes);

@@ -40,14 +40,14 @@ impl Daemon {
         let Request { command, answer } = request;
         let ends = match command {
             Command::BlockExportDel { id, mode } => {
-                self.delete_export(&id, mode).map(|end| vec![end])
+                self.delete_export(&id, mode).await.map(|end| vec![end])
             }
             Command::NbdServerRemove { name, mode } => match self.graph.is_nbd_export(&name) {
                 Some(false) => {
                     let message = format!("Block export '{name}' is not an NBD export");
                     Err(DaemonError::new(message))
                 }
-                _ => self.delete_export(&name, mode).map(|end| vec![end]),
+                _ => self.delete_export(&name, mode).await.map(|end| vec![end]),
             },
             Command::NbdServerStop => self.stop_nbd_server().await,
             command => {

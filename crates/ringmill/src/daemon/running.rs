@@ -42,6 +42,14 @@ impl Running {
         }
     }
 
+    /// Completes when clients of NBD that have hung up are not counted any more as users.
+    pub(super) fn hung_up_are_gone(&self) -> Pin<Box<dyn Future<Output = ()>>> {
+        match self {
+            Running::VhostUser(_) => Box::pin(ready(())),
+            Running::Nbd(export) => Box::pin(export.hung_up_are_gone()),
+        }
+    }
+
     /// What it has done.
     pub(super) fn queue_stats(&self) -> &[Arc<QueueStats>] {
         match self {
