@@ -125,11 +125,6 @@ fn locking_can_be_switched_off() {
     let _servers = [start("first", "one"), start("second", "two")];
 }
 
-/// Whether `qemu-img`, which takes the image's locks for it, may look at the image.
-fn may_be_opened(image: &Image) -> Option<()> {
-    image.qemu_img(&["info"]).status.success().then_some(())
-}
-
 /// Clients are connected, whose last requests have been answered; one of another disk never is. The daemon is
 /// still there, and has yet to flush.
 #[test]
