@@ -389,7 +389,7 @@ impl Server {
         }
     }
 
-    /// The processes that were started for this daemon: spawners have its command line, too.
+    /// The daemon and those that have taken over from it, or are about to.
     fn processes_left(&self) -> Vec<u32> {
         let dir = self.dir.as_os_str().as_encoded_bytes();
         let is_ours = |pid: &u32| {

@@ -81,6 +81,40 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
     check(&image, &log, log.len());
 }
 
+/// Those of whom a list of processes tells.
+fn processes(program: &str, arguments: &[&str]) -> Vec<u32> {
+    let output = Command::new(tool(program)).args(arguments).output().expect("it can be run");
+    let text = String::from_utf8(output.stdout).expect("numbers");
+    text.split_whitespace().map(|pid| pid.parse().expect("a number")).collect()
+}
+
+#[test]
+fn a_list_of_processes_has_the_daemon_once_and_no_zombie() {
+    let scratch = Scratch::new();
+    let mut server = ServerCommand::new(&scratch).monitor("qmp").start();
+    for _ in 0..2 {
+        let spawner = server.spawner().expect("a spawner");
+        // What the spawner is called it says itself, a moment after it was started.
+        let comm = || fs::read_to_string(format!("/proc/{spawner}/cmdline")).expect("it is there");
+        eventually("a name of the spawner's own", || comm().starts_with("spawner\0").then_some(()));
+        for (program, pattern) in [("pidof", "ringmill"), ("pgrep", "ringmill")] {
+            let found = processes(program, &[pattern]);
+            assert!(
+                found.contains(&server.pid()) && !found.contains(&spawner),
+                "{program}: {found:?}"
+            );
+        }
+        let folder = scratch.dir().to_str().expect("UTF-8");
+        assert_eq!(processes("pgrep", &["-f", folder]), [server.pid()]);
+        server.upgrade();
+    }
+    let spawner = server.spawner().expect("a spawner");
+    let spawner = nix::unistd::Pid::from_raw(spawner.cast_signed());
+    nix::sys::signal::kill(spawner, nix::sys::signal::Signal::SIGKILL).expect("it is there");
+    eventually("nothing left of the spawner", || server.spawner().is_none().then_some(()));
+    server.stop();
+}
+
 fn convert(from: &str, image: &Path, to: &str, other: &Path) {
     let mut command = Command::new(tool("qemu-img"));
     command.args(["convert", "-f", from, "-O", to]).arg(image).arg(other);

@@ -12,6 +12,7 @@ use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -25,7 +26,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::signal::SigmaskHow;
+use nix::sys::signal::{SigHandler, SigmaskHow, Signal, signal};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
@@ -36,6 +37,8 @@ use crate::daemon::{handled_signals, until};
 const START: u8 = b'S';
 /// kill it, if it is still there, and say how it ended.
 const END: u8 = b'E';
+/// What lists of processes call it, so that pidof(8) and pgrep(1) of the daemon's name find the daemon alone.
+const NAME: &str = "spawner";
 /// Longer than starting a program takes.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -80,6 +83,9 @@ impl Spawner {
         }
         match forked? {
             ForkResult::Parent { .. } => {
+                // The spawner is the daemon's one child. The kernel takes what is left of it if it ends first.
+                // SAFETY: no handler is installed; the process waits for no child.
+                unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
                 Ok(Spawner { socket: Arc::new(ours), owes: Cell::new(false) })
             }
             ForkResult::Child => {
@@ -187,9 +193,31 @@ fn close_all_but(socket: &OwnedFd) {
     }
 }
 
+/// Puts another command line in the place of this process' own, as far as there is room.
+fn set_command_line(line: &[u8]) -> io::Result<()> {
+    // proc_pid_stat(5): the second field is a name in brackets; 48 and 49 are arg_start and arg_end.
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' ')).into_iter().flatten();
+    let mut ends = fields.skip(45).map_while(|field| field.parse::<u64>().ok());
+    let (Some(start), Some(end)) = (ends.next(), ends.next()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    };
+    let room = usize::try_from(end.saturating_sub(start)).unwrap_or_default();
+    let mut new = vec![0; room];
+    // The last byte stays zero: else the kernel takes the environment for a part of the line.
+    new.iter_mut().take(room.saturating_sub(1)).zip(line).for_each(|(to, from)| *to = *from);
+    // The program's own copy of its arguments is elsewhere; nothing reads these any more.
+    File::options().write(true).open("/proc/self/mem")?.write_all_at(&new, start)
+}
+
 /// The spawner's life.
 fn serve(socket: &OwnedFd, program: &Program) -> io::Result<()> {
-    prctl::set_name(&CString::new("spawner")?)?;
+    // Started with SIGCHLD ignored, it could not wait for its own child.
+    // SAFETY: no handler is installed.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl)? };
+    prctl::set_name(&CString::new(NAME)?)?;
+    // Only lists of processes show it.
+    let _ = set_command_line(NAME.as_bytes());
     // The daemon's terminal, or whoever reads its output, sees the daemon's end, not this one's.
     let null = File::options().read(true).write(true).open("/dev/null")?;
     dup2_stdin(&null)?;

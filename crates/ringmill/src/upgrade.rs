@@ -162,11 +162,9 @@ impl Successors {
     fn serving(&self) -> Option<i32> {
         let mut all = with_command_line(&self.command_line);
         all.retain(|pid| !self.before.contains(pid));
-        let is_child = |pid: i32| parent(pid).is_some_and(|parent| all.contains(&parent));
-        all.iter().copied().find(|&pid| {
+        all.into_iter().find(|pid| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            // A daemon's spawner has its command line as well.
-            !name.is_empty() && name.trim_end() != TAKE_OVER && !is_child(pid)
+            !name.is_empty() && name.trim_end() != TAKE_OVER
         })
     }
 }
@@ -185,11 +183,6 @@ fn with_command_line(line: &[u8]) -> Vec<i32> {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own == line))
         .collect()
-}
-
-fn parent(pid: i32) -> Option<i32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// Whether all that is left of a process is its parent's to take.
