@@ -9,6 +9,10 @@ impl NodeRegistry {
     /// the locks of images that lie below none of these, nor below a format that writes its metadata
     /// when it is closed. Flushes of these images may follow.
     pub fn give_up_locks(&self, busy: &[String]) {
+        // A node that is being given another size is still written to.
+        if self.resizing.try_lock().is_err() {
+            return;
+        }
         let writes = |info: &super::NodeInfo<'_>| {
             let is_format = matches!(info.options.driver, Driver::Qcow2(_));
             info.active && is_format && !info.node.geometry().read_only
