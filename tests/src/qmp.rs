@@ -29,9 +29,16 @@ impl Qmp {
         let mut qmp = Self { stream: BufReader::new(stream), events, schema };
         let greeting = qmp.receive();
         assert!(greeting.get("QMP").is_some(), "not a greeting: {greeting}");
-        qmp.ask("qmp_capabilities", json!({}));
-        let mut schema = qmp.ask("query-qmp-schema", json!({}));
-        qmp.schema = Schema::new(&schema["return"].take());
+        let mut returned = |command| {
+            let mut answer = qmp.ask(command, json!({}));
+            match answer.get_mut("return") {
+                Some(returned) => returned.take(),
+                None => panic!("{command}: {answer}"),
+            }
+        };
+        returned("qmp_capabilities");
+        let schema = returned("query-qmp-schema");
+        qmp.schema = Schema::new(&schema);
         qmp
     }
 

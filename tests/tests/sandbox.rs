@@ -231,7 +231,8 @@ fn a_monitor_s_paths_are_narrowed_by_option() {
         }
         drop(qmp);
         server.stop();
-        assert!(!inside.join("e.sock").exists() && !inside.join("n.sock").exists());
+        // The NBD server's socket stays, as qemu-storage-daemon leaves it.
+        assert!(!inside.join("e.sock").exists());
     }
 }
 

@@ -108,7 +108,9 @@ fn an_error_is_reported_or_ignored_or_stops_the_export() {
                 true => export.rig.submit(Op::Read, 0, 512, filled(&[7; 512], 0)),
                 false => export.write(0, 0xee),
             };
-            assert_eq!(export.told(), [(is_read, expected, errno)]);
+            // An error that is reported is the device's to tell of.
+            let told = (expected != Report).then_some((is_read, expected, errno));
+            assert_eq!(export.told(), Vec::from_iter(told));
             match expected {
                 Report => assert_eq!(export.rig.answer(tag).unwrap().0, Err(errno)),
                 Ignore => {
@@ -234,13 +236,13 @@ fn what_is_abandoned_is_held_no_longer_and_all_else_is() {
 #[test]
 fn errors_that_stop_nothing_are_told_now_and_then() {
     let rules = [at_once(fail(IoType::Read, Errno::EIO, 0))];
-    let mut export = export("flood", [OnError::Report, OnError::Stop], &rules);
+    let mut export = export("flood", [OnError::Ignore, OnError::Stop], &rules);
     for _ in 0..100 {
         let tag = export.rig.submit(Op::Read, 0, 512, memory(512, 0));
-        assert_eq!(export.rig.answer(tag).unwrap().0, Err(Errno::EIO));
+        assert_eq!(export.rig.answer(tag).unwrap().0, Ok(()));
     }
     // Loop time stands still while the loop does not turn.
-    assert_eq!(export.told(), [(true, OnError::Report, Errno::EIO)]);
+    assert_eq!(export.told(), [(true, OnError::Ignore, Errno::EIO)]);
 }
 
 #[test]

@@ -133,8 +133,9 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
             "ringmill storage-daemon --daemonize --pidfile /run/ringmill.pid \
              --trace poll_*,file=/var/log/ringmill.trace \
              --metrics addr.type=inet,addr.host=127.0.0.1,addr.port=9840 \
-             --log-level info --log-format json --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
-            "nothing yet: all that is to come by QMP; Prometheus is told of it",
+             --log-level info --log-format json --state /var/lib/ringmill/state \
+             --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
+            "nothing yet: all comes by QMP, and is there again after a restart; Prometheus reads the counters",
         ),
         (
             "ringmill storage-daemon --user ringmill:kvm --sandbox on,paths=/var/lib/images \

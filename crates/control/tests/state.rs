@@ -72,7 +72,7 @@ fn what_the_command_line_has_changed_is_changed() {
     assert_eq!(origins(&merged.kept), [more]);
     assert_eq!(
         merged.changes,
-        ["added object 'new'", "changed node 'disk'", "removed object 'gone'"]
+        ["removed object 'gone'", "added object 'new'", "changed node 'disk'"]
     );
 }
 
