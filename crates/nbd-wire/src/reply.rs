@@ -87,7 +87,7 @@ pub enum Reply {
         /// Bytes; not zero.
         len: u32,
     },
-    /// A range reads as zeroes; no data follow.
+    /// A range reads as zeroes. No data follow.
     Hole {
         /// Of the first byte.
         offset: u64,
@@ -141,7 +141,7 @@ impl Reply {
         self.encode_chunk(mode, asked, true)
     }
 
-    /// The same of one of several chunks, if it is not the last, which simple replies do not have.
+    /// Encodes the header of one chunk of several. Simple replies have no chunks, and ignore `is_last`.
     pub fn encode_chunk(
         &self,
         mode: ReplyMode,

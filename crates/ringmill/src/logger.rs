@@ -1,8 +1,7 @@
 //! Log lines, and the status line of `serve`: all that a daemon writes to standard error.
 //!
-//! One writer has the log, the status line and the error that ends the program, so that none runs into
-//! another. Similar lines have a rate: a stranger who misbehaves endlessly must not fill the log. What goes
-//! beyond the rate is counted.
+//! One writer serialises the log, the status line and the error that ends the program. Similar lines are
+//! limited in rate: a hostile client must not fill the log. Lines over the limit are counted.
 
 mod line;
 mod rate;
@@ -23,7 +22,7 @@ use line::{Line, Style};
 use rate::{LeftOut, Rate};
 use status::StatusLine;
 
-/// Where everything goes.
+/// The writer of standard error.
 struct Stderr {
     program: &'static str,
     style: Style,
@@ -40,7 +39,7 @@ impl Stderr {
         let line = Line { program: self.program, level, text, time: SystemTime::now() };
         let line = line.in_style(self.style);
         let mut status = lock(&self.status);
-        // With standard error gone there is nobody left to tell.
+        // If standard error is closed, the line is lost.
         let _ = std::io::stderr().write_all(&status.around(&line));
     }
 
@@ -87,7 +86,7 @@ pub(crate) fn start(program: &'static str, options: LogOptions) {
         program,
         style: Style {
             is_journal: is_journal(),
-            // QSD's lines have no time. Those who ask for more than QSD has are given it.
+            // By default lines have no time, as QSD's. A level or a format, which QSD lacks, adds the time.
             has_time: level.is_some() || options.format.is_some(),
             is_json: options.format == Some(LogFormat::Json),
         },
@@ -110,8 +109,8 @@ pub(crate) fn start(program: &'static str, options: LogOptions) {
     }
 }
 
-/// Tells the error that ends the program, whose first line is `program: message` where nothing else was asked
-/// for.
+/// Writes the error that ends the program: `program: message` in its first line, unless options ask for another
+/// form.
 pub(crate) fn fatal(program: &'static str, error: &str) {
     match STDERR.get() {
         Some(stderr) => stderr.write(Level::Error, error),
@@ -123,8 +122,7 @@ pub(crate) fn fatal(program: &'static str, error: &str) {
     }
 }
 
-/// Shows what goes on below the log, in the place of what was shown there before.
-/// Where the terminal is too narrow for all parts, the last ones are left out.
+/// Replaces the status line below the log. Last parts are left out if the terminal is too narrow.
 pub(crate) fn show_status(parts: &[String]) {
     if let Some(stderr) = STDERR.get() {
         let mut status = lock(&stderr.status);
@@ -140,7 +138,7 @@ pub(crate) fn end_status() {
     }
 }
 
-/// Tells of the lines that were left out and not told of yet. To be called at the end.
+/// Logs the counts of lines that were left out. To be called at the end.
 pub(crate) fn end() {
     end_status();
     log::logger().flush();

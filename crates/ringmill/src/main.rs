@@ -51,8 +51,8 @@ fn main() -> ExitCode {
     code
 }
 
-/// How a command logs; `None`: it does not. A probe prints what it finds; what the loops that it tries log would
-/// be noise.
+/// Returns how a command logs, or `None` if it has no log. A probe has none: log lines of its trial loops would
+/// be noise between its results.
 fn log_options(command: &Command) -> Option<LogOptions> {
     match command {
         Command::Serve(options) => Some(options.log),

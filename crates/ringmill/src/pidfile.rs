@@ -1,10 +1,12 @@
 //! `--pidfile`: the process's id in a file, which is locked for as long as the process lives.
 //!
-//! As QEMU does: a record lock on the whole file, so that a file left behind by a process that was
-//! killed is taken over, and one of a process that lives is not. It belongs to the open file, not to
-//! the process, so that it can be handed over; QEMU's see it all the same. The file is made before the
-//! process gives up what it takes to make one, and filled when nothing is left that could fail; it is
-//! removed at the end.
+//! As in QEMU, a record lock covers the whole file. A file left behind by a killed process is taken over; the
+//! file of a living process is refused.
+//!
+//! The lock belongs to the open file, so the process can hand it over. It conflicts with QEMU's locks, too.
+//!
+//! The file is created before the process confines itself. It is filled once nothing is left that could fail,
+//! and removed at the end.
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
@@ -29,39 +31,39 @@ pub(crate) struct Pidfile {
 }
 
 impl Pidfile {
-    /// Creates and locks the file, which is empty then. To be called when everything is there.
+    /// Creates and locks the file, and empties it.
     ///
     /// # Errors
     ///
-    /// It cannot be created, or a living process has it locked. In QEMU's words.
+    /// If the file cannot be created, or a living process has locked it. The message is QEMU's.
     pub(crate) fn create(path: &Path) -> Result<Self, String> {
         Self::try_create(path).map_err(|why| format!("cannot create PID file: {why}"))
     }
 
-    /// Writes the process's id into it: the daemon has started.
+    /// Writes the process's id into the file, once the daemon has started.
     ///
     /// # Errors
     ///
-    /// It cannot be written. In QEMU's words.
+    /// If the file cannot be written. The message is QEMU's.
     pub(crate) fn fill(&self) -> Result<(), String> {
         let why = |error| could_not("cannot create PID file: Failed to write pid file", error);
         self.write().map_err(why)
     }
 
-    /// [Creates](Self::create) the file that was asked for, if one was.
+    /// [Creates](Self::create) the file if there is a path.
     ///
     /// # Errors
     ///
-    /// As of [`create`](Self::create).
+    /// See [`create`](Self::create).
     pub(crate) fn create_if(path: Option<&Path>) -> Result<Option<Self>, DaemonError> {
         path.map(Self::create).transpose().map_err(DaemonError::new)
     }
 
-    /// [Fills](Self::fill) it, and puts it where it is kept.
+    /// [Fills](Self::fill) a created file, and stores it in `kept`.
     ///
     /// # Errors
     ///
-    /// As of [`fill`](Self::fill).
+    /// See [`fill`](Self::fill).
     pub(crate) fn fill_if(created: Option<Self>, kept: &OnceCell<Self>) -> Result<(), DaemonError> {
         let Some(created) = created else { return Ok(()) };
         created.fill().map_err(DaemonError::new)?;
@@ -85,7 +87,7 @@ impl Pidfile {
                 continue;
             }
             let path = fs::canonicalize(path).map_err(|error| could_not(&create(), error))?;
-            // What another process has left in it is not the id of this one.
+            // A killed process may have left its id in the file.
             let emptied = file.set_len(0);
             emptied.map_err(|error| could_not("Failed to truncate pid file", error))?;
             return Ok(Self { path, file });
@@ -128,7 +130,7 @@ impl Drop for Pidfile {
 }
 
 fn could_not(what: &str, error: io::Error) -> String {
-    // The system's own words, without the number that Rust puts behind them.
+    // The system's message, without the number that Rust appends.
     let why = error.to_string();
     format!("{what}: {}", why.split(" (os error").next().unwrap_or_default())
 }
@@ -137,7 +139,8 @@ fn could_not_create(path: &Path) -> String {
     format!("Could not create '{}'", path.display())
 }
 
-/// Locks the whole file, which is open for writing, or fails at once. The lock goes with the last descriptor of it.
+/// Locks the whole file, or fails at once. `file` must be open for writing. Closing its last descriptor unlocks
+/// it.
 pub(crate) fn lock(file: &File) -> Result<(), Errno> {
     let lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,

@@ -47,12 +47,12 @@ pub(crate) fn begin(
     Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
 }
 
-/// A state file.
+/// A state file, as far as the sandbox needs it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept<'a> {
-    /// Its absolute path. It is replaced by new ones.
+    /// The absolute path. New files are renamed to this path.
     pub(crate) file: &'a Path,
-    /// It has something that is made as by commands of a monitor.
+    /// The state file has steps that the command line lacks. They need what commands of a monitor need.
     pub(crate) has_more: bool,
 }
 
@@ -252,7 +252,7 @@ fn pins_memory(action: &Action) -> bool {
     }
 }
 
-/// The user that the daemon becomes.
+/// Returns the id of the user that the daemon becomes.
 pub(crate) fn user(options: &SandboxOptions) -> Result<Option<u32>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
     Ok(identity.map(|identity| identity.uid))

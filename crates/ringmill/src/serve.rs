@@ -41,14 +41,14 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         Ok(Ready::new(Some(Status::new(traced))))
     });
     if let (Some(path), false) = (made, is_ready) {
-        // Nothing is left behind that nobody could use yet.
+        // No client could use the image yet: no empty image is left behind.
         let _ = fs::remove_file(path);
     }
     result
 }
 
-/// What serving goes on with that another process has begun, and the words of its command line. The image is not
-/// looked at again: its guest has written to it since.
+/// Returns the steps with which this process continues another process' serving, and the words of its command
+/// line. The image is not probed again: the guest has written to it since.
 pub(crate) fn go_on(
     options: &ServeOptions,
     arguments: &[String],
@@ -58,27 +58,27 @@ pub(crate) fn go_on(
         Ok(_) => ImageKind::File,
         Err(error) => return Err(failed(&options.image, "stat", &error)),
     };
-    // A version that knows no formats took all images for raw.
+    // Versions without `--format` served all images as raw.
     let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
     Ok((options.steps(kind, format), with_format(arguments, options, format)))
 }
 
-/// The words of a command line with the format that was decided on.
+/// Returns the words of a command line, with the decided format added.
 fn with_format(words: &[String], options: &ServeOptions, format: ServeFormat) -> Vec<String> {
     let mut words = words.to_vec();
     if options.format.is_none() {
-        // After the command.
+        // The option goes behind the command's name.
         let at = words.len().min(1);
         words.insert(at, format!("--format={}", format.name()));
     }
     words
 }
 
-/// What the image turned out to be.
+/// The result of looking at the image.
 struct Found {
     kind: ImageKind,
     format: ServeFormat,
-    /// It was made, and goes if nothing comes of serving it.
+    /// The image was made, and is removed if serving does not begin.
     made: Option<PathBuf>,
 }
 
@@ -114,7 +114,7 @@ fn failed(image: &Path, call: &str, error: &io::Error) -> DaemonError {
     DaemonError::new(format!("{}: {call} failed: {error}", image.display()))
 }
 
-/// The format of an image that is there: by its header, if no option tells.
+/// Returns the format of an existing image: by `--format`, else by the header.
 fn format_found(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
     let image = &options.image;
     if let Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)) = options.format {
@@ -143,7 +143,7 @@ fn format_found(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
     }
 }
 
-/// An image in a format that is not served.
+/// Returns the error for an image in a format that is not served.
 fn unknown_format(image: &Path, format: Format) -> DaemonError {
     let (path, name) = (image.display(), format.name());
     let to = image.with_extension("qcow2");
@@ -172,7 +172,7 @@ fn unknown_format(image: &Path, format: Format) -> DaemonError {
     ))
 }
 
-/// The format of an image that is to be made: by its name, if no option tells.
+/// Returns the format for a new image: by `--format`, else by the image's name.
 fn format_to_make(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
     match (options.format, Format::of_name(&options.image)) {
         (Some(format), _) => Ok(format),
@@ -204,7 +204,7 @@ fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError>
     })
 }
 
-/// How to attach the disk.
+/// Returns instructions for attaching the disk.
 fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
     let socket = std::path::absolute(&options.socket).map_err(DaemonError::new)?;
     let socket = socket.display();

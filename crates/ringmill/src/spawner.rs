@@ -37,7 +37,7 @@ use crate::daemon::{handled_signals, until};
 const START: u8 = b'S';
 /// kill it, if it is still there, and say how it ended.
 const END: u8 = b'E';
-/// What lists of processes call it, so that pidof(8) and pgrep(1) of the daemon's name find the daemon alone.
+/// Name in lists of processes. With its own name, pidof(8) and pgrep(1) find the daemon alone.
 const NAME: &str = "spawner";
 /// Longer than starting a program takes.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -83,7 +83,8 @@ impl Spawner {
         }
         match forked? {
             ForkResult::Parent { .. } => {
-                // The spawner is the daemon's one child. The kernel takes what is left of it if it ends first.
+                // The spawner is the daemon's only child. With SIGCHLD ignored, the kernel reaps a spawner that
+                // ends first.
                 // SAFETY: no handler is installed; the process waits for no child.
                 unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
                 Ok(Spawner { socket: Arc::new(ours), owes: Cell::new(false) })
@@ -193,7 +194,7 @@ fn close_all_but(socket: &OwnedFd) {
     }
 }
 
-/// Puts another command line in the place of this process' own, as far as there is room.
+/// Overwrites the command line of this process, as far as there is room.
 fn set_command_line(line: &[u8]) -> io::Result<()> {
     // proc_pid_stat(5): the second field is a name in brackets; 48 and 49 are arg_start and arg_end.
     let stat = fs::read_to_string("/proc/self/stat")?;
@@ -204,19 +205,19 @@ fn set_command_line(line: &[u8]) -> io::Result<()> {
     };
     let room = usize::try_from(end.saturating_sub(start)).unwrap_or_default();
     let mut new = vec![0; room];
-    // The last byte stays zero: else the kernel takes the environment for a part of the line.
+    // The last byte stays zero: otherwise the kernel shows the environment as part of the line.
     new.iter_mut().take(room.saturating_sub(1)).zip(line).for_each(|(to, from)| *to = *from);
-    // The program's own copy of its arguments is elsewhere; nothing reads these any more.
+    // The program has its own copy of the arguments and does not read these again.
     File::options().write(true).open("/proc/self/mem")?.write_all_at(&new, start)
 }
 
 /// The spawner's life.
 fn serve(socket: &OwnedFd, program: &Program) -> io::Result<()> {
-    // Started with SIGCHLD ignored, it could not wait for its own child.
+    // The daemon ignores SIGCHLD. The spawner must not: it waits for its own child.
     // SAFETY: no handler is installed.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl)? };
     prctl::set_name(&CString::new(NAME)?)?;
-    // Only lists of processes show it.
+    // A failure matters only to lists of processes.
     let _ = set_command_line(NAME.as_bytes());
     // The daemon's terminal, or whoever reads its output, sees the daemon's end, not this one's.
     let null = File::options().read(true).write(true).open("/dev/null")?;

@@ -1,8 +1,9 @@
 //! `--state`: the file that keeps the configuration.
 //!
-//! The file is never changed: a new one takes its place by rename(2), complete and on stable storage. The
-//! daemon holds a lock, as that of a [pid file](crate::pidfile), on the file that is in place, which another
-//! daemon finds taken. The lock belongs to the open file, so that it can be handed over.
+//! The file itself is never changed. A complete new file, on stable storage, replaces it by rename(2).
+//!
+//! The daemon holds a lock on the current file, as on a [pid file](crate::pidfile), so a second daemon is
+//! refused. The lock belongs to the open file, so the process can hand it over.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -23,7 +24,7 @@ use crate::pidfile;
 
 /// Longest file that is read, bytes.
 const MAX_LEN: u64 = 64 << 20;
-/// How often another process may come in between while the file is opened.
+/// Most attempts to open the file while other processes replace it.
 const TRIES: usize = 100;
 
 /// A state file, locked.
@@ -31,29 +32,29 @@ const TRIES: usize = 100;
 pub(crate) struct StateFile {
     /// Absolute, links followed: the working directory may change meanwhile.
     path: PathBuf,
-    /// Where it lies: to be synchronised.
+    /// The folder of the file, for fsync(2) after a rename.
     folder: File,
-    /// Taken by one thread at a time, for as long as the file is being replaced.
+    /// Locked while the file is being replaced.
     current: Mutex<Current>,
 }
 
-/// The file that is in place.
+/// The current file.
 #[derive(Debug)]
 struct Current {
-    /// It has the lock.
+    /// Holds the lock.
     file: File,
-    /// What is in it; empty: it may not be on stable storage.
+    /// The content; empty if the content may not be on stable storage.
     text: String,
 }
 
 impl StateFile {
-    /// Opens and locks the file, or makes one that says nothing; gives what it says. `user`: who besides root
-    /// and this process' user may own it.
+    /// Opens and locks the file, and returns its content. Makes an empty configuration if there is no file.
+    /// Besides root and this process' user, `user` may own the file.
     ///
     /// # Errors
     ///
-    /// The file cannot be opened, a living process has it locked, others may write to it, or it is no state
-    /// file. It stays as it is.
+    /// If the file cannot be opened, a living process has locked it, others may write to it, or it is no state
+    /// file. An existing file stays as it is.
     pub(crate) fn open(path: &Path, user: Option<u32>) -> Result<(Self, State), DaemonError> {
         let of = |why: String| DaemonError::new(format!("state file '{}': {why}", path.display()));
         let (file, text) = Self::try_open(path, user).map_err(of)?;
@@ -94,7 +95,7 @@ impl StateFile {
                 Err(Errno::EAGAIN | Errno::EACCES) => return Err("another process uses it".into()),
                 Err(errno) => return Err(failed("locking it", &errno.into())),
             }
-            // A process that had it locked may have put another one in its place since.
+            // The process that held the lock may have replaced the file since.
             if !is_at(&file, &path) {
                 continue;
             }
@@ -113,11 +114,11 @@ impl StateFile {
         Err("other processes put new files in its place all the time".into())
     }
 
-    /// The file of another process, locked, and what it says.
+    /// Takes over another process' locked file, and returns its content.
     ///
     /// # Errors
     ///
-    /// As of [`open`](Self::open).
+    /// If the folder cannot be opened, the file cannot be read, or it is no state file.
     pub(crate) fn take_over(path: PathBuf, file: OwnedFd) -> Result<(Self, State), DaemonError> {
         let of = |why: String| DaemonError::new(format!("state file '{}': {why}", path.display()));
         let file = File::from(file);
@@ -129,26 +130,27 @@ impl StateFile {
         Ok((StateFile { path, folder, current }, state))
     }
 
-    /// The file and its path, for the process that takes over.
+    /// Returns the path and a descriptor of the file, for the process that takes over.
     ///
     /// # Errors
     ///
-    /// As of fcntl(2).
+    /// See fcntl(2).
     pub(crate) fn hand_over(&self) -> io::Result<(&Path, OwnedFd)> {
         Ok((&self.path, lock(&self.current).file.try_clone()?.into()))
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Has the file say that. Blocks until that is on stable storage; nothing is done where it is already.
+    /// Replaces the file by one with this text. Blocks until the text is on stable storage. Does nothing if it
+    /// already is.
     ///
     /// # Errors
     ///
-    /// Something failed; then the file before is in place, or, if only the folder could not be synchronised,
-    /// may be so after a power cut.
+    /// If a step failed. Then the file at the path is unchanged. If only the fsync of the folder failed, the
+    /// new file is in place, and a power cut may bring the previous file back.
     pub(crate) fn replace(&self, text: &str) -> Result<(), String> {
         let mut current = lock(&self.current);
         if current.text == text {
@@ -177,7 +179,7 @@ impl StateFile {
     }
 }
 
-/// The path, absolute and with links followed, as far as something is there.
+/// Returns the absolute path, with links followed. The file itself need not exist.
 fn real(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -194,14 +196,14 @@ fn content(file: &File) -> io::Result<String> {
     if len > MAX_LEN {
         return Err(ErrorKind::FileTooLarge.into());
     }
-    // Another process may have the same descriptor, with its position.
+    // Independent of the file position, which another process may share.
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, 0)?;
     String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8"))
 }
 
-/// A file with that text, locked, on stable storage. Nothing may be at the path but what a process that was
-/// killed has left.
+/// Makes a locked file with this text, on stable storage. Removes a file that a killed process has left at
+/// `path`.
 fn write_new(path: &Path, text: &str) -> Result<File, (&'static str, io::Error)> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(("unlink", error)),
@@ -215,14 +217,14 @@ fn write_new(path: &Path, text: &str) -> Result<File, (&'static str, io::Error)>
     Ok(file)
 }
 
-/// Makes a file that says nothing, unless another process does so at the same time.
+/// Makes a file with an empty configuration, unless another process does so at the same time.
 fn make_new(path: &Path) -> io::Result<()> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}-{}", std::process::id(), since.as_nanos()));
     let new = PathBuf::from(name);
     let made = write_new(&new, &State::text(&[], &[])).map_err(|(_, error)| error);
-    // Unlike rename(2) it replaces nothing.
+    // Unlike rename(2), link(2) replaces no existing file.
     let linked = made.and_then(|_| fs::hard_link(&new, path));
     let _ = fs::remove_file(&new);
     match linked {
@@ -231,7 +233,7 @@ fn make_new(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether `file` is what is found at `path`.
+/// Whether `path` names the open `file`.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(ours), Ok(found)) => (ours.dev(), ours.ino()) == (found.dev(), found.ino()),
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(refused(&path).ends_with("another process uses it"));
         let text = State::text(&[], &["--object iothread,id=a".to_owned()]);
-        // What a process that was killed has left is in nobody's way, wherever it leads to.
+        // A link left by a killed process does not matter, and its target stays as it is.
         let elsewhere = directory.join("elsewhere");
         fs::write(&elsewhere, "kept").unwrap();
         std::os::unix::fs::symlink(&elsewhere, directory.join("a.state.new")).unwrap();
@@ -275,7 +277,7 @@ mod tests {
         assert!(refused(&path).ends_with("another process uses it"));
         let (_, handed) = file.hand_over().unwrap();
         drop(file);
-        // The lock is that of the process that takes over.
+        // The handed-over descriptor still holds the lock.
         assert!(refused(&path).ends_with("another process uses it"));
         let (_, state) = StateFile::take_over(path.clone(), handed).unwrap();
         assert_eq!(state.options.len(), 1);
@@ -327,7 +329,7 @@ mod tests {
         assert!(file.replace("\n").unwrap_err().contains("another file is in its place"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
         fs::remove_file(&path).unwrap();
-        // Nothing is there: the configuration is not lost with it.
+        // A removed file is made again from the running configuration.
         file.replace("text").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "text");
         fs::remove_dir_all(directory).unwrap();

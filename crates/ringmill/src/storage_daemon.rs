@@ -69,7 +69,7 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
     Ok(ExitCode::SUCCESS)
 }
 
-/// `--state`: opens the file, and says what is to be made.
+/// `--state`: opens the file, and merges it with the command line.
 fn keep(path: &Path, options: &StorageDaemonOptions) -> Result<(Keeping, Merged), DaemonError> {
     let (file, state) = StateFile::open(path, sandbox::user(&options.sandbox)?)?;
     let of = |error| {

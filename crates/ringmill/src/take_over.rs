@@ -64,19 +64,19 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command line that the first daemon was started by, whose words follow the command.
+/// Parses the first daemon's command line, which follows this command's name.
 fn first() -> Result<Command, UsageError> {
     let mut words = env::args_os();
     let name = words.next().unwrap_or_default();
     control::parse_args(iter::once(name).chain(words.skip(1)))
 }
 
-/// How the first daemon was told to log.
+/// Returns the log options of the first daemon's command line.
 pub(crate) fn log_options() -> LogOptions {
     match first() {
         Ok(Command::StorageDaemon(options)) => options.log,
         Ok(Command::Serve(options)) => options.log,
-        // It is refused once the other process can be told.
+        // Later steps refuse such a command line, once this process can report to the other one.
         Ok(_) | Err(_) => LogOptions::default(),
     }
 }

@@ -76,7 +76,8 @@ const FAMILIES: &[u64] =
 
 /// Of block devices: sizes (`BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKALIGNOFF`, `BLKROGET`), discarding
 /// and zeroing (`BLKDISCARD`, `BLKZEROOUT`, `BLKDISCARDZEROES`); of descriptors: `FIONREAD`, `FIONBIO`;
-/// whether output is a terminal, and whose: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`, `TIOCGPGRP`.
+/// whether output is a terminal, its size and its foreground process group: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`,
+/// `TIOCGPGRP`.
 const REQUESTS: &[u64] = &[
     0x8008_1272,
     0x1268,

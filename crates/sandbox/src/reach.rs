@@ -40,7 +40,7 @@ pub enum Purpose {
     Use,
     /// Files are removed, sockets and a pid file.
     Remove,
-    /// Files are made and written, and put in the place of others: a state file.
+    /// Files are created, written, and renamed over existing files: a state file.
     Replace,
 }
 

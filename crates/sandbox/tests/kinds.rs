@@ -250,7 +250,7 @@ fn main() {
             Refused | Denied(..) | Deadly => unreachable!("it is seen from outside"),
         }
     }
-    // cargo-nextest asks which tests there are, and which of them are ignored: all calls are one test.
+    // cargo-nextest lists all tests, and then the ignored ones. All calls are one test.
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
             println!("each_call_of_each_kind_of_thread: test");

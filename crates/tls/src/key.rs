@@ -46,10 +46,10 @@ pub(crate) fn read(pem: &[u8], password: Option<&[u8]>) -> Result<PrivateKeyDer<
     Ok(of_its_length(&key).unwrap_or(key))
 }
 
-/// Bits of the moduli of RSA keys that ring signs with.
+/// Sizes of RSA keys that ring can sign with: bits of the modulus.
 const RSA_BITS: [usize; 3] = [2048, 3072, 4096];
 
-/// Why the key is none that can be signed with, if its kind and size say so.
+/// Returns the reason if the kind and size of the key show that ring cannot sign with it.
 pub(crate) fn why_refused(key: &PrivateKeyDer<'_>) -> Option<String> {
     let bits = rsa_bits(key).filter(|bits| !RSA_BITS.contains(bits))?;
     let [a, b, c] = RSA_BITS;
@@ -59,7 +59,7 @@ pub(crate) fn why_refused(key: &PrivateKeyDer<'_>) -> Option<String> {
     ))
 }
 
-/// Bits of the modulus; `None`: it is no RSA key.
+/// Returns the bits of the modulus, or `None` if the key is no RSA key.
 fn rsa_bits(key: &PrivateKeyDer<'_>) -> Option<usize> {
     let key = match key {
         PrivateKeyDer::Pkcs1(key) => key.secret_pkcs1_der(),
@@ -69,7 +69,7 @@ fn rsa_bits(key: &PrivateKeyDer<'_>) -> Option<usize> {
         }
         _ => return None,
     };
-    // RFC 8017, appendix A.1.2: the version, the modulus, and what else there is.
+    // RFC 8017, appendix A.1.2: the version and the modulus come first.
     let fields = AnyRef::from_der(key).ok()?;
     let mut fields = SliceReader::new(fields.value()).ok()?;
     let (_version, modulus) =

@@ -111,8 +111,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Whether the daemon is of this program's version: it takes the commands that are known here, and no
-    /// others.
+    /// Whether the daemon has this program's version. Then its commands are exactly those of this program's
+    /// table.
     pub(crate) fn is_this_version(&self) -> bool {
         self.package == concat!("ringmill ", env!("CARGO_PKG_VERSION"))
     }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json};
 use crate::daemon::DaemonError;
 use client::{Client, ClientError};
 
-/// The command whose answer is shown where none is given.
+/// The command that runs if the command line names none.
 const COMMANDS: &str = "query-commands";
 
 /// Does what the command line asks for, and prints what comes of it.

@@ -117,7 +117,7 @@ static VIEWS: &[(&str, &[Column])] = &[
     ),
     ("qom-list", &[column("name", "name"), column("type", "type")]),
     (
-        // Of each queue: see `queues`.
+        // One row per queue: see `queues`.
         "x-query-export-stats",
         &[
             column("export", "id"),
@@ -154,9 +154,9 @@ static VIEWS: &[(&str, &[Column])] = &[
     ),
 ];
 
-/// The queues of exports, from what `x-query-export-stats` answers: with the export's members, with each
-/// operation's counters as a member, and with the errors of all operations. An export without queues has one
-/// item.
+/// Returns one item per queue from the answer of `x-query-export-stats`. An item has its export's members, the
+/// counters of each operation under the operation's name, and the sums of errors. An export without queues has
+/// one item.
 fn queues(exports: &[Json]) -> Vec<Json> {
     let of_export = |export: &Json| -> Vec<Json> {
         let own = json!({"id": export["id"], "connected": export["connected"]});
@@ -193,18 +193,18 @@ pub(super) fn show(command: &str, answer: &Json) -> String {
             names.sort_unstable();
             command_list(names.iter().map(String::as_str)) + "\n"
         }
-        // A table of types is of no use to people.
+        // Types do not fit a table.
         (answer, _) if command == "query-qmp-schema" => format!("{answer:#}\n"),
         (Json::Array(items), Some((_, columns))) if command == "x-query-export-stats" => {
             known(columns, &queues(items)).render()
         }
-        // A heading alone says that there are none.
+        // An empty list is shown as a heading without rows.
         (Json::Array(items), Some((_, columns))) => known(columns, items).render(),
         (answer, _) => show_any(answer),
     }
 }
 
-/// An answer of which nothing is known.
+/// Shows an answer that has no table in [`VIEWS`].
 fn show_any(answer: &Json) -> String {
     match answer {
         Json::Null => String::new(),
@@ -235,7 +235,7 @@ fn plain(value: &Json) -> String {
     }
 }
 
-/// A table of columns that are known; those in which nothing stands are left out, unless there are no items.
+/// Returns a table of known columns. Columns without values are left out, unless `items` is empty.
 fn known(columns: &[Column], items: &[Json]) -> Table {
     let at = |item: &Json, path: &str| -> Json {
         path.split('.').fold(item.clone(), |value, name| value[name].clone())
@@ -374,7 +374,7 @@ mod tests {
                         e0      nbd              n     -     -          no\n\
                         e1      vhost-user-scsi  a     a,b   nospace    no\n";
         assert_eq!(show("query-block-exports", &json!([nbd, scsi])), expected);
-        // None of them is said by a heading, where one is known.
+        // An empty list is shown as a heading if the columns are known.
         let heading = "EXPORT  TYPE  NODE  LUNS  IO-STATUS  ENDING\n";
         assert_eq!(show("query-block-exports", &json!([])), heading);
         assert_eq!(show("query-of-another-daemon", &json!([])), "");

@@ -72,7 +72,7 @@ impl Daemon {
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;
                 watch(options, &export, &self.control, &self.clients);
-                // Before that, nobody is served by anything.
+                // While the daemon starts, exports begin later and all together: see `let_in`.
                 if self.serves {
                     drop(export.begin(None));
                 }
@@ -153,7 +153,7 @@ impl Daemon {
             let name = options.node_name.as_deref().unwrap_or_default();
             self.check_paths(&Action::Blockdev(options.clone()))?;
             let _moving = Moving::new(&self.moving);
-            // They may be written to elsewhere from now on.
+            // The reopened node may accept writes from now on: until the state file has it, requests are held.
             let _held = self.nodes.reopen(name, options).await?;
             self.graph = self.graph.with_reopened(options)?;
             self.record().await.map_err(not_recorded)?;
@@ -260,8 +260,9 @@ impl Daemon {
         }
     }
 
-    /// Checks that what is to be written can be: an image with `auto-read-only` may be open read-only, whatever the
-    /// options say. What another process has offered is offered on.
+    /// Checks that all nodes of a writable export can be written to. An image with `auto-read-only` may be open
+    /// read-only whatever the options say. Exports that another process handed over are not checked: they must
+    /// keep running.
     fn check_writable(&self, options: &ExportOptions) -> Result<(), DaemonError> {
         if !options.writable || self.taken.is_some() {
             return Ok(());

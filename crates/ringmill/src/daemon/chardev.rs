@@ -24,7 +24,7 @@ const AT_ONCE: usize = 4096;
 
 /// Where a monitor's clients come from.
 pub(super) enum Chardev {
-    /// They connect.
+    /// Clients connect to a listening socket.
     Listening {
         listener: Listener,
         /// One that has been waited for.

@@ -1,4 +1,4 @@
-//! Damage in images, as clients of monitors are told of it. The log has it from the node.
+//! Sends events about damaged images to the clients of monitors. The node itself writes the log line.
 
 use block::{Damage, NodeRegistry};
 use control::qmp::events::BLOCK_IMAGE_CORRUPTED;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::monitor::Clients;
 
-/// Tells clients of damage that is found in images that are opened from now on.
+/// Sends an event for damage found in any image that is opened after this call.
 pub(super) fn watch(nodes: &mut NodeRegistry, control: &EventLoop, clients: &Clients) {
     let (mut damages, clients) = (nodes.damages(), clients.clone());
     control.spawn(async move {

@@ -42,8 +42,8 @@ impl DaemonError {
         DaemonError { hint: Some(hint.to_owned()), ..self }
     }
 
-    /// Has the advice name the options of `serve`. In the message, only the sentences that advise end in such
-    /// options; what is before the first colon may be a path.
+    /// Renames options in the advice to those of `serve`. In the message, only the part after the first colon
+    /// is changed: the part before the colon may be a path.
     pub(crate) fn with_options_of_serve(self) -> Self {
         let message = match self.message.split_once(": ") {
             Some((what, why)) => format!("{what}: {}", advice_for_serve(why)),

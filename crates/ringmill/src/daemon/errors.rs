@@ -1,4 +1,4 @@
-//! Requests of exports that fail: the policies of exports, and what is told of errors.
+//! Failed requests of exports: error policies, log lines and events.
 
 use std::sync::Arc;
 
@@ -48,17 +48,17 @@ pub(super) fn under(
     }
 }
 
-/// The kinds of errors that are ignored: a line each in [`COUNT_NS`].
+/// Ignored errors by kind. Each kind is logged once in [`COUNT_NS`].
 #[derive(Default)]
 struct Ignored {
-    /// Whether of a read, and why; loop time from which on it is logged again.
+    /// Whether the request was a read, its error, and the loop time from which the kind is logged again.
     kinds: Vec<(bool, Errno, u64)>,
-    /// Errors since the last line.
+    /// Errors of any kind since the last log line.
     unlogged: u64,
 }
 
 impl Ignored {
-    /// How many there were since the last line, if it is time for another.
+    /// Returns the number of unlogged errors if this error is to be logged, else `None`.
     fn admits(&mut self, error: &IoError, now_ns: u64) -> Option<u64> {
         self.unlogged += error.untold;
         let alike =
@@ -97,7 +97,7 @@ fn tell(id: &str, error: &IoError, clients: &Clients, ignored: &mut Ignored, now
             }
             "ignore"
         }
-        // Told of by the device.
+        // Reported errors are logged by `Watch`.
         OnError::Report | OnError::Enospc => return,
     };
     tell_clients(clients, id, node_name, operation, action, *errno);
@@ -123,12 +123,13 @@ fn tell_clients(
     clients.tell(&BLOCK_IO_ERROR, data);
 }
 
-/// Of failures of a kind, the first is logged, and how many there were is, after so many nanoseconds.
+/// Interval of log lines about failures of one kind, nanoseconds. The first failure is logged at once. Later
+/// ones are counted, and the count is logged after the interval.
 const COUNT_NS: u64 = 60_000_000_000;
-/// Of failures that are reported, an event is sent once in so many nanoseconds: as in QEMU.
+/// Least interval between two events about reported failures, nanoseconds: as in QEMU.
 const EVENT_NS: u64 = 1_000_000_000;
 
-/// Tells of requests that fail, to the log and to monitors' clients, while the export is there.
+/// Logs failed requests and sends events to monitors' clients, for as long as the export exists.
 pub(super) fn watch(
     options: &ExportOptions,
     export: &Running,
@@ -173,17 +174,17 @@ pub(super) fn watch(
     });
 }
 
-/// The failures of an export that are told of.
+/// Logs the failed requests of an export, and sends events about them.
 struct Watch {
     id: String,
-    /// By unit.
+    /// Indexed by logical unit.
     nodes: Vec<String>,
-    /// Who is told that a request has failed.
+    /// The word in log lines for the receiver of the error: guest or client.
     told_whom: &'static str,
     clients: Clients,
-    /// The kinds that were logged lately, and since when; counted is what came afterwards.
+    /// Kinds that were logged lately, with the loop time of the line. `count` has the failures after the line.
     logged: Vec<(Failure, u64)>,
-    /// Loop time from which on an event is sent.
+    /// Loop time before which no further event is sent.
     next_event_ns: u64,
 }
 
@@ -218,7 +219,7 @@ impl Watch {
         }
     }
 
-    /// Logs how many there were of kinds that were logged at such times, and begins anew with these.
+    /// Logs the counts of kinds whose interval `is_over`, and forgets these kinds.
     fn count(&mut self, is_over: impl Fn(u64) -> bool) {
         for (failure, _) in self.logged.extract_if(.., |(_, since_ns)| is_over(*since_ns)) {
             let (id, unit) = (&self.id, usize::from(failure.unit));

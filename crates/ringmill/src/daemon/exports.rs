@@ -18,7 +18,7 @@ use super::signal::{Mailbox, until};
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
 
-/// See [`Exports::hung_up_are_gone`], nanoseconds.
+/// Longest wait of [`Exports::hung_up_are_gone`], nanoseconds.
 const GONE_NS: u64 = 1_000_000_000;
 
 /// The exports, in the order in which they were made.
@@ -38,7 +38,7 @@ struct Export {
     /// The nodes that it offers: one, or those of the logical units.
     nodes: Vec<String>,
     kind: &'static str,
-    /// Its nodes are logical units.
+    /// The nodes are logical units of a SCSI target.
     has_luns: bool,
     /// `None` once it is being stopped.
     serving: Option<Running>,
@@ -65,7 +65,7 @@ pub(super) enum State {
 pub(super) struct ExportInfo<'a> {
     pub(super) id: &'a str,
     pub(super) node_name: &'a str,
-    /// The nodes of the logical units; `None`: it has no such units.
+    /// The nodes of the logical units; `None` if the export has no logical units.
     pub(super) luns: Option<&'a [String]>,
     pub(super) kind: &'static str,
     pub(super) shutting_down: bool,
@@ -196,8 +196,8 @@ impl Exports {
         }
     }
 
-    /// Waits until users that have hung up before are not counted as such any more, but for [`GONE_NS`] at
-    /// most: one whose last request is on a disk that does not answer still uses the export.
+    /// Waits until clients that have hung up no longer count as users, at most [`GONE_NS`]. A client with a
+    /// request in flight, on a disk that does not answer, still counts.
     pub(super) async fn hung_up_are_gone(&self, id: &str) {
         let export = self.exports.iter().find(|export| export.id == id);
         if let Some(serving) = export.and_then(|export| export.serving.as_ref()) {
@@ -232,9 +232,10 @@ impl Exports {
         self.exports.retain(|export| export.id != id);
     }
 
-    /// Stops all and waits for them; calls `ended` with the name of each. Whenever the last request of
-    /// one is done, calls `quiet` with the nodes that those offer that may still have some. Whether all
-    /// could be flushed.
+    /// Stops all exports and waits for them. Returns whether all flushes succeeded.
+    ///
+    /// Calls `ended` with the name of each export. Whenever an export has finished its last request, calls
+    /// `quiet` with the nodes of the exports that may still have requests in flight.
     pub(super) async fn stop_all(
         mut self,
         mut ended: impl FnMut(&str),

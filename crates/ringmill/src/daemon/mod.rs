@@ -106,11 +106,11 @@ pub(crate) struct Daemon {
     taken: Option<TakenOver>,
     /// Everything that the command line asks for is made.
     serves: bool,
-    /// `None`: there is no state file.
+    /// `None` without `--state`.
     keeping: Option<Keeping>,
-    /// What the state file has beside the command line, until it is made.
+    /// Steps from the state file that the command line lacks. Empty once carried out.
     kept: Vec<Step>,
-    /// A change is under way that is not to be left half done.
+    /// A change is under way that a stop signal must not interrupt: see `unless_stopped`.
     moving: Rc<Cell<bool>>,
 }
 
@@ -127,22 +127,23 @@ pub(crate) struct Start {
     pub(crate) pidfile: Rc<OnceCell<Pidfile>>,
     /// What it takes over itself.
     pub(crate) taken: Option<TakenOver>,
-    /// Keeps the configuration.
+    /// The state file, if any.
     pub(crate) keeping: Option<Keeping>,
-    /// What it makes besides, once it has become what `ready` makes of it.
+    /// Steps from the state file. They are carried out after `ready` has run, confined as `ready` leaves the
+    /// process.
     pub(crate) kept: Vec<Step>,
 }
 
-/// All but what the state file has is made.
+/// Remaining work once the command line is carried out.
 pub(crate) struct Ready {
-    /// To be shown while the daemon serves.
+    /// The status line to show while the daemon serves.
     pub(crate) status: Option<Status>,
-    /// Tells others, once the rest is made, too.
+    /// Reports readiness, such as in the pid file. Called after the steps of the state file.
     pub(crate) tell: Box<dyn FnOnce() -> Result<(), DaemonError>>,
 }
 
 impl Ready {
-    /// Nobody is to be told.
+    /// Returns a value that reports readiness nowhere.
     pub(crate) fn new(status: Option<Status>) -> Self {
         Ready { status, tell: Box::new(|| Ok(())) }
     }
@@ -316,8 +317,8 @@ impl Daemon {
         }
     }
 
-    /// Serves clients of all kinds from here on, those first that wait already; completes when what was
-    /// handed over runs.
+    /// Serves clients of all kinds from now on, first those that wait already. The future completes when the
+    /// exports that were handed over run.
     fn let_in(&self, handed_over: BTreeMap<String, Stopped>) -> impl Future<Output = ()> + use<> {
         let begun = self.exports.begin(handed_over);
         if let Some(server) = &self.nbd_server {
@@ -327,7 +328,7 @@ impl Daemon {
         begun
     }
 
-    /// Everything that the command line asks for is there: clients are let in.
+    /// Lets clients in: everything that the command line asks for exists.
     fn is_ready(&mut self, status: Option<Status>) {
         self.serves = true;
         if self.turn.is_not_yet() {
@@ -462,7 +463,7 @@ impl Daemon {
         self.cancel_jobs().await;
         let clients = self.clients;
         let ended = |id: &str| changes::tell_export_deleted(&clients, id);
-        // As QEMU's daemon does: before what was written is flushed, which may take its time.
+        // QEMU's daemon releases locks here, too: before the flush, which may take long.
         let quiet = |busy: &[String]| self.nodes.give_up_locks(busy);
         let clean = self.exports.stop_all(ended, quiet).await;
         if let Some(server) = self.nbd_server {

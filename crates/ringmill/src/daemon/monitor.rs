@@ -1,7 +1,7 @@
 //! Monitors: clients that speak QMP, each on a task of the control loop.
 //!
-//! A socket takes up to [`MAX_CLIENTS`] clients at once. Each has a session of its own, and events go to
-//! all. A further client is told so in a QMP error, and its connection is closed.
+//! A socket takes up to [`MAX_CLIENTS`] clients at once. Each client has its own session, and events go to all
+//! clients. A further client gets a QMP error, and its connection is closed.
 //!
 //! A client has one command under way at a time; its next one is read when that is answered. So what
 //! a client can occupy is bounded: the bytes of one command, and what it does not read of what it is
@@ -33,7 +33,7 @@ const MAX_UNREAD_EVENTS: usize = 1 << 20;
 /// Most clients of one socket at a time.
 const MAX_CLIENTS: usize = 8;
 
-/// How long a client may take to negotiate where another one wants its place, nanoseconds.
+/// How long a client may take to negotiate before another client takes its place, nanoseconds.
 const NEGOTIATION_NS: u64 = 10_000_000_000;
 
 /// How long a client that sends no more has to read what it was sent, nanoseconds.
@@ -62,7 +62,7 @@ pub(super) struct Monitor<F> {
     pub(super) turn: Rc<Turn>,
     /// Takes its clients' commands.
     pub(super) requests: F,
-    /// Its clients.
+    /// The clients of this monitor.
     pub(super) here: RefCell<Vec<Weak<Client>>>,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Client {
     unread: RefCell<VecDeque<u8>>,
     /// A command is under way.
     waits: Cell<bool>,
-    /// Its connection is to be closed, and why.
+    /// Why the connection is to be closed; `None` while it stays open.
     lost: Cell<Option<&'static str>>,
     changed: Signal,
 }
@@ -130,7 +130,7 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
         }
     }
 
-    /// Serves a client that has connected, if there is a place for it.
+    /// Serves a client that has connected, or refuses it if there is no place.
     fn take(self: &Rc<Self>, socket: OwnedFd) {
         if !self.has_place() {
             log::warn!("chardev {}: refused a client: there are {MAX_CLIENTS} already", self.id);
@@ -140,18 +140,18 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
                 self.id
             );
             let line = Session::new(self.pretty).error(QmpError::generic(why));
-            // A socket that is new has room for a line.
+            // A new socket's buffer is empty: a line fits without waiting.
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             let _ = send(socket.as_raw_fd(), line.as_bytes(), flags);
             return;
         }
-        // Now: the next one to connect counts it.
+        // Registered before the task runs, since the next client to connect must count this one.
         let client = self.client();
         let (monitor, stream) = (self.clone(), Stream::of_socket(&self.event_loop, socket));
         self.event_loop.spawn(async move { monitor.serve(&client, &stream).await });
     }
 
-    /// Whether one more can be served, if need be in place of a client that does not negotiate.
+    /// Whether one more client can be served. If necessary, drops a client that does not negotiate.
     fn has_place(&self) -> bool {
         let here: Vec<_> = self.here.borrow().iter().filter_map(Weak::upgrade).collect();
         let mut staying = here.iter().filter(|client| client.lost.get().is_none());
@@ -197,7 +197,8 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
         match end {
             None => log::debug!("chardev {}: client disconnected", self.id),
             Some(why) => {
-                // The socket of a client that leaves with answers or events unread fails.
+                // A client that disconnects with unread answers or events makes writes fail: no reason for a
+                // warning.
                 let is_sent_away = client.lost.get().is_some();
                 let level = if is_sent_away { Level::Warn } else { Level::Debug };
                 log::log!(level, "chardev {}: closed the connection: {why}", self.id);
@@ -275,7 +276,7 @@ impl Client {
         }
     }
 
-    /// Has its connection closed.
+    /// Closes the connection of the client.
     fn lose(&self, why: &'static str) {
         self.lost.set(Some(why));
         self.changed.notify();
@@ -285,7 +286,7 @@ impl Client {
         self.changed.until(|| (self.unread() < MAX_UNREAD).then_some(())).await;
     }
 
-    /// Writes whatever there is to be written, until the connection fails or is to be closed: gives why.
+    /// Writes queued lines until the connection fails or is to be closed. Returns the reason.
     async fn write_all(&self, stream: &Stream) -> &'static str {
         let written = async {
             loop {

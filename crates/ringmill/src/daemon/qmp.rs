@@ -54,7 +54,7 @@ impl Daemon {
                 let may_change = may_change(&command);
                 let mut outcome = self.outcome(command).await;
                 if may_change {
-                    // Also of a command that failed: a part may have been carried out.
+                    // A failed command is recorded, too: part of it may have been carried out.
                     let recorded = self.record().await.map_err(not_recorded);
                     outcome = outcome.and_then(|value| Ok(recorded.map(|()| value)?));
                 }
@@ -267,7 +267,7 @@ impl Place<'_> {
     }
 }
 
-/// Whether a command may change what a state file keeps.
+/// Whether a command may change the configuration in the state file.
 fn may_change(command: &Command) -> bool {
     match command {
         Command::Add(_)

@@ -42,7 +42,7 @@ impl Running {
         }
     }
 
-    /// Completes when clients of NBD that have hung up are not counted any more as users.
+    /// Completes when NBD clients that have hung up no longer count as users.
     pub(super) fn hung_up_are_gone(&self) -> Pin<Box<dyn Future<Output = ()>>> {
         match self {
             Running::VhostUser(_) => Box::pin(ready(())),
@@ -153,11 +153,11 @@ impl Running {
         }
     }
 
-    /// Takes no more requests, finishes those in flight, calls `on_quiet`, flushes.
+    /// Takes no more requests, finishes those in flight, calls `on_quiet`, and flushes.
     ///
     /// # Errors
     ///
-    /// When the flush failed, or a loop has stopped before.
+    /// If the flush fails, or an I/O thread's loop has stopped.
     pub(super) async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         match self {
             Running::VhostUser(export) => export.stop_telling(on_quiet).await,

@@ -132,14 +132,14 @@ impl Daemon {
         }
         self.graph = graph;
         if let Err(error) = self.nodes.make_read_only(node).await {
-            // It is written by none of its users all the same.
+            // No user of the node writes to it in any case.
             log::warn!("node {node}: stays open for writing behind '{name}': {error}");
         }
         Ok(())
     }
 
-    /// Has the users of `from` use `to`, which only then, and once the state file says so, are written to
-    /// again.
+    /// Moves the users of `from` to `to`. Writes are held until the users have moved and the state file names
+    /// `to`.
     async fn move_users(
         &mut self,
         users: Vec<std::sync::Arc<block::graph::Edge>>,

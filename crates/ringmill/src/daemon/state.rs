@@ -1,7 +1,8 @@
-//! `--state`: the configuration is in a file before a command that changed it is answered.
+//! `--state`: keeps the configuration in a file. The file has a change before its command is answered.
 //!
-//! A change that moves users to another image, a snapshot or the end of a mirror job, is in the file while
-//! their requests are still held: else what they write there would be missing after a kill.
+//! A snapshot and the end of a mirror job move users to another image. The file has such a change while the
+//! users' requests are still held. Otherwise a restart after a kill would open the old image, without the
+//! latest writes.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -19,26 +20,26 @@ use super::upgrade::words;
 use super::{Daemon, DaemonError};
 use crate::state_file::StateFile;
 
-/// The file, and what belongs in it.
+/// The state file, and the part of its content that does not change.
 pub(crate) struct Keeping {
     pub(crate) file: Arc<StateFile>,
-    /// Options of the command line that are configuration.
+    /// The configuration options of the command line.
     command_line: Vec<String>,
 }
 
 impl Keeping {
-    /// `given`: the steps of the command line.
+    /// `given` are the steps of the command line.
     pub(crate) fn new(file: StateFile, given: &[Step]) -> Self {
         Keeping { file: Arc::new(file), command_line: configuration(given) }
     }
 }
 
-/// What is told of a change that is made and not in the file.
+/// Returns the error for a change that was carried out and is not in the state file.
 pub(super) fn not_recorded(error: DaemonError) -> DaemonError {
     error.of("carried out, but not kept for a restart")
 }
 
-/// While it is there, a signal that stops the daemon waits for the change that is under way.
+/// Guard: while it exists, a stop signal waits for the change that is under way.
 pub(super) struct Moving(Rc<Cell<bool>>);
 
 impl Moving {
@@ -54,7 +55,7 @@ impl Drop for Moving {
     }
 }
 
-/// Waits for a change, until a signal comes while it can be left half done.
+/// Waits for a change. A stop signal ends the wait, unless `moving` is set: then the change is finished first.
 pub(super) async fn unless_stopped<T>(
     change: impl Future<Output = T>,
     moving: &Cell<bool>,
@@ -72,7 +73,8 @@ pub(super) async fn unless_stopped<T>(
 }
 
 impl Daemon {
-    /// Makes what the state file has beside the command line, as commands would, and writes the first state.
+    /// Carries out the steps of the state file that the command line lacks, as commands. Then writes the first
+    /// state.
     pub(super) async fn make_kept(&mut self) -> Result<(), DaemonError> {
         let kept = std::mem::take(&mut self.kept);
         let Some(keeping) = &self.keeping else { return Ok(()) };
@@ -81,11 +83,11 @@ impl Daemon {
         self.record().await
     }
 
-    /// Has the state file say what there is now. On a thread of its own, since that waits for the disk.
+    /// Writes the current configuration to the state file, on a separate thread: the write waits for the disk.
     ///
     /// # Errors
     ///
-    /// It does not. The log has it, too.
+    /// If the state file cannot be written, or the configuration cannot be expressed. Both are logged, too.
     pub(super) async fn record(&self) -> Result<(), DaemonError> {
         let Some(keeping) = &self.keeping else { return Ok(()) };
         let recorded = match self.state(keeping) {
@@ -107,7 +109,7 @@ impl Daemon {
     }
 
     fn state(&self, keeping: &Keeping) -> Result<String, String> {
-        // What is about to be gone does not come back.
+        // An export that is shutting down is left out: a restart must not bring it back.
         let offered = |id: &str| {
             let stays = self.exports.state(id) != Some(ExportState::ShuttingDown);
             stays.then(|| self.exports.nodes_of(id))
@@ -117,7 +119,7 @@ impl Daemon {
         Ok(State::text(&keeping.command_line, &options))
     }
 
-    /// With a state file, paths must not depend on the folder that the daemon is in.
+    /// Refuses relative paths if there is a state file: the next start may be in another folder.
     pub(super) fn check_paths(&self, action: &Action) -> Result<(), DaemonError> {
         match relative_path(action).filter(|_| self.keeping.is_some()) {
             Some(path) => {

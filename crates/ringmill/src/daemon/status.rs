@@ -1,5 +1,5 @@
-//! The status line: how much the guest does, once a second on a terminal, else as a log line (info) every
-//! ten seconds in which something happened.
+//! The status line: the guest's load. On a terminal it is shown once a second. Elsewhere a log line (info) has
+//! it every ten seconds in which a number changed.
 
 use std::io::IsTerminal;
 use std::rc::Rc;
@@ -54,7 +54,7 @@ impl Sources {
 }
 
 impl Status {
-    /// `others_write`: something else than the log goes to standard error, too.
+    /// `others_write`: standard error has other writers than the log.
     pub(crate) fn new(others_write: bool) -> Self {
         Status { terminal: std::io::stderr().is_terminal() && !others_write }
     }
@@ -88,7 +88,7 @@ impl Status {
     }
 }
 
-/// What there is to say, the most important first.
+/// Returns the parts of the status line, the most important first.
 fn parts(before: Totals, now: Totals, seconds: f64, window_us: f64) -> Vec<String> {
     let requests = now.requests - before.requests;
     let rate = requests as f64 / seconds;

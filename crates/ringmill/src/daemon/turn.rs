@@ -14,7 +14,7 @@ pub(super) struct Turn {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum State {
-    /// Not everything that is to be served is there; maybe another process serves, and goes on to.
+    /// This process is still starting. Another process may be serving.
     #[default]
     NotYet,
     Now,
@@ -38,7 +38,7 @@ impl Turn {
         self.changed.notify();
     }
 
-    /// It has not begun.
+    /// Whether this process has not begun to serve.
     pub(super) fn is_not_yet(&self) -> bool {
         self.state.get() == State::NotYet
     }

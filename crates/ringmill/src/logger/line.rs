@@ -1,4 +1,4 @@
-//! What a log line looks like. Pure values.
+//! The form of log lines. Pure functions.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,11 +7,11 @@ use log::Level;
 /// The form of all lines.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Style {
-    /// Each line begins with its priority, sd-daemon(3). The journal has its own time and the program's name.
+    /// Each line begins with its priority, sd-daemon(3). Time and program are left out: the journal adds both.
     pub(super) is_journal: bool,
-    /// The time is in front.
+    /// Each line begins with the time.
     pub(super) has_time: bool,
-    /// Lines are JSON objects, which have the time whatever `has_time` is.
+    /// Each line is a JSON object, with the time whatever `has_time` is.
     pub(super) is_json: bool,
 }
 
@@ -19,13 +19,13 @@ pub(super) struct Style {
 pub(super) struct Line<'a> {
     pub(super) program: &'a str,
     pub(super) level: Level,
-    /// May have several lines itself.
+    /// The message, in one line or several.
     pub(super) text: &'a str,
     pub(super) time: SystemTime,
 }
 
 impl Line<'_> {
-    /// The line as it is written, newline included.
+    /// Returns the bytes to write, newline included.
     pub(super) fn in_style(&self, style: Style) -> String {
         let Line { program, level, text, time } = self;
         let text = match style {
@@ -45,7 +45,7 @@ impl Line<'_> {
             Style { is_journal: true, .. } => (*text).to_owned(),
             Style { has_time, .. } => {
                 let time = if has_time { timestamp(*time) + " " } else { String::new() };
-                // As QEMU has it: errors have no word in front.
+                // As in QEMU, errors have no prefix.
                 let word = match level {
                     Level::Error => "",
                     Level::Warn => "warning: ",
@@ -66,11 +66,11 @@ impl Line<'_> {
     }
 }
 
-/// RFC 3339, UTC, to the microsecond, as QEMU writes it.
+/// Returns the time in UTC by RFC 3339, with microseconds, as in QEMU's log.
 fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
-    // Years begin in March, so that the leap day is the last of its year; day 0 is that of the year 0.
+    // Years begin in March: the leap day is the last day of its year. Day 0 is 1 March of the year 0.
     let day = days + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;

@@ -35,10 +35,10 @@ struct Period {
     left_out: u64,
 }
 
-/// Lines that nobody has seen.
+/// Lines that were left out of the log.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LeftOut {
-    /// That of the first of the lines before them.
+    /// The level of the first line from this source, which was logged.
     pub(super) level: Level,
     subject: String,
     lines: u64,

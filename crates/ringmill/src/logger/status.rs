@@ -1,4 +1,4 @@
-//! The last line of a terminal, kept up to date below the log.
+//! The status line: the last line of a terminal, below the log.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -6,20 +6,20 @@ use std::os::fd::AsFd;
 use rustix::process::{Pid, getpgrp};
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
-/// Back to the first column, and nothing in the line.
+/// Erases the line, with the cursor in the first column.
 const ERASE: &str = "\r\x1b[K";
-/// Between two parts.
+/// Separates two parts.
 pub(super) const SPACE: &str = "  ";
-/// Of a terminal that does not say how wide it is.
+/// Width of a terminal that reports none.
 const COLUMNS: usize = 80;
 
-/// What is shown now.
+/// The state of the status line.
 #[derive(Debug)]
 pub(super) struct StatusLine {
-    /// This process' group, which the sandbox does not let ask for later.
+    /// This process' group. Read once, since the sandbox refuses getpgrp(2) later.
     group: Pid,
     shown: Option<String>,
-    /// Nothing is shown any more.
+    /// The line was removed for good.
     is_over: bool,
 }
 
@@ -28,22 +28,22 @@ impl StatusLine {
         StatusLine { group: getpgrp(), shown: None, is_over: false }
     }
 
-    /// What has to be written to show as many of these as there is room for.
+    /// Returns the bytes that replace the status line by as many parts as fit.
     pub(super) fn show(&mut self, parts: &[String]) -> Vec<u8> {
         self.show_in(parts, columns(self.group))
     }
 
-    /// The same in a terminal of that width; `None`: there is none to write to.
+    /// As [`show`](Self::show), for a terminal of `columns`; `None` if there is no terminal to write to.
     fn show_in(&mut self, parts: &[String], columns: Option<usize>) -> Vec<u8> {
         match columns {
             Some(columns) if !self.is_over => {
-                // A line that is full would wrap, and its first part would stay.
+                // A full line would wrap, and `ERASE` would leave its first part.
                 let text = fitting(parts, columns.saturating_sub(1));
                 let bytes = format!("{ERASE}{text}");
                 self.shown = Some(text);
                 bytes.into_bytes()
             }
-            // A shell may have the terminal by now: what is there is not ours to erase.
+            // A shell may have the terminal by now, and erasing would remove the shell's text.
             _ => {
                 self.shown = None;
                 Vec::new()
@@ -51,7 +51,7 @@ impl StatusLine {
         }
     }
 
-    /// What has to be written to have these lines above what is shown.
+    /// Returns the bytes that write log lines above the status line.
     pub(super) fn around(&mut self, lines: &str) -> Vec<u8> {
         match &self.shown {
             Some(shown) => format!("{ERASE}{lines}{shown}").into_bytes(),
@@ -59,14 +59,14 @@ impl StatusLine {
         }
     }
 
-    /// What has to be written to remove it for good.
+    /// Returns the bytes that remove the status line for good.
     pub(super) fn end(&mut self) -> Vec<u8> {
         self.is_over = true;
         self.shown.take().map_or(Vec::new(), |_| ERASE.into())
     }
 }
 
-/// As many parts as fit, two spaces between them; of the first one, what fits.
+/// Joins as many parts as fit, by two spaces. A first part that is too long is cut.
 fn fitting(parts: &[String], columns: usize) -> String {
     let whole = (1..=parts.len()).rev().map(|count| parts.iter().take(count));
     let joined = whole.map(|parts| parts.map(String::as_str).collect::<Vec<_>>().join(SPACE));
@@ -80,7 +80,8 @@ fn fitting(parts: &[String], columns: usize) -> String {
     shortest.chars().take(columns).collect()
 }
 
-/// The width of the terminal that standard error is; `None`: it is none, or another process has it.
+/// Returns the width of the terminal on standard error. `None`: there is no terminal, or another process group
+/// has it.
 fn columns(group: Pid) -> Option<usize> {
     let stderr = std::io::stderr();
     let has_it = stderr.is_terminal() && tcgetpgrp(stderr.as_fd()).ok() == Some(group);

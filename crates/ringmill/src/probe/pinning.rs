@@ -1,8 +1,8 @@
-//! How much memory can be pinned: tried, since neither capabilities nor limits tell by themselves.
+//! How much memory can be pinned. The probe tries: neither capabilities nor limits tell the result.
 //!
-//! The kernel counts what a ring has registered towards `RLIMIT_MEMLOCK`, for each ring anew, and for all
-//! processes of a user together. It does not where whoever made the ring had `CAP_IPC_LOCK` in the initial user
-//! namespace, which a process in another namespace does not have, whatever its capabilities say.
+//! The kernel counts registered memory towards `RLIMIT_MEMLOCK`: separately for each ring, and for all
+//! processes of a user together. Rings made with `CAP_IPC_LOCK` in the initial user namespace are exempt. A
+//! process in another namespace never has this capability there, whatever its own capabilities are.
 
 use std::io;
 use std::ptr::NonNull;
@@ -15,28 +15,28 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, rlim_t, setrlimit};
 use super::limits::bytes;
 use crate::errno::words;
 
-/// Most bytes that are pinned to try it.
+/// Most bytes that the trial pins.
 const TRIAL: rlim_t = 1 << 20;
 
-/// What came of it.
+/// The result of the trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Pinning {
-    /// It is not counted.
+    /// `RLIMIT_MEMLOCK` does not apply.
     Unlimited,
-    /// It is counted, and there is room.
+    /// `RLIMIT_MEMLOCK` applies, and the trial was within it.
     Counted,
-    /// It is counted, and there is no room left.
+    /// `RLIMIT_MEMLOCK` applies, and nothing is left of it.
     Full,
-    /// It is not possible, limit or not.
+    /// Pinning failed with and without regard to the limit, for this reason.
     Refused(String),
 }
 
 impl Pinning {
-    /// Tries it. The limit is lowered for a moment.
+    /// Pins memory as a trial. Lowers the limit of the process meanwhile.
     pub(super) fn take() -> Self {
         match Self::tried() {
             Ok(pinning) => pinning,
-            // A ring counts, too.
+            // The memory of a ring counts towards the limit, too.
             Err(error) if error.raw_os_error() == Some(Errno::ENOMEM as i32) => Pinning::Full,
             Err(error) => Pinning::Refused(words(&error)),
         }
@@ -61,7 +61,7 @@ impl Pinning {
         })
     }
 
-    /// In words, where `memlock` is the soft limit.
+    /// Describes the result. `memlock` is the soft limit, bytes.
     pub(super) fn describe(&self, memlock: Option<rlim_t>) -> String {
         let limit = memlock.map_or("RLIMIT_MEMLOCK".to_owned(), bytes);
         let more = "more with LimitMEMLOCK=infinity (systemd), 'ulimit -l unlimited', or \
@@ -86,7 +86,7 @@ impl Pinning {
     }
 }
 
-/// Pins so many bytes with the loop's ring, and gives them back.
+/// Pins `len` bytes with the loop's ring, and unpins them.
 fn pin(event_loop: &EventLoop, len: usize) -> io::Result<()> {
     let mut memory = vec![0u8; len];
     let base = NonNull::from(memory.as_mut_slice()).cast();

@@ -1,42 +1,42 @@
-//! Which columns a table has on a terminal of some width, and how names are shortened to theirs.
+//! Choice of the columns that fit a terminal, and shortening of names.
 
-/// A column of numbers, or of words, beside the one of names, which comes first.
+/// A column beside the first one, which has names.
 pub(super) struct Column {
     pub(super) heading: &'static str,
-    /// Characters.
+    /// Width in characters, without the space in front.
     pub(super) width: u16,
-    /// Left out before those with a lower number, where the terminal is too narrow; 0: never.
+    /// Order of leaving out on a narrow terminal: highest first; 0: never.
     pub(super) spare: u8,
-    /// Of words, which stand to the left; numbers stand to the right.
+    /// Words are aligned to the left, numbers to the right.
     pub(super) words: bool,
 }
 
-/// A column of numbers.
+/// Returns a column of numbers.
 pub(super) const fn numbers(heading: &'static str, width: u16, spare: u8) -> Column {
     Column { heading, width, spare, words: false }
 }
 
-/// A column of words.
+/// Returns a column of words.
 pub(super) const fn words(heading: &'static str, width: u16, spare: u8) -> Column {
     Column { heading, width, spare, words: true }
 }
 
-/// The columns that a table has.
+/// The columns of a table that fit.
 pub(super) struct Fitted<'a> {
     pub(super) all: &'a [Column],
-    /// Characters for names.
+    /// Width of the column of names, in characters.
     pub(super) name: u16,
     /// Indexes of the other columns in `all`, in order.
     pub(super) columns: Vec<usize>,
 }
 
-/// As many characters of a name are shown, if it has them, before a column is left out for more.
+/// Names get this many characters, if they have them, before further columns get room.
 const READABLE: u16 = 24;
 
-/// What fits into `width` characters, where the longest name has `longest`.
+/// Returns the columns that fit into `width` characters. The longest name has `longest` characters.
 pub(super) fn fit(all: &[Column], longest: u16, width: u16) -> Fitted<'_> {
     let mut columns: Vec<usize> = (0..all.len()).collect();
-    // A space is between two columns.
+    // Plus one: the space in front of a column.
     let taken = |columns: &[usize]| columns.iter().map(|&index| all[index].width + 1).sum::<u16>();
     while taken(&columns) + longest.min(READABLE) > width {
         let spare = columns.iter().copied().enumerate().max_by_key(|(_, index)| all[*index].spare);
@@ -49,12 +49,12 @@ pub(super) fn fit(all: &[Column], longest: u16, width: u16) -> Fitted<'_> {
     Fitted { all, name, columns }
 }
 
-/// Characters that a table of all columns takes.
+/// Returns the width of a table with all columns, in characters.
 pub(super) fn full_width(all: &[Column], longest: u16) -> u16 {
     all.iter().map(|column| column.width + 1).sum::<u16>().saturating_add(longest)
 }
 
-/// At most `width` characters of a text. Names often differ at their ends: the middle is left out.
+/// Shortens a text to `width` characters. Leaves out the middle, since names often differ at their ends.
 pub(super) fn shortened(text: &str, width: u16) -> String {
     let (len, width) = (text.chars().count(), usize::from(width));
     if len <= width {

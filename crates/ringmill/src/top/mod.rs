@@ -20,7 +20,7 @@ use columns::shortened;
 use sample::{Sample, View};
 use view::Window;
 
-/// The last line of a terminal.
+/// The line of keys, at the end of a view.
 const KEYS: &str = "q quit  s sort  +/- interval  u queues  arrows PgUp PgDn Home End  Tab threads";
 
 /// Shows it until that is ended.
@@ -77,7 +77,7 @@ impl Watch {
         self.options.count.is_some_and(|count| self.shown >= count)
     }
 
-    /// The first line, in `width` characters where the socket's name can be shortened to that.
+    /// Returns the first line. The socket's name is shortened to fit `width` characters, as far as possible.
     fn head(&self, width: u16) -> String {
         let TopOptions { socket, interval_ms, sort, .. } = &self.options;
         let rest = format!(", every {interval_ms} ms, sorted by {}", name(*sort));
@@ -95,7 +95,7 @@ impl Watch {
             let text = batch(|width| self.head(width), &view);
             let mut out = io::stdout().lock();
             match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-                // Who has gone away, as `head` does, has read enough.
+                // A reader such as `head` closes the pipe when it has enough.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(error) => return Err(DaemonError::new(format!("writing failed: {error}"))),
                 Ok(()) => self.shown += 1,
@@ -107,7 +107,7 @@ impl Watch {
     /// One view, kept up to date.
     fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> Result<(), DaemonError> {
         let failed = |error: io::Error| DaemonError::new(format!("the terminal: {error}"));
-        // Nothing was done yet, as far as can be seen.
+        // The first view shows no load: rates need a second sample.
         let mut view = self.last.1.since(&self.last.1, 1.0, self.options.sort);
         let mut window = Window::default();
         loop {
@@ -124,7 +124,7 @@ impl Watch {
                 self.shown += 1;
                 continue;
             }
-            // A change of the terminal's size is an event, too: the view is drawn anew.
+            // A resize of the terminal is an event, too: the next iteration draws the view again.
             let Event::Key(key) = event::read().map_err(failed)? else { continue };
             if key.kind == KeyEventKind::Release {
                 continue;
@@ -155,7 +155,7 @@ impl Watch {
     }
 }
 
-/// A view as lines of text, all of it.
+/// Returns the whole view as lines of text.
 fn batch(head: impl Fn(u16) -> String, view: &View) -> String {
     let (width, height) = view::size(view);
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));

@@ -1,4 +1,4 @@
-//! How a view looks: a table of exports above one of I/O threads, each of which can be scrolled.
+//! Drawing of views: a table of exports above a table of I/O threads. Both can be scrolled.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -31,35 +31,35 @@ const THREADS: &[Column] = &[
     numbers("ENTERS/S", 9, 7),
 ];
 
-/// What is seen of a view on a terminal that is too small for all of it.
+/// The visible part of a view on a terminal that is too small.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) exports: Part,
     pub(crate) threads: Part,
-    /// The keys move the threads.
+    /// The keys scroll the threads instead of the exports.
     pub(crate) on_threads: bool,
-    /// Exports are shown with their queues; `None`: where there is room.
+    /// Whether queues are shown; `None`: if there is room.
     pub(crate) queues: Option<bool>,
-    /// Whether they were, when it was drawn.
+    /// Whether the last drawing had queues.
     shows_queues: bool,
 }
 
-/// Which rows of a table are seen.
+/// The visible rows of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     first: usize,
-    /// Rows that there were, and that had room, when it was drawn.
+    /// All rows, and visible rows, of the last drawing.
     rows: usize,
     shown: usize,
 }
 
 impl Part {
-    /// Moves by so many rows, down or up.
+    /// Scrolls by `rows`; negative: up.
     pub(crate) fn scroll(&mut self, rows: isize) {
         self.first = self.first.saturating_add_signed(rows).min(self.last_first());
     }
 
-    /// Moves by almost what is shown.
+    /// Scrolls by one row less than the visible ones.
     pub(crate) fn scroll_page(&mut self, down: bool) {
         let page = self.shown.saturating_sub(1).max(1).cast_signed();
         self.scroll(if down { page } else { -page });
@@ -77,7 +77,7 @@ impl Part {
         self.rows.saturating_sub(self.shown)
     }
 
-    /// The heading of names, with what is seen where that is not all.
+    /// Returns the heading of names, with the range of visible rows if rows are hidden.
     fn heading(&self, name: &str) -> String {
         match self.shown < self.rows {
             true => format!("{name} {}-{}/{}", self.first + 1, self.first + self.shown, self.rows),
@@ -87,24 +87,24 @@ impl Part {
 
     fn set(&mut self, rows: usize, area: Rect) {
         self.rows = rows;
-        // The heading takes one.
+        // One line is the heading's.
         self.shown = rows.min(usize::from(area.height.saturating_sub(1)));
         self.scroll(0);
     }
 }
 
 impl Window {
-    /// The part that the keys move.
+    /// Returns the part that the keys scroll.
     pub(crate) fn part(&mut self) -> &mut Part {
         if self.on_threads { &mut self.threads } else { &mut self.exports }
     }
 
-    /// Shows the queues of exports, or leaves them out.
+    /// Shows or hides the queues of exports.
     pub(crate) fn toggle_queues(&mut self) {
         self.queues = Some(!self.queues.unwrap_or(self.shows_queues));
     }
 
-    /// All of a view, for who reads it as text.
+    /// Returns a window with all queues, for output as text.
     pub(crate) fn whole() -> Self {
         Window { queues: Some(true), ..Window::default() }
     }
@@ -114,13 +114,13 @@ fn small(rows: usize) -> u16 {
     u16::try_from(rows).unwrap_or(u16::MAX)
 }
 
-/// Rows of exports, and of their queues.
+/// Returns the number of rows for exports and, if shown, their queues.
 fn export_rows(view: &View, with_queues: bool) -> usize {
     let queues = |export: &Work| if with_queues { export.queues.len() } else { 0 };
     view.exports.iter().map(|export| 1 + queues(export)).sum()
 }
 
-/// Characters and lines that a whole view takes, without the line of keys.
+/// Returns the width and height of a whole view, in characters and lines, without the line of keys.
 pub(crate) fn size(view: &View) -> (u16, u16) {
     let exports = columns::full_width(EXPORTS, longest_export(view, true));
     let threads = columns::full_width(THREADS, longest_thread(view));
@@ -143,12 +143,11 @@ fn longest_thread(view: &View) -> u16 {
     small(names.max().unwrap_or(0)).clamp(LEAST_NAME, MOST_NAME)
 }
 
-/// Room for the heading, which may have numbers of rows in it.
+/// Least width of names: the heading may have a range of rows.
 const LEAST_NAME: u16 = 20;
 const MOST_NAME: u16 = 400;
 
-/// Draws it: `head` first, and `keys` last, unless it is empty. What does not fit is scrolled to by `window`,
-/// which is corrected.
+/// Draws a view: `head` first, and `keys` last unless empty. Updates `window` to the rows that fit.
 pub(crate) fn draw(
     frame: &mut Frame<'_>,
     head: impl FnOnce(u16) -> String,
@@ -168,7 +167,7 @@ pub(crate) fn draw(
     let (exports, gap, threads) = if fits(exports) {
         (exports, 1, threads)
     } else {
-        // A third is kept for threads, unless they, or the exports, take less.
+        // Threads get up to a third of the lines, and lines that exports do not need.
         let kept = threads.min((room / 3).max(2));
         let exports = exports.min(room.saturating_sub(kept));
         (exports, 0, threads.min(room.saturating_sub(exports)))
@@ -209,7 +208,7 @@ pub(crate) fn draw(
     render(frame, thread_area, &fitted, name, window.on_threads, rows);
 }
 
-/// Draws a table; the heading of the one that is scrolled is the bolder one.
+/// Draws a table. The table that the keys scroll has a bold heading.
 fn render<'a>(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -228,7 +227,7 @@ fn render<'a>(
     frame.render_widget(Table::new(rows, widths).header(heading), area);
 }
 
-/// A row with those of the cells that fit.
+/// Returns a row with the cells of the columns that fit.
 fn row(name: String, cells: Vec<String>, fitted: &Fitted<'_>) -> Row<'static> {
     let cell = |index: &usize| {
         let text = Text::from(cells.get(*index).cloned().unwrap_or_default());
@@ -238,7 +237,7 @@ fn row(name: String, cells: Vec<String>, fitted: &Fitted<'_>) -> Row<'static> {
     Row::new(std::iter::once(name).chain(fitted.columns.iter().map(cell)))
 }
 
-/// Of the columns of [`EXPORTS`].
+/// Returns the cells for the columns of [`EXPORTS`].
 fn cells_of_work(work: &Work) -> Vec<String> {
     let micros = |ns: Option<f64>| ns.map_or("-".to_owned(), |ns| short(ns / 1e3));
     let [p50, p99, p999] = work.percentiles.map(micros);
@@ -256,7 +255,7 @@ fn cells_of_work(work: &Work) -> Vec<String> {
     ]
 }
 
-/// Of the columns of [`THREADS`].
+/// Returns the cells for the columns of [`THREADS`].
 fn cells_of_turns(turns: &Turns) -> Vec<String> {
     let percent = |part: f64| format!("{:.1}", part * 100.0);
     vec![
@@ -322,7 +321,7 @@ mod tests {
         assert_eq!(lines.len(), 9, "{text}");
     }
 
-    /// A view of so many exports, named at length, and threads.
+    /// Returns a view of exports with long names, and threads.
     fn many(exports: usize, threads: usize) -> View {
         let export = |n: usize| {
             let queue = |q: u64| json!({"queue": q, "iothread": "io0", "requests": []});
@@ -364,7 +363,7 @@ mod tests {
         assert_eq!((lines[0].as_str(), lines[23].as_str()), ("head", "keys"));
         assert!(lines[1].starts_with("EXPORT 1-17/30 "), "{lines:#?}");
         assert!(lines[1].contains("REQ/S") && lines[1].contains("P99 US"), "{lines:#?}");
-        // Names are told from each other, and queues are left out where there is no room.
+        // Visible names differ, and queues are hidden for want of room.
         let names: Vec<String> = (1..=17).map(|n| format!("{n:02}")).collect();
         assert_eq!(ends_of_names(&lines), names, "{lines:#?}");
         assert!(lines[19].starts_with("I/O THREAD "), "{lines:#?}");
@@ -374,11 +373,11 @@ mod tests {
         window.part().scroll(1000);
         let lines = screen(80, 24, &view, &mut window);
         assert!(lines[1].starts_with("EXPORT 14-30/30 "), "{lines:#?}");
-        // On a larger terminal there is no more to scroll to, and room for queues.
+        // A larger terminal shows all rows, with queues.
         let lines = screen(120, 100, &view, &mut window);
         assert!(lines[1].starts_with("EXPORT   ") && lines[1].contains("BATCH"), "{lines:#?}");
         assert!(lines[4].starts_with("  1 on io0"), "{lines:#?}");
-        // Threads, where there are more than their third of the lines.
+        // More threads than fit their third of the lines.
         let view = many(30, 30);
         window.on_threads = true;
         window.part().scroll_end();

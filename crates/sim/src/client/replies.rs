@@ -105,7 +105,7 @@ fn take_chunk(request: &mut Request, kind: ChunkKind, payload: &[u8]) -> Result<
     Ok(())
 }
 
-/// Where so many bytes go that were read from an offset, which count as there.
+/// Returns the place in the request's buffer for `len` bytes read at `offset`. Counts these bytes as received.
 fn place<'a>(
     request: &'a mut Request,
     offset: &[u8],

@@ -273,7 +273,7 @@ impl Daemon {
         self.nodes.set_filter(&copying.source, None);
         let Some(replaced) = replaces else { return Ok(()) };
         self.exports.node_replaced(replaced, &copying.target);
-        // Before anything is written there that the source has not.
+        // The state file must name the target before the target gets writes that the source lacks.
         if let Err(error) = self.record().await {
             self.exports.node_replaced(&copying.target, replaced);
             if let Some(elsewhere) = elsewhere {

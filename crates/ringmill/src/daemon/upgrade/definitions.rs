@@ -125,12 +125,13 @@ impl Definitions {
         words(&options)
     }
 
-    /// Options that make the configuration: objects, NBD server, nodes and exports. `offered` gives the nodes
-    /// that an export offers now; `None`: it is left out.
+    /// Returns the options for the current objects, NBD server, nodes and exports.
+    ///
+    /// `offered` returns the nodes that an export offers now, or `None` to leave the export out.
     ///
     /// # Errors
     ///
-    /// Why there are none.
+    /// The reason why no options describe the current configuration.
     pub(in crate::daemon) fn configuration(
         &self,
         nodes: &NodeRegistry,
