@@ -27,7 +27,7 @@ pub struct Guest {
     time_limit: Duration,
     memory_mib: u32,
     cpus: u32,
-    /// `None`: QEMU decides.
+    /// Number of queues; `None`: QEMU chooses.
     queues: Option<u32>,
     device_options: String,
     chardev_options: String,
@@ -103,7 +103,7 @@ impl Guest {
         self
     }
 
-    /// Says nothing of queues: QEMU wants as many as there are processors.
+    /// Leaves the number of queues to QEMU, which then asks for one per processor.
     pub fn unsaid_queues(mut self) -> Self {
         self.queues = None;
         self
@@ -352,7 +352,7 @@ impl Boot {
         std::mem::take(&mut self.transcript)
     }
 
-    /// What QEMU has said on stderr.
+    /// Returns what QEMU has written to stderr.
     pub fn stderr(&self) -> String {
         fs::read_to_string(self.dir.path().join("stderr")).expect("QEMU's stderr")
     }

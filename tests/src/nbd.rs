@@ -57,7 +57,7 @@ pub fn client_output(scratch: &Scratch, program: &str, arguments: &[&str]) -> St
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What a client of a fixed newstyle handshake that wants no zeroes sends first.
+/// Client flags: fixed newstyle handshake, no zeroes.
 const FLAGS: [u8; 4] = 3u32.to_be_bytes();
 
 /// A client that is no client: it sends bytes, and looks at bytes.
@@ -88,19 +88,18 @@ impl RawNbd {
         raw
     }
 
-    /// Sends all that it takes to come to the transmission phase of an export, without waiting for a word
-    /// of the server's.
+    /// Sends a whole handshake for an export, without waiting for the server's answers.
     pub fn ask_for(&mut self, name: &str) {
         self.send(&FLAGS);
         self.option(1, name.as_bytes());
     }
 
-    /// Takes the first that a server says.
+    /// Receives the server's greeting.
     pub fn expect_greeting(&mut self) {
         assert_eq!(&self.take::<18>()[..16], b"NBDMAGICIHAVEOPT");
     }
 
-    /// Takes the answer to the choice of an export.
+    /// Receives the answer to the choice of an export.
     pub fn expect_export(&mut self) {
         let _size_and_flags: [u8; 10] = self.take();
     }

@@ -6,10 +6,11 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
 };
 
-/// A port of 127.0.0.1 that is the test's until this is dropped.
+/// A port of 127.0.0.1, reserved until this is dropped.
 ///
-/// A bound socket keeps it: the kernel gives the port to none that takes any. It does not listen, and both it and the
-/// daemon's have `SO_REUSEADDR`, so that a daemon that asks for the port by its number has it.
+/// A bound socket reserves the port: the kernel does not give it to a process that asks for any port. The
+/// socket does not listen, and has `SO_REUSEADDR` like the daemon's. A daemon that asks for this number
+/// therefore gets the port.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -17,7 +18,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes one.
+    /// Reserves a free port.
     #[expect(clippy::new_without_default, reason = "it is not a value but a socket")]
     pub fn new() -> Self {
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -29,7 +30,7 @@ impl Port {
         Self { number: address.expect("an address").port(), _socket: socket }
     }
 
-    /// Its number.
+    /// Returns the number of the port.
     pub fn number(&self) -> u16 {
         self.number
     }

@@ -109,8 +109,8 @@ fn build_daemon() -> PathBuf {
 
 /// Builds `ringmill` into the folder of the running test.
 ///
-/// `cargo test` does not build another package's binaries, and a stale one would be tested unnoticed. Under
-/// cargo-nextest, where each test is a process, the first one of a run builds it.
+/// `cargo test` does not build binaries of other packages, and would test a stale one unnoticed. With
+/// cargo-nextest each test is a process, and the first test of a run builds the daemon.
 fn build_daemon_in(profile: &str) -> PathBuf {
     let test = env::current_exe().expect("the path of the running test");
     // <target>/<profile>/deps/<test>

@@ -81,7 +81,7 @@ impl Qmp {
 
     /// Sends text, and a line end.
     pub fn send(&mut self, text: &str) {
-        // At once: after the end of `quit` there may be nobody to take a line's end.
+        // In one write: after `quit` the daemon may be gone before a separate line end.
         let line = format!("{text}\n");
         self.stream.get_mut().write_all(line.as_bytes()).expect("the QMP server listens");
     }

@@ -189,8 +189,7 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
-    /// Has the daemon log this much, by `RINGMILL_LOG`: `info`, unless this is called. `None`: what it logs
-    /// unasked.
+    /// Sets the log level by `RINGMILL_LOG`; `info` by default. `None`: the daemon's own default.
     pub fn logging(mut self, level: Option<&'static str>) -> Self {
         self.log_level = level;
         self
@@ -202,8 +201,8 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
-    /// Starts the daemon and waits until it serves and has what serving needs and no more, of which a daemon
-    /// that logs less than `info` says nothing.
+    /// Starts the daemon, and waits until it serves and is confined. Below `info`, the log does not show when
+    /// the daemon is confined; then only serving is waited for.
     ///
     /// # Panics
     ///
@@ -232,8 +231,8 @@ impl<'a> ServerCommand<'a> {
         server
     }
 
-    /// Starts the daemon, waits until it has ended; gives how, and what it wrote to stdout and stderr, which
-    /// is what it logs unasked.
+    /// Starts the daemon with its default log level, and waits until it ends. Returns the status, and the text
+    /// on stdout and stderr.
     pub fn run(self) -> (ExitStatus, String) {
         let mut server = self.logging(None).spawn();
         let status = server.wait();
@@ -306,14 +305,14 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// Unless it then exits with 0 and leaves no socket behind but an NBD server's.
+    /// If the daemon fails, or leaves a socket behind that is not an NBD server's.
     pub fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let status = self.wait();
         assert!(status.success(), "on SIGTERM the daemon ended with {status}");
         for entry in fs::read_dir(&self.dir).expect("the folder is there") {
             let path = entry.expect("the folder can be read").path();
-            // An NBD server's stays, as QSD leaves it.
+            // As in QSD, the socket of an NBD server stays.
             if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"nbd")) {
                 continue;
             }
@@ -389,7 +388,7 @@ impl Server {
         }
     }
 
-    /// The daemon and those that have taken over from it, or are about to.
+    /// Returns the ids of the daemon and of the processes that take over from it.
     fn processes_left(&self) -> Vec<u32> {
         let dir = self.dir.as_os_str().as_encoded_bytes();
         let is_ours = |pid: &u32| {

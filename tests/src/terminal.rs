@@ -1,4 +1,4 @@
-//! A terminal with a program on it, and what a person sees there.
+//! A terminal with a program on it, and the text on its screen.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -12,7 +12,7 @@ use nix::unistd::ttyname;
 
 use crate::{eventually, tied_command, tool};
 
-/// A pseudo-terminal. The program on it is its session's leader, and is told of changes of its size.
+/// A pseudo-terminal. The program leads its session, and gets SIGWINCH when the size changes.
 #[derive(Debug)]
 pub struct Terminal {
     master: File,
@@ -21,22 +21,22 @@ pub struct Terminal {
     screen: Screen,
 }
 
-/// What the characters written so far come to.
+/// The screen after the output so far.
 #[derive(Debug)]
 struct Screen {
     cells: Vec<Vec<char>>,
     row: usize,
     column: usize,
-    /// The beginning of a sequence, or of a character, whose end is still to come.
+    /// An escape sequence or character whose end is not yet read.
     rest: Vec<u8>,
 }
 
 impl Terminal {
-    /// Starts a program on a terminal of that size.
+    /// Starts a program on a terminal of this size.
     ///
     /// # Panics
     ///
-    /// When there is no terminal, or no program.
+    /// If no terminal can be opened, or the program cannot be started.
     pub fn start(command: &Command, columns: u16, rows: u16) -> Self {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let OpenptyResult { master, slave } = openpty(Some(&size), None).expect("a terminal");
@@ -56,7 +56,7 @@ impl Terminal {
         Terminal { master: master.into(), name, program, screen: Screen::new(columns, rows) }
     }
 
-    /// Waits until the lines on the screen are such that `what` is found in them.
+    /// Waits until `look` returns a value for the lines on the screen. A time-out names `what`.
     pub fn wait_for<T>(&mut self, what: &str, look: impl Fn(&[String]) -> Option<T>) -> T {
         eventually(what, || {
             self.read();
@@ -68,18 +68,18 @@ impl Terminal {
     ///
     /// # Panics
     ///
-    /// When the program does not read them.
+    /// If the program does not read the keys.
     pub fn press(&mut self, keys: &str) {
         self.master.write_all(keys.as_bytes()).expect("it is read");
     }
 
-    /// Gives the terminal another size, as a person does who pulls at its window.
+    /// Changes the size of the terminal, as when a window is resized.
     ///
     /// # Panics
     ///
-    /// When that fails.
+    /// If stty fails.
     pub fn resize(&mut self, columns: u16, rows: u16) {
-        // What was written for the old size comes first.
+        // Output for the old size belongs to the old screen.
         self.read();
         self.screen = Screen::new(columns, rows);
         let mut stty = Command::new(tool("stty"));
@@ -107,7 +107,7 @@ impl Terminal {
                 Ok(0) => return,
                 Ok(len) => self.screen.write(&buffer[..len]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Nothing now, or, EIO, nothing any more.
+                // No output now; EIO: the program has ended.
                 Err(_) => return,
             }
         }

@@ -61,7 +61,7 @@ impl Authority {
         self.server_with(folder, EC, valid)
     }
 
-    /// The same with an RSA key of so many bits.
+    /// Makes a folder of a server's credentials, with an RSA key of this size.
     pub fn server_with_rsa(&self, folder: &str, bits: u32) -> PathBuf {
         self.server_with(folder, &["--key-type", "rsa", "--bits", &bits.to_string()], NOW)
     }

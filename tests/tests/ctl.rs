@@ -163,7 +163,7 @@ fn events_are_followed_until_the_daemon_ends() {
     }
 }
 
-/// Each logical unit of a target, and whether an error has stopped it.
+/// The table shows each logical unit of a target, and whether an error has stopped it.
 #[test]
 fn exports_are_shown_with_luns_and_io_status() {
     let scratch = Scratch::new();

@@ -33,7 +33,7 @@ fn io_status(qmp: &mut Qmp) -> Value {
     qmp.execute("query-block-exports", json!({}))[0]["io-status"].take()
 }
 
-/// What the page of metrics has as the export's io-status.
+/// Returns the export's io-status from the metrics.
 fn io_status_metric(scratch: &Scratch) -> String {
     let mut stream = UnixStream::connect(scratch.path("metrics.sock")).expect("metrics");
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it listens");
@@ -167,7 +167,7 @@ fn errors_are_reported_by_default_and_may_be_ignored() {
     }
 }
 
-/// The lines of the log that have this in them.
+/// Returns the log lines that contain `part`.
 fn lines(server: &Server, part: &str) -> Vec<String> {
     let log = server.log();
     log.lines().filter(|line| line.contains(part)).map(str::to_owned).collect()

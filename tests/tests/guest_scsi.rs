@@ -94,8 +94,8 @@ fn linux_finds_two_disks_and_uses_them() {
     assert!(disk.allocated() < 30 * MIB, "{} bytes are allocated", disk.allocated());
 }
 
-/// QEMU wants a queue for each processor, and a back end that has fewer is an error. It warns of one that has a
-/// configuration space for it.
+/// By default QEMU asks for one queue per processor, and fails if the back end has fewer. It warns about a back
+/// end with a configuration space.
 #[test]
 fn each_processor_has_a_queue_where_no_number_is_said() {
     let scratch = Scratch::new();
@@ -118,11 +118,11 @@ fn each_processor_has_a_queue_where_no_number_is_said() {
     assert_eq!(guest.line(), "2");
     guest.expect("done");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    // The guest has its answers before they are counted.
+    // Requests are counted after the guest has got its answers.
     eventually("two queues with 16 reads each", || {
         let stats = qmp.execute("x-query-export-stats", json!({}));
         let queues = stats[0]["queues"].as_array().expect("queues");
-        // Those that nothing has used are not shown, of all that there could be.
+        // Statistics leave out queues that were never used.
         let mut reads = queues.iter().map(|queue| queue["requests"][0]["done"].as_u64());
         (queues.len() == 2 && reads.all(|done| done >= Some(16))).then_some(())
     });

@@ -253,7 +253,7 @@ fn a_loop_device_that_goes() {
     }
     let device = String::from_utf8(found.stdout).expect("a path");
     let device = device.trim();
-    // Another test may have a device of that name afterwards.
+    // Another test may reuse the device's name: the file is compared, too.
     let is_attached = || {
         let all = losetup(&["--all", "--output", "NAME,BACK-FILE", "--noheadings"]);
         let all = String::from_utf8(all.stdout).expect("paths");

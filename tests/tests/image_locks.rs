@@ -125,8 +125,8 @@ fn locking_can_be_switched_off() {
     let _servers = [start("first", "one"), start("second", "two")];
 }
 
-/// Clients are connected, whose last requests have been answered; one of another disk never is. The daemon is
-/// still there, and has yet to flush.
+/// The clients of the images stay connected, and all their requests have been answered. A request on another
+/// disk is never answered. So the daemon has not ended, and has not flushed.
 #[test]
 fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
     let scratch = Scratch::new();
@@ -150,7 +150,7 @@ fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
     front_end.write(0, &[2; 4096]);
     let mut waits = RawNbd::go(&socket, "never");
     waits.request(0, 8, 0, 512);
-    // There is no such command, which is said once the one before it was taken.
+    // An unknown command. Its error shows that the server has taken the request before.
     waits.request(99, 9, 0, 0);
     assert_eq!(waits.reply().1, 9);
     server.signal(Signal::SIGTERM);
@@ -161,7 +161,7 @@ fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
             write.output().expect("qemu-io runs").status.success().then_some(())
         });
     }
-    // It insists.
+    // A second signal ends the daemon at once.
     server.signal(Signal::SIGTERM);
     assert_eq!(server.wait().code(), Some(1));
 }

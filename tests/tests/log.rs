@@ -1,4 +1,4 @@
-//! What a daemon writes to standard error: nothing when all is well, and what it is asked for.
+//! The daemon's standard error: empty by default when all is well, else what options ask for.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use integration::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// A daemon with one of everything that comes and goes.
+/// A daemon with one server of each kind.
 fn command<'a>(scratch: &'a Scratch, image: &Image) -> ServerCommand<'a> {
     let nbd = scratch.path("nbd.sock");
     ServerCommand::new(scratch)
@@ -26,7 +26,7 @@ fn command<'a>(scratch: &'a Scratch, image: &Image) -> ServerCommand<'a> {
         .arg("nbd,id=n,node-name=disk")
 }
 
-/// Clients of each kind come and go; one stays over a live upgrade.
+/// Clients of each kind connect and disconnect. One stays connected during a live upgrade.
 fn whole_life(server: &mut Server, scratch: &Scratch) {
     let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
     blk.read(0, 4096);
@@ -79,7 +79,7 @@ fn what_is_asked_for_is_said_before_and_after_an_upgrade() {
             .filter(|line| text(line, "level") == level && text(line, "message").contains(part));
         said.map(|line| line["pid"].as_u64().expect("a number")).collect()
     };
-    // By the daemon that was started, and by the one that has taken over from it.
+    // Logged by the first daemon, and by its successor.
     for (level, part) in [
         ("debug", "io0: io_uring"),
         ("debug", "chardev qmp: client connected"),
@@ -124,13 +124,13 @@ fn a_wrong_variable_is_told_of() {
     eventually("a line about it", || server.log().contains(line).then_some(()));
 }
 
-/// systemd.exec(5): a journal's stream is known by its device and inode.
+/// systemd.exec(5): `JOURNAL_STREAM` has the device and inode of the journal's stream.
 #[test]
 fn the_journal_is_told_priorities() {
     for is_journal in [true, false] {
         let scratch = Scratch::new();
         let image = Image::filled(&scratch, "disk.img", 1);
-        // The one that the daemon is given.
+        // The file that the daemon gets as standard error.
         let log = scratch.path("daemon.log");
         let file = File::create(&log).expect("a new file").metadata().expect("it is there");
         let inode = file.st_ino() + u64::from(!is_journal);
@@ -170,7 +170,7 @@ fn an_error_at_the_start_has_the_form_of_qsd() {
     assert_eq!((&json["level"], &json["message"]), (&json!("error"), &json!(message)));
 }
 
-/// What `serve` draws on a terminal of so many columns, until it is interrupted.
+/// Returns what `serve` draws on a terminal with this many columns, until it is interrupted.
 fn on_terminal(columns: usize, log_level: &str) -> String {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
@@ -206,7 +206,7 @@ fn on_terminal(columns: usize, log_level: &str) -> String {
 
 const ERASE: &str = "\r\u{1b}[K";
 
-/// What is in a terminal's lines after this was written to it; the last one is where the cursor is.
+/// Returns the terminal's lines after this output. The last line has the cursor.
 fn lines_left(drawn: &str) -> Vec<String> {
     let line = |line: &str| line.rsplit(ERASE).next().unwrap_or_default().replace('\r', "");
     drawn.split('\n').map(line).collect()
@@ -216,7 +216,7 @@ fn lines_left(drawn: &str) -> Vec<String> {
 fn the_status_line_runs_into_nothing() {
     for (columns, log_level) in [(120, "info"), (120, "warn"), (40, "info"), (16, "info")] {
         let drawn = on_terminal(columns, log_level);
-        // script(1) adds a line of its own.
+        // script(1) adds this last line.
         let (drawn, _) = drawn.rsplit_once("\nScript done").expect("script's own last line");
         let lines = lines_left(drawn);
         let status = |line: &&String| line.contains("requests/s");
@@ -229,9 +229,9 @@ fn the_status_line_runs_into_nothing() {
         let connected = lines.iter().filter(|line| line.ends_with("front end connected")).count();
         assert_eq!(connected, usize::from(is_info), "{drawn:?}");
         assert_eq!(drawn.contains("SIGINT: "), is_info, "{drawn:?}");
-        // Where the shell's prompt comes.
+        // The shell's prompt gets an empty line.
         assert_eq!(lines.last().map(String::as_str), Some(""), "{drawn:?}");
-        // What a person needs, once.
+        // The instructions appear once.
         assert_eq!(drawn.matches("Attach it to QEMU").count(), 1, "{drawn:?}");
     }
 }

@@ -206,8 +206,7 @@ h.shutdown()
     server.stop();
 }
 
-/// A script for nbdsh that prints the chunks of some reads of an image with data in its first and its third
-/// 64 KiB.
+/// nbdsh script: prints the chunks of some reads. The image has data in its first and third 64 KiB.
 const CHUNKS: &str = "
 h.connect_uri(uri)
 image = (b'Z' * (64 << 10) + bytes(64 << 10)) * 2
@@ -384,7 +383,7 @@ for n in range(100):
     server.stop();
 }
 
-/// As QEMU's daemon leaves it.
+/// QEMU's daemon leaves the socket, too.
 #[test]
 fn the_unix_socket_stays_when_the_daemon_ends_and_goes_with_the_server() {
     let scratch = Scratch::new();
@@ -394,7 +393,7 @@ fn the_unix_socket_stays_when_the_daemon_ends_and_goes_with_the_server() {
     server.signal(Signal::SIGTERM);
     assert!(server.wait().success());
     assert!(socket.exists());
-    // It is no hindrance to the next one.
+    // The next server replaces a socket that was left behind.
     let mut server = command().start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     qmp.execute("quit", json!({}));
@@ -409,7 +408,7 @@ fn the_unix_socket_stays_when_the_daemon_ends_and_goes_with_the_server() {
     assert!(!socket.exists());
 }
 
-/// When a client's process has ended its socket is closed; the daemon hears of it later, on another thread.
+/// A client's socket is closed when its process has ended. The daemon notices later, on another thread.
 #[test]
 fn a_client_that_has_gone_does_not_use_the_export_any_more() {
     let scratch = Scratch::new();

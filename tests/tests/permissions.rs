@@ -1,4 +1,4 @@
-//! Who may use a node beside whom: what qemu-storage-daemon refuses for a conflict, ringmill refuses.
+//! Conflicts between users of a node: ringmill refuses what qemu-storage-daemon refuses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::process::{Child, Command};
 use integration::{Qmp, Scratch, ServerCommand, eventually, tied_command, tool};
 use serde_json::{Value, json};
 
-/// Of each image, bytes.
+/// Size of each image, bytes.
 const SIZE: u64 = 1 << 20;
-/// Commands of one sequence.
+/// Number of commands in a sequence.
 const STEPS: usize = 60;
 
 /// Starts QSD with a monitor.
@@ -28,7 +28,7 @@ fn qemu_img(arguments: &[&str]) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// Makes the images that nodes are opened on: each is for one node, so that image locks play no part.
+/// Makes the images. Each is for one node: image locks play no part.
 fn make_images(folder: &Path) {
     std::fs::create_dir(folder).expect("a new folder");
     for n in 0..STEPS {
@@ -38,7 +38,7 @@ fn make_images(folder: &Path) {
     }
 }
 
-/// Numbers by a seed: xorshift64*.
+/// Pseudo-random numbers from a seed: xorshift64*.
 struct Chance(u64);
 
 impl Chance {
@@ -58,11 +58,11 @@ impl Chance {
     }
 }
 
-/// What takes a command back, where something does.
+/// How to undo a command, if possible.
 enum Undo {
     Nothing,
     Command(&'static str, Value),
-    /// A job that was started.
+    /// Cancels the job that the command started.
     Cancel(String),
     Impossible,
 }
@@ -71,7 +71,7 @@ struct Step {
     command: &'static str,
     arguments: Value,
     undo: Undo,
-    /// What is known of nodes if it is carried out.
+    /// Change of the model if the command succeeds.
     effect: Effect,
 }
 
@@ -87,10 +87,10 @@ enum Effect {
     NoJob(String),
 }
 
-/// What both daemons have.
+/// The model: what both daemons have.
 #[derive(Default)]
 struct World {
-    /// Nodes, and what they lie on.
+    /// Nodes, and the nodes below each.
     nodes: BTreeMap<String, Vec<String>>,
     /// qcow2 nodes that have no backing image.
     overlays: Vec<String>,
@@ -99,7 +99,7 @@ struct World {
 }
 
 impl World {
-    /// Nodes that are at no end of a job: what a name means there is ringmill's own (a job's filter).
+    /// Returns nodes that no job uses. There a name may mean the job's filter, unlike in QSD.
     fn free(&self) -> Vec<String> {
         let is_free = |name: &&String| !self.jobs.iter().any(|(_, ends)| ends.contains(name));
         self.nodes.keys().filter(is_free).cloned().collect()
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// The next command.
+    /// Returns the next command.
     fn step(&self, n: usize, chance: &mut Chance, folder: &Path) -> Step {
         let plain =
             |command, arguments, effect| Step { command, arguments, undo: Undo::Nothing, effect };
@@ -163,9 +163,9 @@ impl World {
                 let arguments = json!({"id": id, "mode": "hard"});
                 plain("block-export-del", arguments, Effect::NoExport(id))
             }
-            // QSD 10.0 and 11.1 crash when a disk changes that vhost-user offers and nobody uses.
+            // QSD 10.0 and 11.1 crash if a vhost-user disk without a front end is resized.
             72..82 if !free.is_empty() && !self.exports.iter().any(|id| id.starts_with('v')) => {
-                // To the size that it has.
+                // The size stays the same.
                 let node = chance.one_of(&free);
                 plain("block_resize", json!({"node-name": node, "size": SIZE}), Effect::None)
             }
@@ -222,7 +222,7 @@ impl World {
                 set("filename", json!(at(if chance.is(60) { "qcow2" } else { "raw" })));
             }
             1 | 2 => {
-                // Where the node holds no image both say so, after their look at permissions or before.
+                // If the node has no image, both daemons refuse, before or after the check of permissions.
                 let file = chance.one_of(free).cloned().unwrap_or_default();
                 set("driver", "qcow2".into());
                 set("file", file.as_str().into());
@@ -269,7 +269,7 @@ fn error(answer: &Value) -> Option<&str> {
     answer.pointer("/error/desc").and_then(Value::as_str)
 }
 
-/// Whether that is for what others do with a node.
+/// Whether the reason is a conflict with other users of a node.
 fn is_conflict(why: &str) -> bool {
     why.starts_with("Permission conflict")
         || why.contains("node is used as")
@@ -286,7 +286,7 @@ fn end_job(qmp: &mut Qmp, id: &str) {
     });
 }
 
-/// How often each of the two was the only one to refuse, and how often both did.
+/// Counts of commands by outcome; `ours_alone`: refused by ringmill only, by reason.
 #[derive(Debug, Default)]
 struct Counts {
     granted: usize,
@@ -300,7 +300,7 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
     let (mut qsd, mut theirs) = qsd(&their_scratch);
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
     let mut ours = Qmp::connect(&server.socket("qmp"));
-    // Each daemon has images of its own.
+    // Each daemon has separate images.
     let folders = [their_scratch.path("images"), scratch.path("images")];
     for (qmp, folder) in [&mut theirs, &mut ours].into_iter().zip(&folders) {
         std::fs::create_dir(folder).expect("a new folder");
@@ -339,12 +339,12 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
             }
             (Some(theirs), Some(_)) => {
                 counts.refused += 1;
-                // Of several conflicts each program may name another one.
+                // If there are several conflicts, the two programs may name different ones.
                 counts.conflicts += usize::from(theirs.starts_with("Permission conflict"));
             }
             (Some(theirs), None) => {
                 assert!(!is_conflict(theirs), "granted, where QSD finds a conflict: {}", so_far());
-                // What it refuses for other reasons: the two have not the same nodes any more.
+                // QSD refused for another reason: the nodes of the two daemons differ from now on.
                 break;
             }
             (None, Some(ours)) => {
@@ -380,12 +380,12 @@ fn what_qemu_storage_daemon_refuses_for_a_conflict_is_refused() {
     let mut counts = Counts::default();
     (1..=seeds).for_each(|seed| compare(seed, &images, &mut counts));
     println!("{counts:#?}");
-    // Else the sequences try nothing.
+    // With fewer, the sequences would test nothing.
     let seeds = usize::try_from(seeds).expect("few seeds");
     assert!(counts.granted > 10 * seeds && counts.conflicts > seeds, "{counts:?}");
 }
 
-/// Of these there is one conflict at a time, so that both name the same.
+/// Each command here has at most one conflict: both programs name the same one.
 #[test]
 fn a_conflict_has_the_words_of_qemu_storage_daemon() {
     let (scratch, their_scratch) = (Scratch::new(), Scratch::new());
@@ -419,10 +419,10 @@ fn a_conflict_has_the_words_of_qemu_storage_daemon() {
         ("nbd-server-start", server_addr),
         ("blockdev-add", file("f", "a")),
         ("blockdev-add", qcow2("a", "f", Value::Null)),
-        // A second image on one file.
+        // A second image on the same file.
         ("blockdev-add", qcow2("b", "f", Value::Null)),
         ("blockdev-add", read_only(qcow2("b", "f", Value::Null))),
-        // Writes and other sizes below an image.
+        // Writes and resizes below an image.
         ("nbd-server-add", json!({"device": "f", "writable": true})),
         ("block-export-add", vhost("f", "v", true)),
         ("block-export-add", nbd("f", "e", false)),
@@ -458,7 +458,7 @@ fn a_conflict_has_the_words_of_qemu_storage_daemon() {
         ("block-export-add", vhost("copy", "c", true)),
         ("block_resize", resize("copy")),
         ("block_resize", resize("raw")),
-        // Other options, which other users exclude, or that make a cycle.
+        // Reopening with options that other users exclude, or that make a cycle.
         ("blockdev-add", json!({"driver": "null-co", "node-name": "null", "size": SIZE})),
         ("blockdev-add", json!({"driver": "raw", "node-name": "low", "file": "null"})),
         ("blockdev-add", json!({"driver": "raw", "node-name": "high", "file": "low"})),
@@ -467,7 +467,7 @@ fn a_conflict_has_the_words_of_qemu_storage_daemon() {
         ("blockdev-reopen", reopen("low", "f", false)),
         ("blockdev-reopen", reopen("low", "null", true)),
         ("blockdev-reopen", reopen("high", "low", true)),
-        // A snapshot, after which nobody writes to what lies behind.
+        // A snapshot: afterwards the backing node takes no writes.
         ("blockdev-add", file("h", "c")),
         ("blockdev-add", qcow2("top", "h", Value::Null)),
         ("blockdev-snapshot", json!({"node": "overlay", "overlay": "top"})),

@@ -12,7 +12,7 @@ fn this_machine() {
     assert!(output.contains("io_uring") && output.contains("O_DIRECT"), "{output}");
 }
 
-/// What can be pinned is tried: a limit that is in force is told of, and one that is not, not.
+/// The probe reports a limit of pinned memory only if the kernel applies it.
 #[test]
 fn pinned_memory_is_limited_where_the_kernel_says_so() {
     let scratch = Scratch::new();
@@ -24,10 +24,10 @@ fn pinned_memory_is_limited_where_the_kernel_says_so() {
         let line = output.lines().find(|line| line.contains("pinned memory")).map(str::to_owned);
         line.unwrap_or_else(|| panic!("{output}"))
     };
-    // 2 MiB, and no CAP_IPC_LOCK.
+    // The wrapper sets a limit of 2 MiB, and drops CAP_IPC_LOCK.
     let limited = pinned(Some(env!("CARGO_BIN_EXE_limit-memlock")));
     assert!(limited.contains(" up to 2 MiB for all processes of this user "), "{limited}");
-    // The same kernel, asked otherwise: as root of the initial user namespace nothing is counted.
+    // The kernel applies no limit to root of the initial user namespace.
     let read = |file| std::fs::read_to_string(file).expect("proc is mounted");
     let is_initial = read("/proc/self/uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
     let status = read("/proc/self/status");

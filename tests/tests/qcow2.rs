@@ -115,7 +115,7 @@ fn a_daemon_is_killed_under_load() {
     }
 }
 
-/// An image with an entry of its L2 table that is not aligned to a cluster.
+/// Makes an image with an unaligned cluster offset in its L2 table.
 fn damaged(scratch: &Scratch) {
     client_output(scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
     client_output(scratch, "qemu-io", &["-f", "qcow2", "-c", "write 0 64k", "disk.qcow2"]);
@@ -156,7 +156,7 @@ fn damage_that_is_found_is_told_once() {
         let log = server.log();
         let told: Vec<_> = log.lines().filter(|line| line.contains("is damaged")).collect();
         assert!(matches!(&*told, [line] if line.contains("'disk'")), "{log}");
-        // The last flush fails too, where the image was written to.
+        // If the image was written to, the last flush fails, too.
         server.signal(Signal::SIGTERM);
         assert_eq!(server.wait().code(), Some(if read_only { 0 } else { 1 }));
         let corrupt = fs::read(scratch.path("disk.qcow2")).expect("it is there")[79] & 2;

@@ -198,7 +198,7 @@ fn the_next_client_begins_anew() {
     let mut waiting = socket(&server);
     first.send("{\"execute\": \"query-");
     drop(first);
-    // What the other one began to say is nothing to it.
+    // The first client's unfinished command does not affect the second client.
     waiting.write_all(b"{'execute':'query-version'}\n").expect("a monitor");
     waiting.shutdown(Shutdown::Write).expect("a socket");
     let mut heard = String::new();
@@ -209,29 +209,29 @@ fn the_next_client_begins_anew() {
     server.stop();
 }
 
-/// Says nothing, and hears what the daemon says first.
+/// Reads the first line from the daemon.
 fn first_line(stream: &UnixStream) -> Value {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).expect("a line");
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error} in {line:?}"))
 }
 
-/// One socket serves eight clients at once, whatever the others do; the ninth is told at once.
+/// One socket serves eight clients at once, even if some misbehave. The ninth is refused at once.
 #[test]
 fn several_clients_of_one_monitor() {
     let scratch = Scratch::new();
     let server = daemon(&scratch);
-    // Those that do not negotiate lose their place after a while.
+    // A client that does not negotiate could lose its place.
     let mut silent = socket(&server);
     silent.write_all(b"{'execute':'qmp_capabilities'}\n").expect("a monitor");
-    // This one is never read from, and goes on sending as long as anything is taken.
+    // This client never reads, and sends until the socket is full.
     let mut deaf = socket(&server);
     deaf.write_all(b"{'execute':'qmp_capabilities'}\n").expect("a monitor");
     flood(&mut deaf, &b"{'execute':'query-commands'}\n".repeat(1000), 8 << 20);
     let mut clients: Vec<Qmp> = (0..6).map(|_| client(&server)).collect();
     clients[0].execute("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
     clients[1].execute("block-export-add", vhost_user_blk(&server, "e", "n", json!({})));
-    // Capabilities are each client's own.
+    // Each client negotiates separately.
     let why = clients[2].refused("qmp_capabilities", json!({}));
     assert!(why.contains("already complete"), "{why}");
     clients[2].execute("block-export-del", json!({"id": "e"}));
@@ -247,7 +247,7 @@ fn several_clients_of_one_monitor() {
         "chardev 'qmp' has 8 clients, which is the limit: try again when one of them has disconnected"});
     assert_eq!(refused["error"], expected);
 
-    // A place is free once one of them has gone.
+    // A client that disconnects frees a place.
     drop(silent);
     eventually("a free place", || {
         let stream = socket(&server);
@@ -259,7 +259,7 @@ fn several_clients_of_one_monitor() {
     server.stop();
 }
 
-/// Clients that connect and say nothing do not keep others out for long.
+/// Silent clients do not keep others out for long.
 #[test]
 fn clients_that_do_not_negotiate_make_room() {
     let scratch = Scratch::new();

@@ -1,7 +1,7 @@
-//! What `query-qmp-schema` offers, each member and each word of it, is tried on a daemon: none is refused.
+//! Each member and value that `query-qmp-schema` offers is tried on a daemon. The daemon accepts all of them.
 //!
-//! Of each command there are calls that are right, one for each word of a tag. From these others are made, in each of
-//! which one member has another value: each word, both of `true` and `false`, and of the rest what [`values`] has.
+//! Each command has valid calls, one for each value of a tag. Variations of a call change one member each: to
+//! each word of an enumeration, to `true` and `false`, or to each of [`values`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,33 +13,33 @@ use integration::tls::{Authority, NOW};
 use integration::{Port, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::{Value, json};
 
-/// A call that is right, and what is to be done before and afterwards.
+/// A valid call, with the commands before and after it.
 struct Call {
     command: &'static str,
     arguments: Value,
-    /// Only members whose path begins so are varied.
+    /// Only members whose path has this prefix are varied.
     below: &'static str,
     before: Vec<(&'static str, Value)>,
     after: Vec<(&'static str, Value)>,
-    /// What the answer is instead of success: that of a device that this machine may not have.
+    /// Part of the expected error, for a device that this machine may lack.
     refused: Option<String>,
 }
 
-/// The variations of calls, and what is not known of them.
+/// Makes the variations of calls, and collects members without known values.
 struct Variations<'a> {
     schema: &'a Schema,
     /// The scratch folder.
     dir: &'a str,
-    /// Types that are tried elsewhere, or are being walked.
+    /// Types that are not entered: they are tried elsewhere, or are being walked.
     walked: Vec<String>,
-    /// Words of tags, each of which needs a call of its own, and those that calls have.
+    /// Values of tags in the schema, each of which needs a call; `said` has those that calls use.
     tags: BTreeSet<String>,
     said: BTreeSet<String>,
     unknown: BTreeSet<String>,
 }
 
 impl Variations<'_> {
-    /// Values of a type, of which `base` is one, if it is not null.
+    /// Returns values of a type, with their paths. `base` is one of them unless null.
     fn of(&mut self, name: &str, base: &Value, at: &str) -> Vec<(String, Value)> {
         let entry = self.schema.get(name);
         match text(entry, "meta-type") {
@@ -78,7 +78,7 @@ impl Variations<'_> {
         }
     }
 
-    /// Values that need to be known.
+    /// Returns the known values of this JSON type.
     fn given(&mut self, json_type: &str, base: &Value, at: &str) -> Vec<(String, Value)> {
         let fits = |value: &Value| match json_type {
             "string" => value.is_string(),
@@ -127,7 +127,7 @@ impl Variations<'_> {
             all.extend(values.into_iter().map(|(what, value)| {
                 let mut whole = base.clone();
                 whole[name] = value;
-                // Not of what lies deeper.
+                // Only for this member, not for its own members.
                 let is_own =
                     what.strip_prefix(&at).is_some_and(|rest| rest.starts_with(['=', '[']));
                 let beside = if is_own { beside(&what) } else { json!({}) };
@@ -143,7 +143,7 @@ impl Variations<'_> {
     }
 }
 
-/// Values of members that calls do not have, by their path.
+/// Returns values for the member at a path.
 fn values(at: &str, dir: &str) -> Vec<Value> {
     let one = |value: Value| vec![value];
     let name = at.rsplit('/').next().unwrap_or_default();
@@ -192,7 +192,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
     }
 }
 
-/// Members that a varied one needs beside it, or that exclude it: those are null.
+/// Returns members that a varied member requires. Members that it excludes are null.
 fn beside(what: &str) -> Value {
     if let Some(name) = what.split_once("throttle-group/").map(|(_, name)| name) {
         let name = name.rsplit('/').next().and_then(|name| name.split('=').next());
@@ -224,7 +224,7 @@ fn beside(what: &str) -> Value {
     }
 }
 
-/// A call that nothing comes before or after.
+/// Returns a call without commands before or after it.
 fn call(command: &'static str, arguments: Value) -> Call {
     Call { command, arguments, below: "", before: Vec::new(), after: Vec::new(), refused: None }
 }
@@ -245,7 +245,7 @@ impl Call {
     }
 }
 
-/// The calls; [`World`] has made what they name.
+/// Returns the calls. [`World`] makes what they name.
 fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     let path = |name: &str| format!("{dir}/{name}");
     let node = |driver: &str, rest: Value| {
@@ -262,7 +262,7 @@ fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     let tcp = json!({"type": "inet", "host": "localhost", "port": tcp_port.to_string()});
     let mut device = node("host_device", json!({"filename": path("disk.img")}));
     device.after.clear();
-    // The options are read, and then the file is none: there need not be a device here.
+    // The options are accepted, and the file is refused: the machine need not have a device.
     device.refused = Some("requires".into());
     let mut all = vec![
         device,
@@ -383,9 +383,9 @@ fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     all
 }
 
-/// Waits until no export is left that ends.
+/// Waits until all exports have ended.
 const GONE: &str = "(exports end)";
-/// Ends all jobs, none of which may have failed.
+/// Ends all jobs. No job may fail.
 const END_JOBS: &str = "(jobs end)";
 
 fn merge(into: &mut Value, more: &Value) {
@@ -408,7 +408,7 @@ fn carry_out(qmp: &mut Qmp, (command, arguments): &(&'static str, Value)) -> Res
     }
 }
 
-/// Brings the jobs nearer to their end. `Some`: there is none any more, or one has failed.
+/// Takes each job one step towards its end. Returns `Some` if there is no job left, or if one has failed.
 fn end_jobs(qmp: &mut Qmp) -> Option<Result<(), String>> {
     let jobs = qmp.execute("query-jobs", json!({}));
     for job in jobs.as_array().expect("a list") {
@@ -423,7 +423,7 @@ fn end_jobs(qmp: &mut Qmp) -> Option<Result<(), String>> {
                 }
             }
             Some("ready") => drop(qmp.ask("job-complete", id)),
-            // A copy of what is written from now on goes on until it is told to end.
+            // A job without a background copy runs until it is cancelled.
             Some("running") => drop(qmp.ask("job-cancel", id)),
             _ => {}
         }
@@ -431,16 +431,17 @@ fn end_jobs(qmp: &mut Qmp) -> Option<Result<(), String>> {
     (jobs == json!([])).then_some(Ok(()))
 }
 
-/// Whether what was tried is right, and refused for what there is here: the one list of such.
+/// Whether the daemon refuses a valid call for a reason in its environment. This is the only list of
+/// exceptions.
 fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
     let driver = call.arguments["driver"].as_str().unwrap_or_default();
     match what {
-        // It is for those that have an image, or are above one that has.
+        // Only nodes with an image, or above one, can be inactive.
         "blockdev-add/active=false" => {
             why == "A node of this driver cannot be inactive"
                 && !["file", "qcow2"].contains(&driver)
         }
-        // The other server listens on IPv4 alone, since it is first.
+        // The other NBD server listens on IPv4 only.
         "blockdev-add/nbd/server/inet/ipv4=false" | "blockdev-add/nbd/server/inet/ipv6=true" => {
             why.starts_with("Failed to connect to '::1:")
         }
@@ -448,7 +449,7 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
     }
 }
 
-/// Files and servers that calls name.
+/// The files and servers that calls name.
 struct World {
     // Dropped first: daemons have their logs in the folder.
     _others: [Server; 2],
@@ -481,10 +482,11 @@ impl World {
         World { _others: others, port, scratch }
     }
 
-    /// A daemon for one call, with what calls refer to. It inherits a socket, which a call may take.
+    /// Starts a daemon for one call, with the objects that calls name. It inherits a socket, which a call may
+    /// take.
     fn daemon(&self) -> Server {
         let socket = self.scratch.path("inherited.sock");
-        // That of the daemon before.
+        // The previous daemon's socket.
         let _ = fs::remove_file(&socket);
         let listener = UnixListener::bind(socket).expect("a socket");
         let creds = self.scratch.path("creds");
@@ -498,7 +500,7 @@ impl World {
         daemon.args(["--blockdev", "null-co,node-name=d1,size=1048576"]).start()
     }
 
-    /// Makes the calls of these commands as `change` has the schema: what is wrong, and how many calls were made.
+    /// Makes the calls by the schema after `change`. Returns what is wrong, and the number of calls.
     fn try_all(
         &self,
         is_wanted: impl Fn(&Call) -> bool,
@@ -513,7 +515,7 @@ impl World {
             let mut entries = qmp.execute("query-qmp-schema", json!({}));
             change(&mut entries);
             let schema = Schema::new(&entries);
-            // A node within another one has the members of blockdev-add, of which each is tried there.
+            // A nested node has the members of blockdev-add, which are tried there.
             let node = text(schema.get("blockdev-add"), "arg-type").to_owned();
             let walked = if call.command == "blockdev-add" { Vec::new() } else { vec![node] };
             let mut variations = Variations {
@@ -546,7 +548,7 @@ impl World {
         (wrong, made)
     }
 
-    /// Makes one call, between those before and after it.
+    /// Makes one call, between the commands before and after it.
     fn attempt(&self, qmp: &mut Qmp, call: &Call, arguments: Value) -> Result<(), String> {
         for before in &call.before {
             carry_out(qmp, before).map_err(|why| format!("{}: {why}", before.0))?;
@@ -555,7 +557,7 @@ impl World {
             (Err(why), Some(expected)) if why.contains(expected.as_str()) => {}
             (Ok(()), None) => {}
             (result, _) => {
-                // What was before is undone as well as it can be, for the next one.
+                // Cleans up as far as possible, for the next call.
                 call.after.iter().for_each(|after| drop(carry_out(qmp, after)));
                 return Err(result.err().unwrap_or_else(|| "accepted".into()));
             }
@@ -574,7 +576,7 @@ fn all_that_is_offered_is_taken() {
     assert!(made > 300, "only {made} calls");
 }
 
-/// Words and members that are not there, offered all the same, are found.
+/// The test finds values and members that a schema offers and the daemon lacks.
 #[test]
 fn what_is_offered_and_not_taken_is_found() {
     let change = |entries: &mut Value| {

@@ -1,4 +1,4 @@
-//! Clients are let in when the command line has been carried out whole, and not before.
+//! Clients are served once the whole command line is carried out, and no earlier.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use integration::nbd::RawNbd;
 use integration::{BlkClient, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually};
 
-/// More than there are threads, and than fit into one turn of a loop.
+/// More clients than threads, and more than fit into one iteration of a loop.
 const CLIENTS: usize = 40;
 const EXPORTS: usize = 8;
 
-/// `addr.*` of a unix socket in the scratch folder.
+/// Returns `addr.*` options for a Unix socket in the scratch folder.
 fn at(scratch: &Scratch, name: &str) -> String {
     format!("addr.type=unix,addr.path={}", scratch.path(name).display())
 }
@@ -26,7 +26,7 @@ fn disk(command: ServerCommand<'_>, name: String) -> ServerCommand<'_> {
         .arg(format!("nbd,id={name},node-name={name},iothread=thread-{name}"))
 }
 
-/// All have connected before the daemon starts, which has its exports made one after the other.
+/// All clients connect before the daemon starts. The daemon makes its exports one after the other.
 #[test]
 fn clients_of_an_inherited_socket_wait_for_the_exports() {
     let scratch = Scratch::new();
@@ -49,8 +49,8 @@ fn clients_of_an_inherited_socket_wait_for_the_exports() {
     server.stop();
 }
 
-/// A daemon that has all of its servers, and waits for a client of its last chardev before it goes on with
-/// the options after that.
+/// A daemon with all servers, and their clients. It waits for a client of its last chardev, before it carries
+/// out the remaining options.
 struct Waiting {
     server: Server,
     late: PathBuf,
@@ -61,7 +61,7 @@ struct Waiting {
     front_end: UnixStream,
 }
 
-/// Clients of each kind have connected, and have asked for something.
+/// Starts a daemon, and connects clients of each kind. Each client has sent a request.
 fn waiting(scratch: &Scratch, last: &[&str]) -> Waiting {
     let notify = scratch.path("notify");
     let manager = UnixDatagram::bind(&notify).expect("a socket");
@@ -100,7 +100,7 @@ fn waiting(scratch: &Scratch, last: &[&str]) -> Waiting {
     Waiting { server, late, manager, nbd, monitor, metrics, front_end }
 }
 
-/// What the other side sends before it is gone.
+/// Reads until the other side closes the connection.
 fn all_that_comes(mut stream: UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     match stream.read_to_end(&mut all) {
@@ -112,7 +112,7 @@ fn all_that_comes(mut stream: UnixStream) -> Vec<u8> {
 #[test]
 fn an_error_in_the_last_option_has_let_nobody_in() {
     let scratch = Scratch::new();
-    // That it is not there is found only when the option is carried out.
+    // The file is missing, which shows only when the option is carried out.
     let mut waiting = waiting(&scratch, &["--blockdev", "file,node-name=f,filename=none.img"]);
     let late = UnixStream::connect(&waiting.late).expect("it listens");
     assert_eq!(waiting.server.wait().code(), Some(1));
@@ -163,12 +163,12 @@ fn clients_that_have_waited_are_served() {
     let mut word = [0; 512];
     let len = manager.recv(&mut word).expect("that it is ready");
     assert!(word[..len].starts_with(b"READY=1\n"));
-    // Before that, at the latest.
+    // The pid file is filled no later than READY is sent.
     let pid = fs::read_to_string(scratch.path("daemon.pid")).expect("a pid file");
     assert_eq!(pid, format!("{}\n", server.pid()));
     BlkClient::connect(&scratch.path("vu.sock"), 1, 16).expect("a device").read(0, 4096);
     drop((nbd, late, monitor));
-    // Servers that a client of a monitor asks for take clients at once.
+    // Servers that monitor commands make accept clients at once.
     let mut qmp = Qmp::connect(&scratch.path("qmp.sock"));
     let addr = |name: &str| serde_json::json!({"type": "unix", "path": scratch.path(name)});
     qmp.execute(

@@ -11,7 +11,7 @@ fn resize(server: &Server, node: &str, size: u64) {
     qmp.execute("block_resize", json!({"node-name": node, "size": size}));
 }
 
-/// The same of a node that the NBD server offers, whose clients are told a size once: the export goes before.
+/// Resizes a node of an NBD export. NBD clients learn the size only once: the export is removed first.
 fn resize_between_exports(server: &Server, node: &str, size: u64) {
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let why = qmp.refused("block_resize", json!({"node-name": node, "size": size}));

@@ -67,7 +67,7 @@ fn no_image_and_no_size() {
     assert!(!image.exists());
 }
 
-/// Runs `serve` to its end, which is that it refuses the image.
+/// Runs `serve` on an image that it refuses. Returns the output.
 fn refused(scratch: &Scratch, image: &Path, arguments: &[&str]) -> String {
     let mut command = ServerCommand::other_command(scratch, "serve")
         .arg(image.to_str().expect("a path in UTF-8"));
@@ -83,7 +83,7 @@ fn create(scratch: &Scratch, arguments: &[&str]) {
     client_output(scratch, "qemu-img", &[&["create", "-q"], arguments].concat());
 }
 
-/// What `qemu-img info` says.
+/// Returns the output of `qemu-img info`.
 fn info(scratch: &Scratch, image: &str) -> String {
     client_output(scratch, "qemu-img", &["info", image])
 }
@@ -165,7 +165,7 @@ fn images_in_other_formats_are_refused() {
     assert!(refused(&scratch, &scratch.path("fixed.vhd"), &[]).contains("-f vpc"));
 }
 
-/// Such a header may name any file of the host as what lies behind it.
+/// A qcow2 header could name any file of the host as the backing file.
 #[test]
 fn a_guest_does_not_make_a_qcow2_image_of_its_raw_disk() {
     let scratch = Scratch::new();
@@ -189,7 +189,7 @@ fn a_guest_does_not_make_a_qcow2_image_of_its_raw_disk() {
     assert!(server.log().contains("qcow2"), "it is told: {}", server.log());
     server.stop();
     assert_eq!(image.md5(), before);
-    // One who says that it is raw has it so, also in the next process.
+    // `--format raw` allows such writes, also in the next process.
     let (mut server, _) = serve(&scratch, image.path(), &["--format", "raw"]);
     assert_eq!(write(&mut server), 0);
     let mut client = BlkClient::connect(&scratch.path("disk.sock"), 1, 8).expect("it serves");
@@ -224,7 +224,7 @@ fn a_raw_node_with_the_header_of_another_format_is_warned_of() {
     assert_eq!(lines("raw", "disk.img"), [""; 0]);
 }
 
-/// Advice about an image names options that this command has.
+/// Advice about an image names options of `serve`.
 #[test]
 fn advice_names_options_of_serve() {
     let scratch = Scratch::new();
@@ -251,7 +251,7 @@ fn advice_names_options_of_serve() {
             "use --aio threads",
         ),
     ] {
-        // Without a lock, where that is not what is tried.
+        // Only the case `locked` takes locks.
         let locking: &[&str] = if name == "locked" { &[] } else { &["--locking", "off"] };
         let output = refused(name, wrapper, &[&arguments[..], locking].concat());
         assert!(output.contains(advice), "{output}");

@@ -1,4 +1,4 @@
-//! `--state`: what commands have made is there after a kill.
+//! `--state`: the changes that commands made survive a kill.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use integration::nbd::{RawNbd, client_output, nbd_uri, request};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::{Value, json};
 
-/// Bytes of the disks.
+/// Size of the disks, bytes.
 const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
 
@@ -24,14 +24,14 @@ fn client(server: &Server) -> Qmp {
     Qmp::connect(&server.socket("qmp"))
 }
 
-/// A daemon that has made all that it is to make: before, no command is answered.
+/// Starts a daemon, and waits for its configuration: it answers no command earlier.
 fn start(scratch: &Scratch) -> Server {
     let server = command(scratch).start();
     client(&server).execute("query-block-exports", json!({}));
     server
 }
 
-/// Has the daemon offer an image as `disk`, over NBD.
+/// Exports an image as `disk`, over NBD.
 fn serve_disk(qmp: &mut Qmp, scratch: &Scratch, image: &Path) {
     let server = json!({"addr": {"type": "unix", "data": {"path": scratch.path("nbd.sock")}}});
     qmp.execute("nbd-server-start", server);
@@ -41,7 +41,7 @@ fn serve_disk(qmp: &mut Qmp, scratch: &Scratch, image: &Path) {
     qmp.execute("block-export-add", export);
 }
 
-/// Fills the disk with a byte, by a client of NBD.
+/// Fills the disk with a byte, over NBD.
 fn fill(scratch: &Scratch, byte: u8) {
     let script = format!("h.pwrite(bytearray([{byte}]) * {SIZE}, 0)\nh.flush()\nh.shutdown()");
     client_output(scratch, "nbdsh", &["-u", &nbd_uri(scratch, "disk"), "-c", &script]);
@@ -59,7 +59,7 @@ fn names(answer: &Value, member: &str) -> Vec<String> {
     names
 }
 
-/// Nodes, exports and objects that there are.
+/// Returns the names of all nodes, exports and objects.
 fn all(qmp: &mut Qmp) -> [Vec<String>; 3] {
     let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
     let exports = qmp.execute("query-block-exports", json!({}));
@@ -157,7 +157,7 @@ fn an_export_is_on_the_overlay_after_a_kill() {
     check(&scratch, 2);
     assert_eq!(image.read(0, BLOCK), [1; BLOCK]);
 
-    // A mirror that has taken the place of what it copied, and a job that a kill has ended.
+    // First a mirror job that a kill ends. Then a mirror job that replaces the source by the target.
     let mut qmp = client(&server);
     let flat = Image::empty(&scratch, "flat.img", SIZE >> 20);
     qmp.execute(
@@ -167,7 +167,7 @@ fn an_export_is_on_the_overlay_after_a_kill() {
     let mirror = json!({"job-id": "m", "device": "top", "target": "flat", "sync": "full"});
     qmp.execute("blockdev-mirror", mirror.clone());
     qmp.wait_for("BLOCK_JOB_READY");
-    // What there is meanwhile is kept without the job's filter.
+    // The state written meanwhile does not have the job's filter.
     qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io"}));
     server.kill();
     let server = start(&scratch);
@@ -185,7 +185,8 @@ fn an_export_is_on_the_overlay_after_a_kill() {
     server.stop();
 }
 
-/// Writes numbers to a block of the disk, one after the other, until the daemon is gone; the last that was answered.
+/// Writes increasing numbers to a block of the disk, until the daemon is gone. `answered` has the last
+/// acknowledged one.
 fn write_until_killed(socket: &Path, answered: &AtomicU64) {
     let mut raw = RawNbd::go(socket, "disk");
     raw.0.set_read_timeout(None).expect("a socket");
@@ -201,7 +202,7 @@ fn write_until_killed(socket: &Path, answered: &AtomicU64) {
     }
 }
 
-/// Whenever the kill comes, nothing of what was answered is missing: each try makes one more overlay.
+/// No acknowledged write is missing after a kill at any moment. Each round adds an overlay.
 #[test]
 fn a_kill_during_a_snapshot_loses_no_write() {
     let scratch = Scratch::new();
@@ -226,7 +227,7 @@ fn a_kill_during_a_snapshot_loses_no_write() {
             });
             let snapshot = json!({"execute": "blockdev-snapshot-sync", "arguments": snapshot});
             qmp.send(&snapshot.to_string());
-            // Any moment will do: this is no wait for something.
+            // The moment of the kill: not a wait for a condition.
             std::thread::sleep(Duration::from_millis(u64::from(round) * 9));
             running.kill();
         });
@@ -238,7 +239,7 @@ fn a_kill_during_a_snapshot_loses_no_write() {
         assert_eq!(raw.reply(), (0, 1));
         let found = u64::from_be_bytes(raw.take());
         let last = answered.load(Ordering::Relaxed);
-        // One more may have been carried out whose answer did not come.
+        // One more write may have been carried out without an answer.
         assert!(found == last || found == last + 1, "round {round}: {found} instead of {last}");
         answered.store(found, Ordering::Relaxed);
         drop(raw);
@@ -276,7 +277,8 @@ fn the_command_line_and_commands_are_merged() {
     assert_eq!(nodes(&server), ["five", "four", "one", "three"]);
     server.kill();
 
-    // What both have changed, and what something of the state file needs: the file stays as it is.
+    // The command line changes what commands changed, or removes what the state file needs. The file stays as
+    // it is.
     let before = fs::read(scratch.path("state")).expect("the file");
     let changed = "--blockdev null-co,node-name=two,size=1048576";
     for (options, words) in [
@@ -316,7 +318,7 @@ fn what_state_files_refuse() {
     }
 }
 
-/// What cannot be kept is told; what would lose data is not done.
+/// A change that cannot be kept is reported. A change that would lose data is not made.
 #[test]
 fn a_file_that_cannot_be_written() {
     let scratch = Scratch::new();
@@ -324,7 +326,7 @@ fn a_file_that_cannot_be_written() {
     let server = start(&scratch);
     let mut qmp = client(&server);
     serve_disk(&mut qmp, &scratch, image.path());
-    // In the way of the file that is to take its place.
+    // A folder at the temporary file's path.
     let obstacle = scratch.path("state.new");
     fs::create_dir(&obstacle).expect("a folder");
     let why = qmp.refused("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
@@ -366,7 +368,7 @@ fn a_daemon_that_takes_over_goes_on_with_the_file() {
     server.stop();
 }
 
-/// The sandbox leaves the folder of the file, for that and no more.
+/// In the sandbox the daemon can replace the state file, and no more.
 #[test]
 fn in_the_sandbox_and_in_the_background() {
     let scratch = Scratch::new();
@@ -393,7 +395,7 @@ fn in_the_sandbox_and_in_the_background() {
         assert!(why.contains("Permission denied"), "{why}");
     }
     server.kill();
-    // What a daemon that was taken over could have written there is out of reach next time, too.
+    // A state file forged by a compromised daemon does not give access to more files, either.
     if has_landlock {
         let file = state.join("file");
         let text = fs::read_to_string(&file).expect("the file");

@@ -53,8 +53,8 @@ fn a_view_tells_of_exports_and_threads() {
     server.stop();
 }
 
-/// Thirty exports with long names on the smallest terminal that people have: names can be told from each
-/// other, all can be seen, and a window that is made smaller or larger is drawn anew.
+/// Thirty exports with long names on a terminal of 80 x 24. Visible names differ, scrolling shows all exports,
+/// and a resize draws the view again.
 #[test]
 fn thirty_exports_are_seen_on_a_small_terminal() {
     let scratch = Scratch::new();
@@ -75,7 +75,7 @@ fn thirty_exports_are_seen_on_a_small_terminal() {
     let mut top = Command::new(program);
     top.arg("top").arg(server.socket("qmp"));
     let mut terminal = Terminal::start(&top, 80, 24);
-    // The numbers at the ends of the names that are seen.
+    // Returns the numbers at the ends of visible names.
     let seen = |lines: &[String]| -> Vec<usize> {
         let names = lines.iter().filter(|line| line.starts_with("production-"));
         let names = names.filter_map(|line| line.split_whitespace().next());

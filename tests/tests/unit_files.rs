@@ -62,7 +62,7 @@ fn little_is_exposed() {
     }
 }
 
-/// Each socket's path is one that the service is told.
+/// The command line of each service names the paths of its sockets.
 #[test]
 fn a_service_asks_for_its_sockets() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");

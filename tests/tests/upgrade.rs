@@ -81,7 +81,7 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
     check(&image, &log, log.len());
 }
 
-/// Those of whom a list of processes tells.
+/// Returns the ids that a program for listing processes prints.
 fn processes(program: &str, arguments: &[&str]) -> Vec<u32> {
     let output = Command::new(tool(program)).args(arguments).output().expect("it can be run");
     let text = String::from_utf8(output.stdout).expect("numbers");
@@ -94,7 +94,7 @@ fn a_list_of_processes_has_the_daemon_once_and_no_zombie() {
     let mut server = ServerCommand::new(&scratch).monitor("qmp").start();
     for _ in 0..2 {
         let spawner = server.spawner().expect("a spawner");
-        // What the spawner is called it says itself, a moment after it was started.
+        // The spawner renames itself a moment after its start.
         let comm = || fs::read_to_string(format!("/proc/{spawner}/cmdline")).expect("it is there");
         eventually("a name of the spawner's own", || comm().starts_with("spawner\0").then_some(()));
         for (program, pattern) in [("pidof", "ringmill"), ("pgrep", "ringmill")] {

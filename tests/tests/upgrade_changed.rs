@@ -208,7 +208,7 @@ fn images_above_images_and_copies_stay_where_they_are() {
 
     let flat = scratch.path("flat.img");
     let mut qmp = monitor(&server);
-    // What lies behind an image since a snapshot is not written to, here as in the process before.
+    // The backing node of a snapshot takes no writes, in the new process as in the old one.
     for node in ["disk", "top"] {
         let addr = json!({"type": "unix", "path": scratch.path("behind.sock")});
         let export = json!({"type": "vhost-user-blk", "id": "x", "node-name": node, "addr": addr, "writable": true});

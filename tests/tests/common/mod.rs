@@ -77,19 +77,21 @@ pub fn wait_for_end(qmp: &mut Qmp, id: &str) {
 /// A client that writes and checks what it reads, until it is told to stop.
 pub struct Load {
     stop: Arc<AtomicBool>,
-    /// How many blocks have been written, also by earlier loads.
+    /// Number of blocks written, earlier loads included.
     pub written: Arc<AtomicU64>,
-    /// Gives the blocks written, in order, those of earlier loads first; the generation of each is its place in the list, plus one.
+    /// Returns the blocks written, in order, earlier loads first. A block's generation is its place in the list
+    /// plus one.
     thread: JoinHandle<Vec<u64>>,
 }
 
 impl Load {
-    /// A load on a disk of generation 0.
+    /// Starts a load on a disk of generation 0.
     pub fn start(blk: BlkClient, seed: u64) -> Load {
         Self::start_after(Vec::new(), blk, seed)
     }
 
-    /// A load on a disk on which earlier loads have written `log`: what [`Load::finish`] gave for the last of them.
+    /// Starts a load on a disk after earlier loads. `log` is what [`Load::finish`] returned for the last of
+    /// them.
     pub fn start_after(mut log: Vec<u64>, mut blk: BlkClient, seed: u64) -> Load {
         let stop = Arc::<AtomicBool>::default();
         let written = Arc::new(AtomicU64::new(log.len() as u64));
@@ -127,7 +129,7 @@ impl Load {
     }
 }
 
-/// The generation of each block that `log` has.
+/// Returns the last generation of each block in `log`.
 fn model(log: &[u64]) -> BTreeMap<u64, u64> {
     log.iter().copied().zip(1..).collect()
 }
