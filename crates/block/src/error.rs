@@ -45,7 +45,7 @@ impl OpenError {
         }
     }
 
-    /// The same error, as one of opening the child of that role: QEMU says it of backing files alone.
+    /// Returns the error as one of opening a child. Only backing files get a prefix, as in QEMU.
     pub(crate) fn of_child(mut self, role: &str) -> Self {
         if role == "backing" {
             self.message = format!("Could not open backing file: {}", self.message);

@@ -1,4 +1,4 @@
-//! The format of an image, by its first and last bytes.
+//! Detects the format of an image from its first and last bytes.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -7,9 +7,9 @@ use std::path::Path;
 
 use crate::drivers::qcow2::is_qcow2;
 
-/// Bytes that are looked at, at the start and at the end.
+/// Bytes that are examined at the start and at the end of an image.
 pub(crate) const LOOKED_AT: usize = 512;
-/// `qcow2` and its predecessor `qcow`; a version follows.
+/// Magic of `qcow2` and of its predecessor `qcow`. The version follows.
 const QCOW: &[u8] = b"QFI\xfb";
 
 /// An image format with a signature. `raw` has none.
@@ -19,9 +19,10 @@ pub enum Format {
     Bochs,
     /// `cloop`.
     Cloop,
-    /// `dmg`: known by its last sector.
+    /// `dmg`. Detected by the last sector.
     Dmg,
-    /// `luks`, version 1: what QEMU opens. Version 2 is a guest's own encryption of its disk.
+    /// `luks`, version 1, which QEMU opens. Version 2 counts as a guest's own encryption of its
+    /// disk.
     Luks,
     /// `parallels`.
     Parallels,
@@ -35,15 +36,17 @@ pub enum Format {
     Vdi,
     /// `vhdx`.
     Vhdx,
-    /// `vmdk`: with data in it, or a description of other files.
+    /// `vmdk`: an image with data, or a description of other files.
     Vmdk,
-    /// `vpc`, as QEMU calls VHD. One of fixed size is known by its last sector.
+    /// `vpc`, QEMU's name for VHD. Images of fixed size are detected by the last sector.
     Vpc,
 }
 
 impl Format {
-    /// The format of an image with these first and last bytes, at least 512 of each where the image has
-    /// them. `None`: raw, as far as signatures tell.
+    /// Detects the format from an image's first and last bytes.
+    ///
+    /// Takes at least 512 bytes of each, or the whole of a smaller image. `None`: raw, as far as
+    /// signatures show.
     pub fn probe(start: &[u8], end: &[u8]) -> Option<Format> {
         let at = |offset: usize, signature: &[u8]| {
             start.get(offset..).is_some_and(|rest| rest.starts_with(signature))
@@ -63,13 +66,15 @@ impl Format {
             () if at(0, b"Bochs Virtual HD Image\0") => Format::Bochs,
             () if at(0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop ") => Format::Cloop,
             () if at(0, b"conectix") || last.starts_with(b"conectix") => Format::Vpc,
-            // The version and the trailer's size follow.
+            // After the magic: the version and the trailer's size.
             () if last.starts_with(b"koly\0\0\0\x04\0\0\x02\0") => Format::Dmg,
             () => return None,
         })
     }
 
-    /// The format of an image in a file or on a block device. `None`: raw, as far as signatures tell.
+    /// Detects the format of an image in a file or on a block device.
+    ///
+    /// `None`: raw, as far as signatures show.
     ///
     /// # Errors
     ///
@@ -82,7 +87,7 @@ impl Format {
         Ok(Format::probe(&start[..read], &end))
     }
 
-    /// The format that files with such a name have. `None`: any.
+    /// Returns the format that the file name's extension stands for. `None`: any.
     pub fn of_name(path: &Path) -> Option<Format> {
         let extension = path.extension()?.to_str()?.to_ascii_lowercase();
         Some(match &*extension {
@@ -101,7 +106,7 @@ impl Format {
         })
     }
 
-    /// Its name, as `qemu-img` takes it.
+    /// Returns the format's name, as `qemu-img` takes it.
     pub fn name(self) -> &'static str {
         match self {
             Format::Bochs => "bochs",
@@ -120,7 +125,7 @@ impl Format {
     }
 }
 
-/// Reads as many bytes as there are.
+/// Reads into `bytes`, up to the end of the file.
 fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -181,7 +186,7 @@ mod tests {
             let mut end = vec![0; 512];
             end[..signature.len()].copy_from_slice(signature);
             assert_eq!(Format::probe(&[0; 512], &end), Some(format));
-            // Elsewhere than at the beginning of the last sector it is data.
+            // Anywhere but at the start of the last sector, the same bytes are data.
             end.insert(0, 0);
             end.pop();
             assert_eq!(Format::probe(&[0; 512], &end), None);

@@ -65,13 +65,14 @@ pub trait BlockNode: Send + Sync {
         self.below().and_then(|below| below.inode())
     }
 
-    /// The format whose signature the bytes of a file or block device have, where this node passes them on as they are.
-    /// Reads from the disk.
+    /// Returns the format whose signature the node's file or block device has.
+    ///
+    /// Only if this node passes the bytes on unchanged. Reads from the disk.
     fn foreign_format(&self) -> Option<Format> {
         self.below().and_then(|below| below.foreign_format())
     }
 
-    /// Of a node that was to be written if possible (`auto-read-only`) and is read-only: why, as an error.
+    /// Returns why a node that fell back to reading (`auto-read-only`) cannot be written.
     fn why_read_only(&self) -> Option<OpenError> {
         self.below().and_then(|below| below.why_read_only())
     }

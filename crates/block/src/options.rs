@@ -129,7 +129,7 @@ impl Driver {
         }
     }
 
-    /// What a node of this driver uses the child of that role for.
+    /// Returns what a node of this driver uses the child with that role for.
     pub fn child_use(&self, role: &str) -> ChildUse {
         match self {
             Driver::Raw(raw) if raw.offset > 0 || raw.size.is_some() => ChildUse::Window,
@@ -139,7 +139,7 @@ impl Driver {
                 "data-file" => ChildUse::Data,
                 _ => ChildUse::Metadata,
             },
-            // These have no children.
+            // These drivers have no children.
             Driver::File(_)
             | Driver::HostDevice(_)
             | Driver::NullCo(_)
@@ -150,7 +150,7 @@ impl Driver {
 }
 
 impl Driver {
-    /// Those that [`children`](Self::children) gives, to be changed.
+    /// Returns the same nodes as [`children`](Self::children), mutable.
     pub(crate) fn children_mut(&mut self) -> Vec<&mut BlockdevRef> {
         match self {
             Driver::File(_)
@@ -215,8 +215,8 @@ pub struct RawOptions {
     pub offset: u64,
     /// `size` in bytes; `None` means up to the end of the node below.
     pub size: Option<u64>,
-    /// Refuse writes that would make a qcow2 image of it. No option sets this: the format was found out
-    /// by looking, and is to be found the same the next time.
+    /// Refuse writes that would turn the disk into a qcow2 image. No option sets this field: the format
+    /// was detected as raw, and the next start has to detect the same.
     pub keep_raw: bool,
 }
 

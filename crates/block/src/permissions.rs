@@ -5,7 +5,7 @@
 //! other, in QEMU's words. The check is a pure function of the graph: each change is checked on a copy of
 //! the graph before any of the change is carried out.
 //!
-//! Learned from the documentation of QEMU's `BlockPermission` and from qemu-storage-daemon's answers;
+//! Sources: the documentation of QEMU's `BlockPermission`, and qemu-storage-daemon's answers.
 //! `tests/tests/permissions.rs` compares the two programs over generated commands.
 
 use std::collections::BTreeMap;
@@ -29,30 +29,30 @@ impl Permissions {
     /// All permissions.
     pub const ALL: Permissions = Permissions(15);
 
-    /// The permissions in either set.
+    /// Returns the permissions in either set.
     #[must_use]
     pub const fn with(self, other: Permissions) -> Permissions {
         Permissions(self.0 | other.0)
     }
 
-    /// The permissions in both sets.
+    /// Returns the permissions in both sets.
     #[must_use]
     pub const fn and(self, other: Permissions) -> Permissions {
         Permissions(self.0 & other.0)
     }
 
-    /// The permissions of this set that are not in the other one.
+    /// Returns the permissions of this set that are not in the other one.
     #[must_use]
     pub const fn without(self, other: Permissions) -> Permissions {
         Permissions(self.0 & !other.0)
     }
 
-    /// Whether no permission is in the set.
+    /// Whether the set has no permissions.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether all permissions of `other` are in the set.
+    /// Whether the set has all permissions of `other`.
     pub const fn contains(self, other: Permissions) -> bool {
         other.without(self).is_empty()
     }
@@ -82,7 +82,7 @@ impl fmt::Debug for Permissions {
     }
 }
 
-/// What a user of a node takes, and what it lets the other users of that node take.
+/// What a user of a node takes, and what the user shares with the other users of that node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// The permissions that the user needs.
@@ -95,25 +95,25 @@ impl Claim {
     /// The claim of a user that does nothing.
     pub const NOTHING: Claim = Claim { takes: Permissions::NONE, shares: Permissions::ALL };
 
-    /// The claim of a user that reads the node, and writes to it if that is asked for.
+    /// Returns the claim of a user that reads the node, and also writes if `writes` is set.
     pub const fn of_reader(writes: bool) -> Claim {
         let write = if writes { Permissions::WRITE } else { Permissions::NONE };
         Claim { takes: Permissions::CONSISTENT_READ.with(write), ..Claim::NOTHING }
     }
 
-    /// The claim of two users together.
+    /// Returns the claim of two users together.
     #[must_use]
     pub const fn and(self, other: Claim) -> Claim {
         Claim { takes: self.takes.with(other.takes), shares: self.shares.and(other.shares) }
     }
 }
 
-/// What a node uses a child for. It decides what the node claims of the child.
+/// What a node uses a child for. The use decides what the node claims of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildUse {
-    /// The node is a filter: it does to the child what its own users do to the node.
+    /// The node is a filter: its users' claims apply to the child.
     Filtered,
-    /// The node shows a part of the child, whose size has to stay.
+    /// The node shows a part of the child. The child's size must not change.
     Window,
     /// The child holds the metadata of an image format: no other user may write to it.
     Metadata,
@@ -121,13 +121,13 @@ pub enum ChildUse {
     Data,
     /// The child is read where the image above it holds nothing.
     Backing,
-    /// The node keeps what the child held at one moment: others must not write past the node.
+    /// The node keeps what the child held at one moment: writes must not bypass the node.
     CopyBeforeWrite,
 }
 
 impl ChildUse {
-    /// What a node claims of a child that it uses so. `above`: what the node's own users claim of it, all
-    /// together; `writable`: whether the node was opened for writing.
+    /// Returns what a node claims of a child with this use. `above`: the combined claims of the node's
+    /// own users. `writable`: whether the node was opened for writing.
     fn claim(self, above: Claim, writable: bool) -> Claim {
         const CHANGES: Permissions = Permissions::WRITE.with(Permissions::RESIZE);
         let Claim { takes, shares } = above;
@@ -135,7 +135,7 @@ impl ChildUse {
             ChildUse::Filtered => above,
             ChildUse::Window => Claim { takes, shares: shares.without(Permissions::RESIZE) },
             ChildUse::Metadata => {
-                // A format may write metadata whatever its users do.
+                // A format may write metadata, whatever the format's users do.
                 let own = if writable { CHANGES } else { Permissions::NONE };
                 let takes = takes.with(Permissions::CONSISTENT_READ).with(own);
                 Claim { takes, shares: shares.without(CHANGES) }
@@ -153,7 +153,7 @@ impl ChildUse {
                 Claim { takes: takes.with(own), shares: shares.without(Permissions::RESIZE) }
             }
             ChildUse::Backing => {
-                // What is behind an image may change if the users of the image can bear that.
+                // The backing image may change if the users of the image above share writes.
                 let changes = match shares.contains(Permissions::WRITE) {
                     true => CHANGES,
                     false => Permissions::NONE,
@@ -169,16 +169,16 @@ impl ChildUse {
     }
 }
 
-/// A node as far as permissions go.
+/// A node, as far as permissions need it.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeUse<'a> {
-    /// Its name.
+    /// Name of the node.
     pub name: &'a str,
-    /// Whether it was opened for writing.
+    /// Whether the node was opened for writing.
     pub writable: bool,
-    /// Whether it is open. One that is inactive takes no permission to write, and bears all writes.
+    /// Whether the node is active. An inactive node takes no permission, and shares all.
     pub active: bool,
-    /// Of two nodes, the one with the higher number was added later.
+    /// Order of addition: a node that was added later has a higher number.
     pub serial: u64,
 }
 
@@ -187,26 +187,26 @@ pub struct NodeUse<'a> {
 pub struct EdgeUse<'a> {
     /// The name of the node above.
     pub parent: &'a str,
-    /// What the child is called there: `file`, `backing`, ….
+    /// The child's role in the node above: `file`, `backing`, ….
     pub role: &'a str,
     /// The name of the node below.
     pub child: &'a str,
-    /// What for.
+    /// What the node above uses the child for.
     pub used_as: ChildUse,
 }
 
-/// A user that is no node: an export, a job, a command.
+/// A user that is not a node: an export, a job, a command.
 #[derive(Debug, Clone, Copy)]
 pub struct UserUse<'a> {
-    /// The name of the node that it uses.
+    /// Name of the node in use.
     pub node: &'a str,
-    /// What it claims of that node.
+    /// What the user claims of that node.
     pub claim: Claim,
-    /// As of a [node](NodeUse::serial).
+    /// Order of addition, as in [`NodeUse::serial`].
     pub serial: u64,
 }
 
-/// Two users of one node that exclude each other. Its text is QEMU's.
+/// Two users of one node that exclude each other. `Display` gives QEMU's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     node: String,
@@ -233,12 +233,12 @@ impl std::error::Error for Conflict {}
 struct Parent<'a> {
     claim: Claim,
     serial: u64,
-    /// `None`: it is no node.
+    /// `None`: the user is not a node.
     edge: Option<EdgeUse<'a>>,
 }
 
 impl Parent<'_> {
-    /// The user in QEMU's words.
+    /// Describes the user in QEMU's words.
     fn describe(&self, node: &str) -> String {
         match self.edge {
             None => format!("an unnamed block device (uses node '{node}' as 'root' child)"),
@@ -255,7 +255,7 @@ impl Parent<'_> {
 ///
 /// # Errors
 ///
-/// The first conflict, from the top of the graph to its bottom.
+/// Returns the first conflict, searching from the top of the graph to its bottom.
 pub fn check<'a>(
     nodes: impl IntoIterator<Item = NodeUse<'a>>,
     edges: impl IntoIterator<Item = EdgeUse<'a>>,
@@ -277,7 +277,7 @@ pub fn check<'a>(
             *missing_parents.entry(edge.child).or_default() += 1;
         }
     }
-    // Each node after all that lie above it.
+    // Each node comes after all nodes above it.
     let mut next: Vec<&str> =
         nodes.keys().copied().filter(|name| !missing_parents.contains_key(name)).collect();
     while let Some(name) = next.pop() {
@@ -303,7 +303,7 @@ pub fn check<'a>(
     Ok(())
 }
 
-/// The first conflict between users of a node; the newest users come first, as in QEMU.
+/// Returns the first conflict between users of a node. The newest users come first, as in QEMU.
 fn find_conflict(node: &str, users: &[Parent<'_>]) -> Result<(), Conflict> {
     let all = users.iter().fold(Claim::NOTHING, |all, user| all.and(user.claim));
     if all.shares.contains(all.takes) {

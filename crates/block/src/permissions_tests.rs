@@ -1,10 +1,10 @@
-//! Permissions over graphs made by chance, beside a checker of another make.
+//! Compares permissions over random graphs with an independent checker.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Of a node: whether it is writable, whether it is active, and what it lies on.
+/// A node: whether it is writable, whether it is active, and its children with their uses.
 type ModelNode = (bool, bool, Vec<(ChildUse, usize)>);
 
 /// A graph whose edges lead from nodes to ones that were made before them.
@@ -44,7 +44,7 @@ impl Model {
         check(nodes, edges, users)
     }
 
-    /// What is left of the graph if what causes a conflict is refused when it is added.
+    /// Returns the graph without those edges and users that cause a conflict when they are added.
     fn granted(self) -> Model {
         let mut granted = Model::default();
         for node in self.nodes {
@@ -62,7 +62,7 @@ impl Model {
         granted
     }
 
-    /// Everything that comes to a node from above, by walking all ways up from it.
+    /// Returns all claims on a node, by following every path upwards.
     fn claims_on(&self, node: usize) -> Vec<Claim> {
         let is_active = self.nodes[node].1;
         let own = self.users.iter().filter(|user| user.0 == node);
@@ -87,7 +87,7 @@ impl Model {
         })
     }
 
-    /// The nodes that a write to `node` may reach.
+    /// Collects the nodes that a write to `node` may reach.
     fn written_through(&self, node: usize, into: &mut Vec<usize>) {
         into.push(node);
         for &(used_as, child) in &self.nodes[node].2 {
@@ -112,7 +112,7 @@ fn child_use() -> impl Strategy<Value = ChildUse> {
 fn claim() -> impl Strategy<Value = Claim> {
     (0..16u8, 0..16u8).prop_map(|(takes, shares)| Claim {
         takes: Permissions(takes),
-        // Most users share most.
+        // Always shares consistent reads and unchanged writes, as most users do.
         shares: Permissions(shares | 5),
     })
 }
@@ -149,7 +149,7 @@ proptest! {
         prop_assert_eq!(model.check().is_err(), model.has_conflict());
     }
 
-    /// What permissions are for: of what is granted, nobody writes to the metadata of an image in use.
+    /// The purpose of permissions: only an image's own node writes to the image's metadata.
     #[test]
     fn an_image_that_is_granted_is_written_by_its_own_node_alone(model in model()) {
         let model = model.granted();

@@ -60,13 +60,14 @@ pub struct NodeRegistry {
     connector: Option<Arc<IoThread>>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
-    /// Images are looked at only, without locks, also those that others name.
+    /// Set while an inactive node's image is opened: takes no locks, neither of the image nor of
+    /// images that it names.
     looks: bool,
     /// Held while a node is given another size.
     resizing: Arc<tokio::sync::Mutex<()>>,
     /// Of qcow2 images.
     journals: Option<Journals>,
-    /// Where damage is told that is found in qcow2 images.
+    /// Where damage of qcow2 images is reported.
     damages: Option<Damages>,
     /// Images handed over that no node has taken yet,
     inherited: Inherited,
@@ -172,7 +173,9 @@ impl NodeRegistry {
         Ok(NodeRegistry { journals: Some(Journals::in_folder(folder, user)?), ..self })
     }
 
-    /// Damage in the metadata of qcow2 images that are opened from now on: each image tells once, when it is found.
+    /// Returns a receiver of damage in qcow2 images.
+    ///
+    /// Covers images that are opened after this call. Each image reports its first damage only.
     pub fn damages(&mut self) -> mailbox::Receiver<Damage> {
         let (damages, receiver) = mailbox::channel();
         self.damages = Some(Arc::new(damages));
@@ -532,7 +535,7 @@ fn child(children: &[Child], role: &str, name: &str) -> Result<Arc<dyn BlockNode
     found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
 }
 
-/// A raw image with another format's signature is one that was opened by mistake, as a rule.
+/// Warns of a raw image with another format's signature, which is usually opened by mistake.
 fn warn_of_foreign_format(node: &RawNode) {
     if let Some(format) = node.foreign_format() {
         let (name, format) = (node.name(), format.name());

@@ -1,4 +1,5 @@
-//! A block device that is written to is claimed from mounts and the like (`O_EXCL`, open(2)).
+//! A block device that is open for writing is claimed against mounts and the like (`O_EXCL`,
+//! open(2)).
 
 mod common;
 
@@ -20,7 +21,7 @@ fn options(path: &Path) -> BlockdevOptions {
     blockdev("disk", Driver::HostDevice(file_options(path, None)))
 }
 
-/// What a mount does.
+/// Claims the device, as a mount does.
 fn claim(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
 }
@@ -38,7 +39,7 @@ fn a_device_that_something_has_claimed_is_not_written_to() {
     let error = open(&options).map(drop).unwrap_err();
     assert_eq!(error.to_string(), "Could not open '/dev/zram0': Device or resource busy");
     assert!(error.hint().unwrap().contains("read-only=on"), "{error:?}");
-    // Reading does no harm, and sharing can be asked for.
+    // Reading needs no claim, and `locking=off` allows sharing.
     open(&BlockdevOptions { read_only: true, ..options.clone() }).unwrap();
     let shared = FileOptions { locking: Locking::Off, ..file_options(zram.path(), None) };
     open(&blockdev("disk", Driver::HostDevice(shared))).unwrap();
@@ -53,7 +54,7 @@ fn a_device_that_is_written_to_is_claimed_by_nothing_else() {
     let nodes = open(&options).unwrap();
     let busy = claim(zram.path()).unwrap_err();
     assert_eq!(busy.raw_os_error(), Some(Errno::EBUSY as i32));
-    // The image lock knows better who it is.
+    // The image lock's error comes first: it names the holder.
     let error = open(&options).map(drop).unwrap_err();
     assert_eq!(error.to_string(), "Failed to get \"write\" lock");
     drop(nodes);

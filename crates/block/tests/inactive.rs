@@ -37,7 +37,7 @@ fn qemu_img(args: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A qcow2 image before a raw file of that much data.
+/// Makes a qcow2 image over a raw file with 1 MiB of data.
 fn overlay(name: &str) -> (TempFile, TempFile) {
     let base = TempFile::new(&disk(), &format!("{name}-base"), 1 << 20);
     let top = TempFile::new(&disk(), &format!("{name}.qcow2"), 0);
@@ -60,7 +60,7 @@ fn an_inactive_node_can_be_read() {
     let (_base, top) = overlay("inactive");
     for (path, driver) in [(&image.0, raw(&image.0)), (&top.0, qcow2(&top.0))] {
         let inactive = BlockdevOptions { active: false, ..blockdev("disk", driver.clone()) };
-        // Another process writes to it, and has it locked.
+        // Another process writes to the image, and has the image locked.
         let mut other = NodeRegistry::new();
         other.open(&blockdev("disk", driver)).unwrap();
         let node = NodeRegistry::new().open(&inactive).unwrap();
@@ -87,7 +87,7 @@ fn a_node_that_becomes_inactive_can_be_read_and_is_not_locked() {
         let mut other = NodeRegistry::new();
         other.open(&options).expect("nobody has locked it");
         drop(other);
-        // Nor what lies behind it.
+        // The backing image is not locked either.
         NodeRegistry::new().open(&blockdev("base", raw(&base.0))).unwrap();
         reads_only(node.clone());
         let activated = async move { nodes.activate("disk").await.map(|()| nodes).unwrap() };

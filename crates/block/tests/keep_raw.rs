@@ -1,4 +1,4 @@
-//! A disk whose format was found out to be raw does not become a qcow2 image by what a guest writes.
+//! A disk that was detected as raw does not become a qcow2 image by a guest's writes.
 
 mod common;
 
@@ -40,13 +40,13 @@ fn a_guest_cannot_write_a_qcow2_header() {
         for len in [512, 4096, 65536] {
             assert_eq!(rig.write(0, &with_header(len), 0), Err(Errno::EPERM), "{len} bytes");
         }
-        // Not in parts either.
+        // Parts of a header are refused too.
         for (offset, len) in [(0, 4), (4, 4), (7, 512), (1, 1)] {
             let part = rig.write(offset, &pattern(len), 0);
             assert_eq!(part, Err(Errno::EPERM), "{len} bytes at {offset}");
         }
         assert_eq!(image.contents(), pattern(1 << 20), "nothing was written");
-        // All else is.
+        // All other writes are accepted.
         let zeroes = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
         rig.op(zeroes, 0, 512).unwrap();
         for len in [512, 4096, 65536] {
@@ -61,7 +61,7 @@ fn a_guest_cannot_write_a_qcow2_header() {
     }
 }
 
-/// Changes the memory of a write between the check and the write: what a guest may do at any time.
+/// Changes the memory of a write between check and write, as a guest may at any time.
 #[test]
 fn what_is_checked_is_what_is_written() {
     let image = TempFile::new(&disk(), "keep-raw-race", 1 << 20);
@@ -74,7 +74,7 @@ fn what_is_checked_is_what_is_written() {
     let mut bufs = event_loop::IoBufs::new();
     bufs.set_part(&guest, 0, 8192, 1);
     channel.submit(Request::new(Op::Write { fua: false }, 0, 8192, bufs, &to, 0));
-    // It has been looked at, and goes to the kernel when the loop turns.
+    // The check is done. The kernel gets the write when the loop turns.
     let mut guest = guest;
     guest.copy_in(0, HEADER);
     while !answers.0.borrow().contains_key(&0) {

@@ -159,7 +159,7 @@ fn read_only_and_auto_read_only() {
     let why = node.why_read_only().unwrap();
     assert_eq!(why.errno(), error.errno());
     drop(node);
-    // A node on top of it can be written no more, and says why.
+    // A node on top of it becomes read-only too, for the same reason.
     let on_top = blockdev("r", raw(inline(unnamed_like(&options)), 0, None));
     let node = NodeRegistry::new().open(&on_top).unwrap();
     assert!(node.geometry().read_only);

@@ -20,7 +20,8 @@ impl Common {
     /// Of a node on top of `child`. The message is QEMU's.
     pub(crate) fn new(options: &BlockdevOptions, child: &dyn BlockNode) -> Result<Self, OpenError> {
         let below_read_only = child.geometry().read_only;
-        // One that was to be written where possible is found out by whoever writes.
+        // With a child that fell back to reading (`auto-read-only`), the error comes later, from
+        // the user that writes.
         let is_final = below_read_only && child.why_read_only().is_none();
         if is_final && !options.read_only && !options.auto_read_only {
             return Err(OpenError::new(format!("Block node '{}' is read-only", child.name()))

@@ -1,4 +1,4 @@
-//! What stands for an inactive node: nothing is locked, and only reads are carried out.
+//! An inactive node: takes no locks, and carries out reads only.
 
 use std::io;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::request::{Op, Request};
 pub(crate) struct InactiveNode {
     name: String,
     geometry: Geometry,
-    /// The image, opened for reading without a lock. `None`: it could not be.
+    /// The image, opened for reading without a lock. `None`: opening the image failed.
     reader: Option<Arc<dyn BlockNode>>,
 }
 
@@ -47,7 +47,7 @@ impl BlockNode for InactiveNode {
     }
 }
 
-/// Another process may be writing to the image: what is read is what the image holds at the time.
+/// Reads return what the image holds at the time: another process may be writing to the image.
 struct Reads(Option<Rc<dyn Channel>>);
 
 impl Channel for Reads {

@@ -18,9 +18,10 @@ use crate::request::{Op, Request};
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
 
-/// Bytes at the beginning that tell a qcow2 image: the magic and the version.
+/// Bytes of a qcow2 signature: magic and version.
 const SIGNATURE: u64 = 8;
-/// Bytes that are copied to be looked at: a block of any disk, so that the rest is as aligned as before.
+/// Bytes that are copied for the check. A whole block of any disk, which leaves the rest aligned as
+/// before.
 const COPIED: usize = 4096;
 const _: () = assert!(COPIED >= LOOKED_AT);
 
@@ -33,7 +34,7 @@ pub(crate) struct RawNode {
     size: Option<u64>,
     /// See [`RawOptions::keep_raw`].
     keep_raw: bool,
-    /// That a write was refused for its sake was told.
+    /// A refused write was logged.
     told: AtomicBool,
     common: Common,
 }
@@ -76,7 +77,7 @@ impl RawNode {
 }
 
 impl RawNode {
-    /// Tells once that a write was refused: the guest decides how many there are.
+    /// Logs the first refused write only: the guest decides how many follow.
     #[cold]
     fn tell_refused(&self) {
         if !self.told.swap(true, Ordering::Relaxed) {
@@ -186,13 +187,13 @@ impl Channel for RawChannel {
     }
 }
 
-/// The request, unless it writes the signature of a qcow2 image. What is looked at is what is written: guests may
-/// change their memory meanwhile, so the first sector is copied.
+/// Returns the request, unless the request writes a qcow2 signature. Copies the first block before the check,
+/// since guests may change their memory between check and write.
 #[cold]
 fn keep_raw(mut request: Request) -> Result<Request, (Request, Errno)> {
     let Op::Write { .. } = request.op else { return Ok(request) };
     if request.offset > 0 || request.len < SIGNATURE {
-        // A part of a signature. Disks are written by sectors.
+        // The write covers a part of the signature only. Guests write whole sectors.
         return Err((request, Errno::EPERM));
     }
     let mut start = [0; COPIED];

@@ -36,13 +36,13 @@ pub struct IoError {
     pub node_name: String,
     /// Of a read, or a question for what is stored where; others count as writes.
     pub is_read: bool,
-    /// What was done: `Ignore` or `Stop`. Errors that are reported are the device's to tell of.
+    /// What was done: `Ignore` or `Stop`. The device tracks errors that are reported to the guest.
     pub action: OnError,
     /// Why it failed.
     pub errno: Errno,
     /// Where the request begins, in bytes.
     pub offset: u64,
-    /// Errors that were ignored since one was told.
+    /// Ignored errors that were left out since the last one that was sent.
     pub untold: u64,
 }
 
@@ -65,19 +65,20 @@ pub struct ErrorPolicy {
     on_write: OnError,
     stopped: AtomicBool,
     no_space: AtomicBool,
-    /// Loop time of the last resume,
+    /// Loop time of the last resume.
     resumed_ns: AtomicU64,
-    /// and from which on errors are told again;
+    /// Loop time from which on the next ignored error is sent.
     tell_from_ns: AtomicU64,
-    /// how many were not.
+    /// Ignored errors that were left out since the last one that was sent.
     untold: AtomicU64,
     told: mailbox::Sender<IoError>,
     channels: Mutex<Vec<(u64, BottomHalf)>>,
 }
 
 impl ErrorPolicy {
-    /// A policy, and where errors are told: those that stop the export, and of those that are ignored one a
-    /// second.
+    /// Returns a policy and the receiver of its errors.
+    ///
+    /// The receiver gets the error that stops the export, and at most one ignored error per second.
     pub fn new(on_read: OnError, on_write: OnError) -> (Arc<Self>, mailbox::Receiver<IoError>) {
         let (told, receiver) = mailbox::channel();
         let policy = ErrorPolicy {
@@ -139,7 +140,7 @@ impl ErrorPolicy {
         }
     }
 
-    /// Tells of an error that is ignored, unless one has been told just before.
+    /// Sends an error that is ignored, unless one was sent within the last second.
     fn tell(&self, mut error: IoError, now_ns: u64) {
         let from = self.tell_from_ns.load(Ordering::Relaxed);
         let next = now_ns.saturating_add(TELL_EVERY_NS);

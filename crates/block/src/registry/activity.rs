@@ -1,7 +1,8 @@
-//! Nodes that are inactive: known by name, and used, but not open. Whoever has the image meanwhile,
-//! such as the other side of a migration, finds it without a lock; and when a node becomes active, it
-//! is opened anew, so that nothing of the image is remembered from before. Until then the image is open for
-//! reading, without a lock.
+//! Inactive nodes: known by name and in use, without image locks.
+//!
+//! Another process, such as the other side of a migration, finds the image unlocked. Until the node becomes
+//! active, its image is open for reading only. Activation opens the image anew: no state from before is
+//! kept.
 
 use std::sync::Arc;
 
@@ -27,9 +28,10 @@ impl NodeRegistry {
         self.nodes.get(name).is_none_or(|entry| entry.active)
     }
 
-    /// Makes a node inactive that nobody active lies on: waits for its requests, flushes it, closes its
-    /// image and those defined inside it, and gives up their locks. Its users stay: their reads go on, and all
-    /// else fails with `EPERM`.
+    /// Makes a node inactive. No active node may lie on it.
+    ///
+    /// Waits for the node's requests, flushes it, closes its image and the nodes defined inside it, and gives
+    /// up their locks. Its users stay: reads and flushes succeed, and all other requests fail with `EPERM`.
     ///
     /// # Errors
     ///
@@ -150,7 +152,7 @@ impl NodeRegistry {
         Ok((Arc::new(InactiveNode::new(name.to_owned(), geometry, reader)), children))
     }
 
-    /// An inactive node's image for reading: without locks, and those behind it too.
+    /// Opens an inactive node's image for reading, without locks on it and on its backing images.
     fn open_reader(&mut self, name: &str, options: &BlockdevOptions) -> Option<Arc<dyn BlockNode>> {
         let mut reading = self.for_a_look(options, Backing::Implicit).ok()?;
         set_read_only(&mut reading);
@@ -160,7 +162,7 @@ impl NodeRegistry {
         opened.inspect_err(why).ok().map(|opened| opened.node)
     }
 
-    /// Opens a node that nobody is to find by its name.
+    /// Opens a node without locks, and without adding its name to the registry.
     fn look(&mut self, name: &str, options: &BlockdevOptions) -> Result<Opened, OpenError> {
         self.looks = true;
         let looked = self.open_tree(name.to_owned(), options, &mut Vec::new());
@@ -168,9 +170,9 @@ impl NodeRegistry {
         looked
     }
 
-    /// The same node for a look at it: without locks, and without names, since those that it refers to
-    /// are inactive too. Nothing is written: formats, which keep state, are read-only. `backing`: what lies behind
-    /// an image that names something.
+    /// Returns options that open the same node without locks. The nodes have no names, since the nodes that are
+    /// referred to are inactive too. Formats, which keep state, are read-only: nothing is written. `backing`: what
+    /// replaces a backing image that the header names.
     fn for_a_look(
         &self,
         options: &BlockdevOptions,
@@ -212,7 +214,7 @@ impl NodeRegistry {
     }
 }
 
-/// Has nothing in it be written.
+/// Makes the node and all nodes defined inside it read-only.
 fn set_read_only(options: &mut BlockdevOptions) {
     options.read_only = true;
     options.driver.children_mut().into_iter().for_each(|child| {

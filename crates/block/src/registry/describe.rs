@@ -15,8 +15,10 @@ struct Described {
 }
 
 impl NodeRegistry {
-    /// Options that make the nodes of these names, which were opened by name, as they are now: in that
-    /// order, but that each comes after those that it refers to. Filters of jobs are left out.
+    /// Returns options that make the nodes of these names, which were opened by name, as they are now.
+    ///
+    /// The order is that of `names`, but each node comes after those that it refers to. Filters of
+    /// jobs are left out.
     ///
     /// A name that was generated is left out, to be generated again.
     pub fn describe<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<BlockdevOptions> {
@@ -68,7 +70,7 @@ impl NodeRegistry {
         BlockdevOptions { node_name, active: entry.active, driver, ..entry.options.clone() }
     }
 
-    /// The node of that name, or the one that a job has put that filter over.
+    /// Returns the node below that filter of a job. `name` itself, if no filter has that name.
     fn below_filter(&self, name: &str) -> String {
         let is_over = |entry: &Entry| entry.filter.as_ref().is_some_and(|f| f.name() == name);
         let found = self.nodes.iter().find(|(_, entry)| is_over(entry));

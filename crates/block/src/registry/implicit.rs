@@ -113,7 +113,7 @@ impl NodeRegistry {
         }
     }
 
-    /// Of files that images name.
+    /// Locking of files that images name.
     fn locking(&self) -> Locking {
         if self.looks { Locking::Off } else { Locking::Auto }
     }

@@ -1,15 +1,16 @@
-//! Image locks that are given up before their nodes are closed.
+//! Gives up image locks before their nodes are closed.
 
 use super::NodeRegistry;
 use crate::drivers::file::Claims;
 use crate::options::Driver;
 
 impl NodeRegistry {
-    /// All is being taken down, and nodes are used only by way of those in `busy` from here on: gives up
-    /// the locks of images that lie below none of these, nor below a format that writes its metadata
-    /// when it is closed. Flushes of these images may follow.
+    /// Gives up image locks at shutdown, when only the nodes in `busy` are still in use.
+    ///
+    /// Keeps locks of images below a busy node, and below a format that writes metadata when it is
+    /// closed. Images whose lock was given up may still be flushed.
     pub fn give_up_locks(&self, busy: &[String]) {
-        // A node that is being given another size is still written to.
+        // A node that is being resized is still written to.
         if self.resizing.try_lock().is_err() {
             return;
         }
@@ -29,7 +30,7 @@ impl NodeRegistry {
         }
         let idle = self.locks.iter().filter(|(name, _)| !needed.contains(name));
         for lock in idle.filter_map(|(_, lock)| lock.upgrade()) {
-            // To claim less is refused by nobody.
+            // Claiming less cannot conflict.
             let _ = lock.change(Claims::none());
         }
     }

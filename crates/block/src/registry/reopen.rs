@@ -15,8 +15,8 @@ use crate::options::{BlockdevOptions, BlockdevRef, Driver, FileOptions};
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Drained, OpenError>> + 'a>>;
 
 impl NodeRegistry {
-    /// Gives a node other options, while requests go on: those below first, if they are defined inside
-    /// it. What is returned holds its users' requests.
+    /// Gives a node other options while requests continue. Nodes that are defined inside it come
+    /// first. The returned value holds back requests of the node's users until dropped.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl NodeRegistry {
                     BlockdevRef::Name(wanted) if *wanted == below => old.edge.clone(),
                     BlockdevRef::Name(wanted) => self.get_edge(wanted)?,
                     BlockdevRef::Inline(options) => {
-                        // What lies above is drained through it.
+                        // Draining the node above covers requests to the child.
                         drop(self.reopen(&below, options).await?);
                         old.edge.clone()
                     }
@@ -70,8 +70,10 @@ impl NodeRegistry {
         })
     }
 
-    /// Has a node only read from now on: an image has come above it. An image format keeps what it has open,
-    /// and is opened for reading by the next process.
+    /// Makes a node read-only, because an image lies above it now.
+    ///
+    /// Reopens a file or device. An image format keeps its image open for writing; the next process opens
+    /// the image for reading.
     ///
     /// # Errors
     ///
@@ -81,7 +83,7 @@ impl NodeRegistry {
         let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
         let options = BlockdevOptions { read_only: true, ..entry.options.clone() };
         match options.driver {
-            // So that other processes may read it, too.
+            // Gives up the write lock, which lets other processes read the file.
             Driver::File(_) | Driver::HostDevice(_) => self.reopen(name, &options).await.map(drop),
             Driver::Raw(_)
             | Driver::Qcow2(_)

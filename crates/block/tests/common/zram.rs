@@ -19,7 +19,7 @@ impl Zram {
     /// Waits for its turn. `None`, and says so, on a machine that has no such device or does not let
     /// us use it.
     pub fn new(size: u64) -> Option<Zram> {
-        // Each user's own: another's file could not be opened.
+        // One lock file per user: another user's file could not be opened.
         let name = format!("ringmill-test-zram-{}.lock", geteuid());
         let lock = std::env::temp_dir().join(name);
         let lock = OpenOptions::new().create(true).append(true).open(lock).unwrap();

@@ -1,4 +1,4 @@
-//! Images with persistent dirty bitmaps, which nobody keeps up here.
+//! Images with persistent dirty bitmaps, which ringmill does not update.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use block::options::*;
 use crate::common::Rig;
 use crate::image::*;
 
-/// Whether QEMU finds the bitmaps as they were.
+/// Whether QEMU reports the bitmaps as valid.
 fn are_valid(folder: &Folder) -> bool {
     let said = qemu_img(folder, &["info", "disk.qcow2"]);
     assert!(said.contains("name: b0"), "{said}");
@@ -27,7 +27,7 @@ fn bitmaps_become_invalid_before_data_changes() {
     drop(Rig::new(open(&read_only)).read(0, 512, 0).unwrap());
     assert!(autoclear() == 1 && are_valid(&folder), "reading leaves them");
     let mut rig = Rig::new(open(&options(&path)));
-    // Where there is data already, no metadata changes.
+    // Overwriting allocated data changes no metadata.
     rig.write(0, &[1; 512], 0).unwrap();
     assert_eq!(autoclear(), 0, "a process that is killed now leaves no bitmap that lacks a write");
     drop(rig);

@@ -17,7 +17,7 @@ fn number(bytes: &[u8], at: usize) -> usize {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize & 0x00ff_ffff_ffff_fe00
 }
 
-/// An image with 64 KiB of data, whose L2 table has an entry that is not aligned for another cluster.
+/// Makes an image with intact data at 0 and a misaligned L2 entry at 32 MiB.
 fn damaged(folder: &Folder, name: &str) -> Vec<u8> {
     qemu_img(folder, &["create", "-q", "-f", "qcow2", name, "64M"]);
     qemu_io(folder, name, "write -P 7 0 64k");
@@ -39,7 +39,7 @@ fn open_telling(options: &BlockdevOptions) -> (Arc<dyn BlockNode>, mailbox::Rece
     (nodes.open(options).unwrap(), damages)
 }
 
-/// What was told, the registry being gone.
+/// Returns all reports. The registry, which has the sender, must be dropped.
 fn told(mut damages: mailbox::Receiver<Damage>) -> Vec<Damage> {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let all = async move {
@@ -75,12 +75,12 @@ fn an_image_that_is_written_to_is_marked_and_fails_from_then_on() {
     assert!(said.contains("corrupt: true"), "{said}");
     let error = NodeRegistry::new().open(&options).map(drop).unwrap_err();
     assert_eq!(error.to_string(), "qcow2: Image is corrupt; cannot be opened read/write");
-    // As QEMU: for reading it is opened.
+    // As in QEMU, the image can be opened for reading.
     let options = BlockdevOptions { read_only: true, ..options };
     NodeRegistry::new().open(&options).unwrap();
 }
 
-/// What was written before is not lost by that.
+/// Writes that completed before the damage was found are not lost.
 #[test]
 fn what_was_answered_before_is_in_a_marked_image() {
     let folder = Folder::new("damage-kept");
@@ -91,7 +91,7 @@ fn what_was_answered_before_is_in_a_marked_image() {
     qemu_io(&folder, "disk.qcow2", "write -P 8 32M 4k");
     let path = folder.path("disk.qcow2");
     let mut image = fs::read(&path).unwrap();
-    // The second L2 table is that of the part from 32 MiB on, and the only one.
+    // The L2 table for the part from 32 MiB on, which is the only L2 table.
     let l2 = number(&image, number(&image, 40) + 8 * 16);
     assert_ne!(l2, 0);
     image[l2 + 6] |= 2;

@@ -88,7 +88,7 @@ fn backing_may_be_told_or_left_out() {
     assert!(refused.contains("lies behind more than"), "{refused}");
 }
 
-/// In QEMU's words, once per image on the way to it.
+/// The error is QEMU's, with one prefix per image on the way to the missing file.
 #[test]
 fn a_missing_backing_file_is_said_to_be_one() {
     let folder = Folder::new("missing");

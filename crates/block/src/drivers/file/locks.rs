@@ -80,7 +80,7 @@ impl Claims {
         Claims { in_use: &[Write, Resize], not_shared: &[Write, Resize] }
     }
 
-    /// Whether there is a claim to write.
+    /// Whether the claims include writing.
     pub(crate) fn writes(self) -> bool {
         self.in_use.contains(&Permission::Write)
     }
@@ -116,7 +116,7 @@ pub(crate) struct ImageLock {
     fd: Arc<OwnedFd>,
     path: PathBuf,
     claims: Mutex<Claims>,
-    /// What a block device was claimed by for writing (`O_EXCL`, open(2)), as long as the device is locked.
+    /// The descriptor that claims a block device for writing (`O_EXCL`, open(2)). Kept as long as the lock.
     claim: OnceLock<Arc<OwnedFd>>,
     /// Whether it is this process' to give up; `None`: it has always been.
     owned: Option<Arc<AtomicBool>>,
@@ -184,9 +184,9 @@ impl ImageLock {
         &self.fd
     }
 
-    /// Keeps a block device claimed that was opened so, for nodes that are opened anew.
+    /// Keeps the claim of a device opened with `O_EXCL`, also for nodes that are opened anew.
     pub(crate) fn keep_claim(&self, fd: &Arc<OwnedFd>) {
-        // The first stays.
+        // The first descriptor stays.
         let _ = self.claim.set(fd.clone());
     }
 

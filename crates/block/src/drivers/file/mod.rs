@@ -56,7 +56,7 @@ pub(crate) struct FileNode {
     tail_fd: Option<Arc<OwnedFd>>,
     /// As it was opened.
     geometry: Geometry,
-    /// With `auto-read-only`: why it was not opened for writing.
+    /// With `auto-read-only`: why the file could not be opened for writing.
     why_read_only: Option<OpenError>,
     /// The size now, bytes.
     size: AtomicU64,

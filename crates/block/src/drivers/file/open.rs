@@ -41,7 +41,7 @@ pub(super) fn open(
     let found = found.or_else(|| if common.auto_read_only { taken(true) } else { None });
     let is_inherited = found.is_some();
     let (file, is_claimed, why_read_only, inherited_lock) = match found {
-        // What it was claimed by comes with it.
+        // A claim is handed over together with the image.
         Some((file, read_only, lock)) => (file, true, why_inherited(path, read_only, common), lock),
         None => {
             let claims = kind == Kind::HostDevice && options.locking != Locking::Off;
@@ -119,7 +119,7 @@ pub(super) fn open(
             let held_by = inherited_lock.map_or_else(|| fd.clone(), Arc::new);
             let lock = ImageLock::take(&held_by, path, options.locking, claims, owned)?;
             if !is_claimed {
-                // The lock would have said which other program with image locks it is.
+                // Checked after the lock, whose error names a program that takes image locks.
                 return Err(claimed_by_others(path, metadata.rdev()));
             }
             lock.map(Arc::new)
@@ -162,17 +162,18 @@ fn with_flags(write: bool, flags: i32) -> OpenOptions {
     options
 }
 
-/// A file that was opened.
+/// The result of [`open_file`].
 struct OpenFile {
     file: File,
-    /// No mount, and nothing else that claims block devices, has the device; or none was to be looked for.
+    /// The device has no mount and no other claim, or no claim was asked for.
     is_claimed: bool,
-    /// With `auto-read-only`, where it could not be opened for writing.
+    /// With `auto-read-only`: why the file could not be opened for writing.
     why_read_only: Option<OpenError>,
 }
 
-/// Opens for what the node may do; with `auto-read-only`, for less when that is all there is. `claims`: a device that
-/// is opened for writing is claimed, so that nobody mounts it meanwhile, and is not to be mounted already.
+/// Opens the file for what the node may do. With `auto-read-only`, falls back to reading. `claims`: claims a device
+/// that is opened for writing, which excludes mounts. A device that is claimed already is opened all the same, with
+/// `is_claimed` unset.
 fn open_file(
     path: &Path,
     kind: Kind,
@@ -207,7 +208,7 @@ fn open_file(
     }
 }
 
-/// Why an image is read-only that was handed over, if it was to be written where possible.
+/// Returns why a handed-over image is read-only although its node is not.
 fn why_inherited(path: &Path, read_only: bool, common: &BlockdevOptions) -> Option<OpenError> {
     let why = || OpenError::new(format!("'{}' was opened read-only", path.display()));
     (read_only && !common.read_only).then(why)
@@ -279,12 +280,12 @@ fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
     }
 }
 
-/// A block device is claimed by something that takes no image locks, such as a mount.
+/// The error for a block device whose claim is not an image lock, such as a mount.
 fn claimed_by_others(path: &Path, device: u64) -> OpenError {
     let error = could_not_open(path, Errno::EBUSY, false);
     let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
     let number = format!("{major}:{minor}");
-    // proc_pid_mountinfo(5): identifier, parent, device, root, mount point.
+    // Fields by proc_pid_mountinfo(5): identifier, parent, device, root, mount point.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut mounts = mounts.lines().map(|line| line.split(' ').skip(2));
     let mount = mounts.find_map(|mut fields| {
@@ -298,7 +299,8 @@ fn claimed_by_others(path: &Path, device: u64) -> OpenError {
         (None, Some(holder)) => {
             error.with_hint(format!("{} lies on it. {why}", holder.file_name().display()))
         }
-        // It may be the last requests of a process that was killed, or closed the device a moment ago.
+        // The claim may be short-lived: last requests of a killed process, or a device that was closed
+        // just now.
         (None, None) => error
             .with_hint(format!(
                 "Something has claimed it: a mount, a volume, swap or another program. {why}"

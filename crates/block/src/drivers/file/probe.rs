@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 /// Largest alignment that is probed for, in bytes; also what is used when probing tells nothing.
 const SAFE_ALIGN: usize = 4096;
 
-/// Bytes of a [block](read_block).
+/// Bytes that [`read_block`] reads.
 pub(super) const BLOCK: u64 = SAFE_ALIGN as u64;
 
 /// What `O_DIRECT` asks of memory and of the range, in bytes; both are powers of two, and both are
@@ -79,7 +79,8 @@ fn trial_read(fd: impl AsFd, len: usize, align: usize) -> bool {
     }
 }
 
-/// The block of 4096 bytes at `offset`, a multiple of that, or as much of it as there is.
+/// Reads the block of 4096 bytes at `offset`, a multiple of 4096. Returns fewer bytes at the end of
+/// the file.
 pub(super) fn read_block(fd: impl AsFd, offset: u64) -> Result<Vec<u8>, Errno> {
     let mut memory = vec![0; 2 * SAFE_ALIGN];
     let start = memory.as_ptr().align_offset(SAFE_ALIGN);

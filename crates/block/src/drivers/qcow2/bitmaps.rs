@@ -1,4 +1,4 @@
-//! Persistent dirty bitmaps: their names, for those who are about to lose them.
+//! Persistent dirty bitmaps: their names, for the warning that writing invalidates the bitmaps.
 //!
 //! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources.
 
@@ -7,23 +7,23 @@ use nix::errno::Errno;
 use super::context::Channels;
 use super::steps::{number, read};
 
-/// Bytes of the directory that are looked at: as much as the names of some bitmaps take.
+/// Most bytes of the bitmap directory that are read: enough for the names of some bitmaps.
 const LOOKED_AT: u64 = 64 << 10;
-/// Names that are told.
+/// Most names in the warning.
 const TOLD: usize = 8;
-/// Bytes of an entry of the directory before what belongs to the type, and before the name.
+/// Bytes of a directory entry before its extra data and its name.
 const ENTRY: usize = 24;
 
-/// The header extension of an image with bitmaps.
+/// The header extension that describes the bitmaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bitmaps {
     count: u32,
-    /// Where the directory is, and how many bytes it has.
+    /// Offset and length of the bitmap directory, bytes.
     directory: (u64, u64),
 }
 
 impl Bitmaps {
-    /// From the data of the extension. `None`: it is none.
+    /// Parses the extension's data. `None`: the length is wrong.
     pub(super) fn parse(data: &[u8]) -> Option<Bitmaps> {
         let data: &[u8; 24] = data.try_into().ok()?;
         Some(Bitmaps {
@@ -32,7 +32,7 @@ impl Bitmaps {
         })
     }
 
-    /// The names, for people.
+    /// Reads the names from the directory, and formats them for a log line.
     pub(super) async fn names(self, channels: &Channels) -> Result<String, Errno> {
         let (offset, len) = self.directory;
         if i64::try_from(offset).is_err() {
@@ -43,7 +43,7 @@ impl Bitmaps {
     }
 }
 
-/// The names in the first bytes of a directory, as far as it is well-formed.
+/// Returns the names in the first bytes of a directory, up to the first malformed entry.
 fn names(mut directory: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     while let Some((entry, rest)) = directory.split_at_checked(ENTRY) {
@@ -58,7 +58,7 @@ fn names(mut directory: &[u8]) -> Vec<String> {
 }
 
 fn told(names: &[String], count: u32) -> String {
-    // Anything may stand there.
+    // A name may contain any bytes: `{:?}` escapes control characters.
     let told: Vec<_> = names.iter().take(TOLD).map(|name| format!("{name:?}")).collect();
     match (told.len(), count as usize) {
         (0, count) => format!("{count}, whose names cannot be read"),

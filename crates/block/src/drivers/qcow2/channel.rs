@@ -144,7 +144,7 @@ impl Owed {
         }
     }
 
-    /// Tells of damage if that is why the request has failed.
+    /// Reports damage, if the request failed because of damage.
     async fn tell_damage(&self) {
         let Inner { node, channels, .. } = &*self.inner;
         let at = self.request.as_ref().map_or(0, |request| request.offset);

@@ -1,4 +1,5 @@
-//! Damaged metadata that is found while an image is in use: told once, and marked in the image's header.
+//! Damaged metadata that is found while an image is in use: reported once, and marked in the image's
+//! header.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,26 +14,27 @@ use super::image::{Image, errno_of};
 use super::marker;
 use super::storage;
 
-/// An image's metadata is damaged.
+/// Damage in the metadata of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// The node whose image it is.
+    /// Name of the image's node.
     pub node_name: String,
-    /// What was found.
+    /// What is damaged.
     pub message: String,
-    /// The image was being written: it is marked as corrupt, and all further requests fail.
+    /// The image is open for writing: all further requests fail, and the header is marked as
+    /// corrupt.
     pub is_fatal: bool,
 }
 
-/// Where damage is told.
+/// Where damage is reported.
 pub(crate) type Damages = Arc<mailbox::Sender<Damage>>;
 
-/// What was found of an image.
+/// Damage that was found in one image.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Waits to be told.
+    /// Text of the report, until the report is sent.
     message: Mutex<Option<String>>,
-    /// Something was found. What is found later is not told.
+    /// Damage was found. Later damage is not reported.
     is_damaged: AtomicBool,
 }
 
@@ -42,15 +44,15 @@ impl Found {
         self.is_damaged.load(Ordering::Acquire)
     }
 
-    /// What is to be told. `None`: nothing, or it was told.
+    /// Takes the text of the report. `None`: there is no damage, or the text was taken before.
     fn take(&self) -> Option<String> {
         lock(&self.message).take()
     }
 }
 
 impl Image {
-    /// What a request is answered with for an error of [`imago`]'s, of which note is taken if it says that
-    /// metadata is damaged.
+    /// Returns the errno that a request completes with for an error of [`imago`]. Records the error if it
+    /// means that metadata is damaged.
     pub(super) fn failed(&self, error: io::Error) -> Errno {
         let is_damage =
             error.raw_os_error().is_none() && error.kind() == io::ErrorKind::InvalidData;
@@ -60,8 +62,8 @@ impl Image {
         errno_of(error)
     }
 
-    /// Tells of damage that a request has found, the first time. `at`: where on the disk the request was. An image
-    /// that is written to is marked before.
+    /// Reports damage that a request has found, once per image. An image that is open for writing is marked as
+    /// corrupt first. `at`: the request's offset on the disk, bytes.
     pub(super) async fn tell_damage(
         &self,
         channels: &Channels,
@@ -86,18 +88,18 @@ impl Image {
              {at}: {consequence} (Input/output error); qemu-img check -r all repairs it"
         );
         if let Some(damages) = damages {
-            // Without anybody who hears of it, the log has it.
+            // Without a receiver, the log line is the only report.
             let _ = damages.send(Damage { node_name: node_name.to_owned(), message, is_fatal });
         }
     }
 
-    /// Has the header say that the image is corrupt. What was answered is written before.
+    /// Marks the image as corrupt in its header. Metadata of completed requests is written first.
     async fn mark_corrupt(&self, channels: &Channels) -> Result<(), Errno> {
         if self.version < 3 {
             return Err(Errno::EOPNOTSUPP);
         }
         self.shared.metadata.iter().for_each(|metadata| metadata.set_corrupt());
-        // What cannot be written stays where it is.
+        // A failed flush does not prevent the mark.
         let _ = self.flush(channels).await;
         let _turn = self.flushing.lock().await;
         marker::write_corrupt(channels).await?;

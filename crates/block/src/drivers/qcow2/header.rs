@@ -27,9 +27,10 @@ const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
 /// The bit that says that reference counts may be wrong, and the byte that has it in a header of version 3.
 pub(super) const DIRTY_BIT: u8 = 1;
 pub(super) const DIRTY_AT: usize = 79;
-/// The bit in the same byte that says that metadata was found damaged.
+/// The bit in the same byte that marks damaged metadata (corrupt).
 pub(super) const CORRUPT_BIT: u8 = 2;
-/// Where a header of version 3 has the features that end when others than their owners write to the image.
+/// Bytes of a header of version 3 with the autoclear features. A writer that does not maintain a feature
+/// clears its bit.
 pub(super) const AUTOCLEAR: Range<usize> = 88..96;
 /// Longest name of a backing file.
 const MAX_NAME: usize = 1023;
@@ -81,9 +82,9 @@ pub(crate) struct Header {
     pub(crate) is_dirty: bool,
     /// There is room for a mark.
     pub(crate) has_room: bool,
-    /// There are features that end when the image is written to.
+    /// The image has autoclear features, which end when the image is written to.
     pub(crate) has_autoclear: bool,
-    /// Those of them that are persistent dirty bitmaps.
+    /// The persistent dirty bitmaps, if their autoclear bit says that the bitmaps are valid.
     pub(crate) bitmaps: Option<Bitmaps>,
 }
 

@@ -56,7 +56,7 @@ pub(super) struct Image {
     committed: AtomicU64,
     /// Held by who writes metadata to the file.
     pub(super) flushing: Mutex<()>,
-    /// Of the metadata.
+    /// Damage that was found in the metadata.
     pub(super) damage: Found,
     /// Held by requests that change metadata, side by side; alone by who takes all of it to be written.
     changing: RwLock<()>,

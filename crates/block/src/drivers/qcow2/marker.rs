@@ -101,7 +101,7 @@ pub(super) fn set_dirty(header: &mut [u8; SECTOR], dirty: bool) {
     }
 }
 
-/// Has a header of version 3 say that the image is corrupt, or not.
+/// Sets or clears the corrupt bit in a header of version 3.
 pub(super) fn set_corrupt(header: &mut [u8; SECTOR], corrupt: bool) {
     if header[4..8] == 3u32.to_be_bytes() {
         let bit = if corrupt { CORRUPT_BIT } else { 0 };
@@ -109,13 +109,13 @@ pub(super) fn set_corrupt(header: &mut [u8; SECTOR], corrupt: bool) {
     }
 }
 
-/// Has the header of a file of version 3 say that the image is corrupt.
+/// Sets the corrupt bit in the header of a file of version 3.
 pub(super) async fn write_corrupt(channels: &Channels) -> Result<(), Errno> {
     change_header(channels, |header| set_corrupt(header, true)).await
 }
 
-/// Has the header of a file of version 3 say that what is bound to unchanged data, such as bitmaps, is not valid any
-/// more. On stable storage before the data changes.
+/// Clears the autoclear features in the header of a file of version 3, which invalidates bitmaps and the like. On
+/// stable storage on return, so before data changes.
 pub(super) async fn write_autoclear(channels: &Channels) -> Result<(), Errno> {
     change_header(channels, |header| header[AUTOCLEAR].fill(0)).await?;
     sync(channels).await
@@ -131,7 +131,8 @@ async fn change_header(
     write(channels, 0, &header)?.await.0
 }
 
-/// Has the header of a file of version 3 say whether the image is to be repaired.
+/// Sets or clears the dirty bit in the header of a file of version 3: whether the image needs
+/// repair.
 pub(super) async fn write_dirty(channels: &Channels, dirty: bool) -> Result<(), Errno> {
     change_header(channels, |header| set_dirty(header, dirty)).await
 }

@@ -70,7 +70,7 @@ struct State {
     marked: bool,
     /// It is not to say so any more, and the file may.
     unmarking: bool,
-    /// The header is to say that the image is corrupt.
+    /// The header is to have the corrupt bit.
     corrupt: bool,
 }
 
@@ -127,7 +127,7 @@ impl Metadata {
         lock(&self.state).dirty.len() * SECTOR
     }
 
-    /// From now on the header says that the image is corrupt, whoever writes it.
+    /// Sets the corrupt bit in the header, and in every header that is written later.
     pub(super) fn set_corrupt(&self) {
         let mut state = lock(&self.state);
         state.corrupt = true;

@@ -68,7 +68,7 @@ pub(crate) struct Qcow2Node {
     pass_discard: bool,
     watchers: Watchers,
     letting_go: LettingGo,
-    /// Where damage is told that is found.
+    /// Where damage is reported.
     damages: Option<Damages>,
     /// Of an image that is gone on with: whether it is this process' alone.
     owned: Option<Arc<AtomicBool>>,

@@ -136,7 +136,7 @@ impl Opening {
     ) -> Result<Opening, OpenError> {
         let below = file.geometry();
         if below.read_only && !common.read_only {
-            // QEMU's does not fall back either: it opens the file for writing at once.
+            // No fallback to reading, as in QEMU, whose driver opens the file for writing at once.
             if let Some(why) = file.why_read_only() {
                 return Err(why.with_hint("read-only=on opens the image for reading"));
             }
@@ -167,7 +167,7 @@ impl Opening {
         Opening { going_on, is_shared: inherited.is_shared(), ..self }
     }
 
-    /// Where damage is told that is found while the image is in use.
+    /// Sets where damage is reported that is found while the image is in use.
     pub(crate) fn telling(self, damages: Option<Damages>) -> Opening {
         Opening { damages, ..self }
     }
@@ -372,8 +372,8 @@ fn find_left(
     }
 }
 
-/// Ends what is bound to data that nobody else has changed, before it changes. Bitmaps are told of by name: who makes
-/// incremental backups by them needs a full one.
+/// Clears the autoclear features before data changes. Warns with the names of the bitmaps: incremental backups that
+/// use the bitmaps need a full backup first.
 fn end_autoclear(name: &str, below: &Below, header: &Header) -> io::Result<()> {
     if let Some(bitmaps) = header.bitmaps {
         let names =

@@ -142,7 +142,7 @@ impl Storage for NodeStorage {
             bufs.copy_in((at - offset) as usize, &sector);
         }
         if self.role == Role::File && offset == 0 {
-            // That the image is marked, or corrupt and only read, is not `imago`'s, which would refuse it.
+            // Hides the dirty and corrupt bits from `imago`, which would refuse the image.
             let mut header = [0; SECTOR];
             bufs.copy_out(0, &mut header);
             set_dirty(&mut header, false);
