@@ -1,7 +1,7 @@
-//! Advice in the words of the command that it is given under.
+//! Translates advice in errors into the options of the command that was given.
 
-/// What errors of nodes and exports advise, in the storage daemon's options, and the same in those of `serve`.
-/// Longer ones come before what they begin with.
+/// Advice in errors of nodes and exports, in options of `storage-daemon` and of `serve`. A longer text comes
+/// before a text that it starts with.
 const OF_SERVE: &[(&str, &str)] = &[
     ("read-only=on or auto-read-only=on asks for less", "--read-only asks for less"),
     ("read-only=on", "--read-only"),
@@ -13,7 +13,7 @@ const OF_SERVE: &[(&str, &str)] = &[
     ("driver=raw", "--format raw"),
 ];
 
-/// Advice that names options of the storage daemon's, with those of `serve` in their place.
+/// Returns advice with options of `storage-daemon` replaced by those of `serve`.
 pub fn advice_for_serve(advice: &str) -> String {
     OF_SERVE.iter().fold(advice.to_owned(), |text, (option, own)| text.replace(option, own))
 }

@@ -338,7 +338,9 @@ fn storage_daemon(
     Ok(Command::StorageDaemon(draft.options))
 }
 
-/// An option of the command line, `--name=value` or `--name value`, as the words that it was.
+/// Splits an option of the command line into its words.
+///
+/// `--name=value` is one word, `--name value` two.
 pub fn option_words(option: &str) -> Vec<String> {
     match option.find([' ', '=']).and_then(|end| option.split_at_checked(end)) {
         Some((name, value)) if value.starts_with(' ') => {
@@ -348,7 +350,8 @@ pub fn option_words(option: &str) -> Vec<String> {
     }
 }
 
-/// Reads options of `storage-daemon`, each of which makes something. That they fit together is not looked at.
+/// Reads options of `storage-daemon`, each of which makes something. Does not check whether the options fit
+/// together.
 pub(crate) fn read_options(options: &[String]) -> Result<Vec<Step>, OptionError> {
     let words = options.iter().flat_map(|option| option_words(option));
     let mut parser = lexopt::Parser::from_args(words);

@@ -85,7 +85,7 @@ fn arguments_hint(command: &str) -> String {
     format!("'ringmill ctl <socket> {command} help' lists its arguments.")
 }
 
-/// The commands that a monitor has, for people: `names`, each with what it does where that is known.
+/// Returns a text that lists commands of a monitor, with a description of each known command.
 pub fn command_list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     help::qmp_commands(names)
 }
@@ -361,7 +361,7 @@ mod tests {
         for row in commands::all() {
             let Json::String(text) = arguments(&[row.name, "help"]) else { panic!("no text") };
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-            // Each argument is described.
+            // Each argument has a description.
             let short = |line: &&str| line.trim_end().ends_with('=') || line.len() < 12;
             let bare = text.lines().filter(|line| line.starts_with("  ")).find(short);
             assert_eq!(bare, None, "{text}");

@@ -31,13 +31,13 @@ pub struct Graph {
     jobs: BTreeMap<String, Job>,
     /// If there is one, the objects that it refers to.
     nbd_server: Option<Vec<String>>,
-    /// The serial number of what is added next.
+    /// Serial number of the next node, export or job.
     next_serial: u64,
 }
 
 #[derive(Debug, Clone)]
 struct Node {
-    /// Later nodes, exports and jobs have higher numbers.
+    /// Order of addition: later nodes, exports and jobs have higher numbers.
     serial: u64,
     read_only: bool,
     children: Vec<Child>,
@@ -54,7 +54,7 @@ struct Child {
     role: &'static str,
     used_as: ChildUse,
     name: String,
-    /// Defined inside the node above, not referred to by name.
+    /// The child is defined inside the node above, not referred to by name.
     owned: bool,
 }
 
@@ -69,7 +69,7 @@ struct Export {
     serial: u64,
     nodes: Vec<String>,
     writable: bool,
-    /// Whether it serves clients that follow the node's size.
+    /// Whether the export allows a change of the node's size.
     shares_resize: bool,
     /// Those it refers to.
     objects: Vec<String>,
@@ -231,11 +231,11 @@ impl Graph {
         children.any(|child| child == below || self.lies_on(child, below))
     }
 
-    /// Checks that no image shows through to a node.
+    /// Checks that a node is no backing image.
     ///
     /// # Errors
     ///
-    /// One does.
+    /// The node is the backing image of another node.
     pub fn is_no_backing(&self, name: &str) -> Result<(), OptionError> {
         let is_backing = |node: &Node| {
             node.children.iter().any(|child| child.role == "backing" && child.name == name)
@@ -271,12 +271,14 @@ impl Graph {
         }
     }
 
-    /// With an image put above a node: all that used `node` use `overlay` instead, which reads from it from
-    /// now on, and nobody writes to it any more.
+    /// Returns the graph with an image put above a node.
+    ///
+    /// All users of `node` use `overlay` instead. `overlay` reads from `node`, which is read-only from then
+    /// on.
     ///
     /// # Errors
     ///
-    /// Two users of a node exclude each other then.
+    /// Two users of a node exclude each other.
     pub fn with_overlay(&self, node: &str, overlay: &str) -> Result<Graph, OptionError> {
         let mut graph = self.with_replaced(node, overlay);
         if let Some(below) = graph.nodes.get_mut(node) {
@@ -317,8 +319,8 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// There is no such node, a job uses it, it is not to be written any more and somebody does, or two users
-    /// of a node exclude each other then.
+    /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
+    /// two users of a node exclude each other.
     pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
         let name = options.node_name.as_deref().unwrap_or_default();
         self.free_of_jobs(name)?;
@@ -361,7 +363,7 @@ impl Graph {
             })
     }
 
-    /// Whether a node that is written to where this one is can only be read.
+    /// Whether writes to this node would reach a read-only node below.
     fn lies_on_read_only(&self, name: &str) -> bool {
         let Some(node) = self.nodes.get(name) else { return false };
         node.children.iter().filter(|child| writes_to(child)).any(|child| {
@@ -444,7 +446,7 @@ impl Graph {
             children.push(Child { role, used_as, name, owned });
         }
         let serial = self.serial();
-        // Nothing can refer to a node without a name: no name that is given has a '#'.
+        // No option can refer to a generated name: names in options have no '#'.
         let name = options.node_name.clone().unwrap_or_else(|| format!("#block{serial:03}"));
         if self.nodes.contains_key(&name) {
             return Err(OptionError::new(format!("Duplicate nodes with node-name='{name}'")));
@@ -540,7 +542,8 @@ impl Graph {
         }
         self.exports.insert(id.clone(), export);
         self.check_permissions()?;
-        // As QSD does it: an NBD export claims that the size stays only after it has got all else.
+        // As in QSD: an NBD export claims a fixed size only after all its other permissions were
+        // granted.
         if let Some(export) = self.exports.get_mut(id).filter(|_| is_nbd) {
             export.shares_resize = false;
             self.check_permissions()?;
@@ -549,7 +552,7 @@ impl Graph {
     }
 }
 
-/// Whether what is written to a node may be written to this child.
+/// Whether writes to a node may become writes to this child.
 fn writes_to(child: &Child) -> bool {
     child.used_as != ChildUse::Backing
 }

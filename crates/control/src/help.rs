@@ -19,7 +19,7 @@ pub(crate) fn version(program: &str) -> String {
     let release = format!("{major}.{minor}.{micro}");
     match program {
         "ringmill" => format!("ringmill {version} (interface of qemu-storage-daemon {release})"),
-        // As QSD's own line, from which scripts take the release.
+        // Like QSD's line, from which scripts read the release.
         other => format!("{other} version {release} (ringmill {version})"),
     }
 }
@@ -113,7 +113,8 @@ pub(crate) fn structure(option: &str, shape: &Shape, tag: Option<&str>) -> Strin
     text.done()
 }
 
-/// `ctl SOCKET COMMAND help`: `tag` is what was said for the arguments' tag, where they have one.
+/// Returns the text of `ctl SOCKET COMMAND help`. `tag`: the value that was given for the
+/// arguments' tag, if any.
 pub(crate) fn qmp_command(row: &CommandRow, shape: &Shape, tag: Option<&str>) -> String {
     let mut text = Text::default();
     text.paragraph(&format!("{}: {}.", row.name, row.help()));
@@ -137,7 +138,7 @@ pub(crate) fn qmp_command(row: &CommandRow, shape: &Shape, tag: Option<&str>) ->
     text.done()
 }
 
-/// The commands of a monitor, with what is known of each.
+/// Returns a list of commands of a monitor, with a description of each known command.
 pub(crate) fn qmp_commands<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut text = Text::default();
     for name in names {

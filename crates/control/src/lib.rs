@@ -57,7 +57,7 @@ mod trace;
 mod upgrade;
 mod value;
 
-/// The release of QSD whose interface this is.
+/// The release of QSD that ringmill's interface follows.
 pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
 
 pub use advice::advice_for_serve;

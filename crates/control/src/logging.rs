@@ -1,42 +1,42 @@
-//! `--log-level` and `--log-format`: how much a daemon says, and in which form.
+//! `--log-level` and `--log-format`: verbosity and form of the log.
 
 use crate::table::{Choice, Field, Kind, Need, put};
 
 /// `--log-level` and `--log-format`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// `--log-level`; `None`: what `RINGMILL_LOG` says, else warnings and errors.
+    /// `--log-level`. `None`: as `RINGMILL_LOG` says, else warnings and errors.
     pub level: Option<LogLevel>,
-    /// `--log-format`; `None`: text.
+    /// `--log-format`. `None`: text.
     pub format: Option<LogFormat>,
 }
 
-/// The least severe lines that are logged.
+/// The least severe level that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLevel {
-    /// Something has failed.
+    /// Failures.
     Error,
-    /// Something needs attention.
+    /// Conditions that need attention.
     Warn,
-    /// What comes and goes.
+    /// Connections, and steps of the daemon's life.
     Info,
-    /// Everything there is.
+    /// All lines.
     Debug,
 }
 
 /// The form of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// A JSON object per line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The environment variable that stands for `--log-level`.
+/// The environment variable that replaces `--log-level`.
 pub const LOG_VARIABLE: &str = "RINGMILL_LOG";
 
-/// What `--log-level` and [`LOG_VARIABLE`] take.
+/// Values of `--log-level` and of [`LOG_VARIABLE`].
 static LEVELS: [(&str, LogLevel); 4] = [
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),
@@ -45,11 +45,11 @@ static LEVELS: [(&str, LogLevel); 4] = [
 ];
 
 impl LogLevel {
-    /// The level of that name.
+    /// Returns the level of that name.
     ///
     /// # Errors
     ///
-    /// There is none of that name; the text says which there are.
+    /// There is no such level. The text lists the known levels.
     pub fn of(name: &str) -> Result<Self, String> {
         let found = LEVELS.iter().find(|(known, _)| *known == name);
         found.map(|(_, level)| *level).ok_or_else(|| {
@@ -59,7 +59,7 @@ impl LogLevel {
     }
 }
 
-/// What reads `--log-level` and `--log-format`.
+/// A draft of options with `--log-level` and `--log-format`.
 pub(crate) trait LogDraft: Sized + 'static {
     fn log(&mut self) -> &mut LogOptions;
 

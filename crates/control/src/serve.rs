@@ -35,7 +35,7 @@ const MAX_IOTHREADS: i64 = 64;
 pub struct ServeOptions {
     /// The image: a file or a block device.
     pub image: PathBuf,
-    /// `--format`; `None` means by the image's header, or, of one that is made, by its name.
+    /// `--format`. `None`: detected from the image's header, or from the name of a new image.
     pub format: Option<ServeFormat>,
     /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
     pub size: Option<u64>,
@@ -94,20 +94,20 @@ impl CacheMode {
     }
 }
 
-/// How the image is read.
+/// The format of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServeFormat {
-    /// As it is.
+    /// Raw.
     Raw,
-    /// As it is, since it has no header. The guest makes no qcow2 image of it, which would be opened as
-    /// one the next time, with the files that its header names.
+    /// Raw, because no header was found. Guest writes that would make a qcow2 image are refused: the
+    /// next start would open it as qcow2, with the files that its header names.
     ProbedRaw,
-    /// As a qcow2 image.
+    /// A qcow2 image.
     Qcow2,
 }
 
 impl ServeFormat {
-    /// Its name as a value of `--format`.
+    /// Returns the format as a value of `--format`.
     pub fn name(self) -> &'static str {
         match self {
             ServeFormat::Raw => "raw",

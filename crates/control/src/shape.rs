@@ -183,7 +183,7 @@ impl Shape {
                 let is_named = matches!(shape, Self::Named(..));
                 let item = Member { name: "<n>", shape, need: Need::Optional(""), help };
                 let mut rows = item.rows();
-                // Which of its options are meant is said where the list is.
+                // The list's help says which options of the item are meant.
                 if is_named && !help.is_empty() {
                     rows.iter_mut().for_each(|row| row.help = (*help).to_owned());
                 }

@@ -1,15 +1,15 @@
-//! The state file's text, and how its options and those of the command line become one configuration.
+//! The text of a state file, and how its options are merged with those of the command line.
 //!
-//! The file has two lists of options: the configuration as it is, and those of the command line by which the
-//! daemon was started last. So what has changed on the command line since can be told from what commands of a
-//! monitor have changed, as in a three-way merge:
+//! The file has two lists of options: the present configuration, and the command line of the last start. The
+//! second list tells changes of the command line from changes by commands of a monitor, as in a three-way
+//! merge:
 //!
-//! | the command line | commands | then |
+//! | the command line | commands | result |
 //! |---|---|---|
-//! | as before | changed or removed it | it is as commands left it |
-//! | changed, added or removed it | left it alone | it is as the command line has it |
-//! | changed it | changed it in the same way | so it is |
-//! | changed it | changed it in another way | the start is refused |
+//! | as before | changed or removed an option | as commands left it |
+//! | changed, added or removed an option | did not change it | as the command line has it |
+//! | changed an option | changed it in the same way | as both have it |
+//! | changed an option | changed it in another way | the start is refused |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,37 +27,37 @@ use crate::object::ObjectOptions;
 use crate::storage_daemon::{Action, Step};
 use crate::value::{Object, Value};
 
-/// The first member of a state file; its value is the version of the format.
+/// The first member of a state file. Its value is the format's version.
 const MAGIC: &str = "ringmill-state";
-/// The version that is written, and the only one that is read.
+/// The version that is written, and the only version that is read.
 const VERSION: i64 = 1;
 const COMMAND_LINE: &str = "command-line";
 const OPTIONS: &str = "options";
 
-/// What a state file says.
+/// The contents of a state file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// Options of the command line by which the daemon was started last.
+    /// Configuration on the command line of the last start.
     pub command_line: Vec<Step>,
-    /// Options that make the configuration.
+    /// Options that make the present configuration.
     pub options: Vec<Step>,
 }
 
-/// What a daemon with a state file is to make.
+/// The steps of a start with a state file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Merged {
-    /// Steps that are options of the command line, with those that are no configuration.
+    /// Steps of the command line, including steps that are no configuration.
     pub given: Vec<Step>,
-    /// Steps from the state file, and what depends on them. They come after the others.
+    /// Steps of the state file, and steps that depend on these. They come after `given`.
     pub kept: Vec<Step>,
-    /// What the command line has changed since the last start, a line each.
+    /// Changes of the command line since the last start, one line each.
     pub changes: Vec<String>,
 }
 
-/// What an option defines: no two options define the same.
+/// Identifies what an option defines. No two options have the same key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    // In the order in which they can be made.
+    // In the order in which the options can be carried out.
     Object(String),
     NbdServer,
     Node(String),
@@ -65,7 +65,7 @@ enum Key {
 }
 
 impl Key {
-    /// `None`: it is no configuration, and stays what the command line says.
+    /// Returns the key. `None`: the option is no configuration, and stays as on the command line.
     fn of(action: &Action) -> Option<Key> {
         match action {
             Action::Object(object) => Some(Key::Object(object.id().to_owned())),
@@ -97,14 +97,14 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// The options of the command line that are configuration, as a state file has them.
+/// Returns the command line's options that are configuration, in the form of a state file.
 pub fn configuration(steps: &[Step]) -> Vec<String> {
     let configuration = steps.iter().filter(|step| Key::of(&step.action).is_some());
     configuration.map(|step| step.origin.clone()).collect()
 }
 
 impl State {
-    /// A state file's text.
+    /// Returns the text of a state file.
     pub fn text(command_line: &[String], options: &[String]) -> String {
         let document = json!({MAGIC: VERSION, COMMAND_LINE: command_line, OPTIONS: options});
         format!("{document:#}\n")
@@ -114,7 +114,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// The text is no state file's, is of another version, or has an option that cannot be read.
+    /// The text is not that of a state file, has another version, or has an option that cannot be
+    /// read.
     pub fn parse(text: &str) -> Result<State, OptionError> {
         let document = json::parse(text)?;
         let member = |name: &str| document.iter().find(|(own, _)| own == name).map(|(_, own)| own);
@@ -135,7 +136,7 @@ impl State {
         Ok(State { command_line: list(COMMAND_LINE)?, options: list(OPTIONS)? })
     }
 
-    /// What a daemon is to make that is started by the command line `given`.
+    /// Merges the state with the command line `given` of this start.
     ///
     /// # Errors
     ///
@@ -223,8 +224,8 @@ fn conflict(
     ))
 }
 
-/// The steps of the result, in an order in which each refers to earlier ones: those that are as the command
-/// line has them and refer to such alone, and all others.
+/// Splits the result into steps that are as on the command line and refer only to each other, and all others. In
+/// both lists, each step refers to earlier ones only.
 fn in_order(
     given: &[Step],
     kept: &[Step],
@@ -242,7 +243,7 @@ fn in_order(
             key.map(|key| result.remove(&key));
         }
     }
-    // In the state file's order, and then the command line's.
+    // The state file's order, then the command line's.
     let place = |step: &Step| kept.iter().chain(given).position(|other| other == step);
     let mut rest: Vec<_> = result.into_iter().collect();
     rest.sort_by_key(|(key, step)| (key.rank(), place(step)));
@@ -268,7 +269,7 @@ fn in_order(
     Ok((first, then))
 }
 
-/// A path of the option that depends on the folder in which the daemon is started, or was.
+/// Returns the option's first relative path, which depends on the daemon's working directory.
 pub fn relative_path(action: &Action) -> Option<&Path> {
     let path = |path: &'_ Path| path.is_relative();
     match action {

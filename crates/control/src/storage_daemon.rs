@@ -28,7 +28,7 @@ pub struct StorageDaemonOptions {
     pub steps: Vec<Step>,
     /// `--pidfile`: where to write the process's id once everything is ready.
     pub pidfile: Option<PathBuf>,
-    /// `--state`: where the configuration is kept.
+    /// `--state`: file that keeps the configuration.
     pub state: Option<PathBuf>,
     /// `--daemonize`: go to the background once everything is ready.
     pub daemonize: bool,

@@ -52,8 +52,8 @@ pub(crate) enum Kind<T: 'static> {
         /// Receives it.
         set: fn(&mut T, i64) -> Set,
     },
-    /// A number of bytes, with or without a suffix (`4k`): QAPI's type `size`. Many of QSD's sizes are of
-    /// type `int`, and take none.
+    /// A number of bytes, with or without a suffix (`4k`): QAPI's type `size`. Many sizes of QSD are of
+    /// type `int`, without suffixes.
     Bytes(fn(&mut T, u64) -> Set),
     /// Text.
     Text {
@@ -88,8 +88,8 @@ pub(crate) enum Kind<T: 'static> {
         /// Reads it.
         read: fn(&mut T, Value, &Context) -> Set,
     },
-    /// What QSD takes and ringmill does not, or not with every value. It is read, for the sake of a good
-    /// error or of a value that asks for nothing, and stands in no schema, help text or list.
+    /// An option of QSD that ringmill does not support, or not with every value. It is read, to give a
+    /// clear error or to accept a value without effect. No schema, help text or list has it.
     Unoffered(fn(&mut T, Value, &str, &Context) -> Set),
 }
 
@@ -114,8 +114,8 @@ pub(crate) struct Choice<T: 'static> {
 }
 
 impl<T> Choice<T> {
-    /// A word that QSD takes and ringmill refuses, or takes in some cases only: in no schema, help text or
-    /// list, as with [`Kind::Unoffered`].
+    /// Makes a word that QSD accepts, and ringmill refuses at least in some cases. No schema, help text or
+    /// list has the word, as with [`Kind::Unoffered`].
     pub(crate) const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
         Choice { name, help: UNOFFERED, set }
     }
@@ -125,7 +125,7 @@ impl<T> Choice<T> {
     }
 }
 
-/// The help text of a word that is not offered.
+/// Help text that marks a word as not offered.
 const UNOFFERED: &str = "";
 
 /// Where the reader is.
@@ -331,7 +331,7 @@ pub(crate) fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
     offered(fields).map(Field::member).collect()
 }
 
-/// The names of what a table offers.
+/// Returns the names of the options that a table offers.
 pub(crate) fn names<T>(fields: &[Field<T>]) -> impl Iterator<Item = &str> {
     offered(fields).map(|field| field.name)
 }
@@ -346,7 +346,7 @@ pub(crate) fn put<V>(into: &mut V, value: V) -> Set {
     Ok(())
 }
 
-/// [`Kind::Unoffered`]: a switch that can only be off.
+/// For [`Kind::Unoffered`]: accepts a switch only if it is off.
 pub(crate) fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> Set {
     match boolean(value, name, at)? {
         true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
@@ -354,12 +354,12 @@ pub(crate) fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> 
     }
 }
 
-/// [`Kind::Unoffered`]: refused whatever it is.
+/// For [`Kind::Unoffered`]: refuses every value.
 pub(crate) fn not_yet<T>(_: &mut T, _: Value, name: &str, _: &Context) -> Set {
     Err(OptionError::not_yet(format!("Parameter '{name}'")))
 }
 
-/// `on` or `off`; in JSON, `true` or `false`.
+/// Reads `on` or `off`; in JSON, `true` or `false`.
 pub(crate) fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionError> {
     match value {
         Value::Bool(on) => Ok(on),
@@ -474,7 +474,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// An option that is read and not offered.
+    /// Makes an option that is read but not offered.
     pub(crate) const fn unoffered(
         name: &'static str,
         read: fn(&mut T, Value, &str, &Context) -> Set,

@@ -1,4 +1,4 @@
-//! The state file: its text, and how its options and those of the command line become one configuration.
+//! The text of state files, and how their options are merged with those of the command line.
 
 use control::{
     Action, Command, State, Step, configuration, option_words, parse_args, relative_path,
@@ -42,7 +42,7 @@ fn a_first_start_makes_what_the_command_line_says_in_its_order() {
 #[test]
 fn what_commands_have_left_stays_where_the_command_line_is_the_same() {
     let more = "--blockdev null-co,node-name=more";
-    // The disk is gone, a node has come, and the export has moved to it.
+    // The state: node `disk` is removed, node `more` is added, and the export is on `more`.
     let moved = EXPORT.replace("node-name=disk", "node-name=more");
     let state = state(&[IO, DISK, EXPORT], &[IO, more, &moved]);
     let given = steps(&[MONITOR[0], MONITOR[1], IO, DISK, EXPORT]);
@@ -52,7 +52,7 @@ fn what_commands_have_left_stays_where_the_command_line_is_the_same() {
     assert!(merged.changes.is_empty());
 }
 
-/// Other words for the same are no change.
+/// Options with the same meaning in another spelling are no change.
 #[test]
 fn an_option_that_says_the_same_otherwise_is_the_same() {
     let json = r#"--blockdev {"driver": "null-co", "node-name": "disk"}"#;
@@ -94,12 +94,12 @@ fn what_both_have_changed_is_refused() {
         assert_eq!(error.message, expected);
         assert!(error.hint.is_some());
     }
-    // The same change on both sides is none.
+    // The same change on both sides is no conflict.
     let merged = state(&[DISK], &[by_command]).merge(&steps(&[by_command])).expect("it fits");
     assert_eq!(origins(&merged.given), [by_command]);
 }
 
-/// An export on an overlay never comes back on what lies below it, which would hide what was written.
+/// An export on an overlay must not return to the base: that would hide writes since the snapshot.
 #[test]
 fn an_export_that_a_snapshot_has_moved_does_not_come_back() {
     let top = "--blockdev qcow2,node-name=top,file.driver=file,file.filename=/top,backing=disk";
@@ -125,7 +125,7 @@ fn what_does_not_fit_together_any_more_is_refused() {
 fn each_comes_after_what_it_refers_to() {
     let below = "--blockdev null-co,node-name=below";
     let above = "--blockdev raw,node-name=disk,file=below";
-    // The command line has split a node, on which one lies that commands have made.
+    // A node that commands added lies on `disk`, which the command line splits in two.
     let on_it = "--blockdev raw,node-name=on-it,file=disk";
     let state = state(&[DISK], &[DISK, on_it]);
     let merged = state.merge(&steps(&[below, above])).expect("it fits");
@@ -148,7 +148,7 @@ fn paths_that_depend_on_the_folder_are_found() {
     assert_eq!(found(MONITOR[0]), None);
 }
 
-/// Secrets do not get into the file: no type of object has any. One that will must not be kept.
+/// No option of an object has a secret. Options with secrets must be kept out of the file.
 #[test]
 fn no_option_has_a_secret() {
     let Ok(Command::Print(help)) =
@@ -162,7 +162,7 @@ fn no_option_has_a_secret() {
     }
 }
 
-/// A configuration: options that fit together, by numbers.
+/// Random configurations: options that fit together.
 fn configurations() -> impl Strategy<Value = Vec<String>> {
     let node = (0u8..6, 0u64..3, any::<bool>());
     prop::collection::vec(node, 0..8).prop_map(|nodes| {
@@ -202,7 +202,7 @@ proptest! {
         prop_assert_eq!(configuration(&state.options), options);
     }
 
-    /// Whatever commands have done: with the same command line all of it is there, and nothing else.
+    /// With an unchanged command line, the result is what commands left.
     #[test]
     fn the_same_command_line_keeps_everything(line in configurations(), options in configurations()) {
         let state = State::parse(&State::text(&line, &options)).expect("a state file");
@@ -211,7 +211,7 @@ proptest! {
         prop_assert_eq!(sorted(all), sorted(state.options));
     }
 
-    /// Where commands have done nothing, the command line alone counts.
+    /// If commands changed nothing, the command line alone counts.
     #[test]
     fn without_commands_the_command_line_counts(before in configurations(), now in configurations()) {
         let state = State::parse(&State::text(&before, &before)).expect("a state file");
@@ -221,7 +221,7 @@ proptest! {
         prop_assert_eq!(sorted(merged.given), sorted(now));
     }
 
-    /// What is refused or not, nothing panics, and each option is there once.
+    /// A merge either fails, or gives a valid configuration from known options.
     #[test]
     fn any_three_are_merged_or_refused(
         before in configurations(), now in configurations(), kept in configurations(),
@@ -244,7 +244,8 @@ proptest! {
         let _ = State::parse(&text);
     }
 
-    /// A file that was cut off or changed at one place is read or refused, never half of it.
+    /// A file that is truncated or damaged in one place causes no panic. A truncated file is
+    /// refused.
     #[test]
     fn a_damaged_file_is_no_panic(line in configurations(), at in 0usize..4000, with in any::<char>()) {
         let text = State::text(&line, &line);

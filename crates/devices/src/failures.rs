@@ -1,7 +1,7 @@
-//! Requests that an export's node has failed: from the I/O threads to a task that tells of them.
+//! Requests that an export's node has failed: carried from the I/O threads to a task that reports them.
 //!
-//! What is alike is counted in preallocated places. The task is woken once until it looks, so an I/O thread
-//! neither waits nor allocates for a request that fails.
+//! Failures of one kind are counted in a preallocated place. The task is woken once until it takes the
+//! failures, so an I/O thread neither waits nor allocates for a failed request.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,25 +12,25 @@ use nix::errno::Errno;
 
 use crate::stats::Kind;
 
-/// Kinds of failures that are told apart until the task looks.
+/// Kinds of failures that are counted apart until the task takes them.
 const PLACES: usize = 16;
 
-/// Requests that have failed alike.
+/// Failed requests with the same unit, kind and errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// Of virtio-scsi the logical unit, else 0.
+    /// The logical unit for virtio-scsi, else 0.
     pub unit: u16,
-    /// What was asked for.
+    /// Kind of the requests.
     pub kind: Kind,
-    /// Why it failed.
+    /// Why the requests failed.
     pub errno: Errno,
-    /// Where the first one begins, in bytes.
+    /// Offset of the first request, bytes.
     pub offset: u64,
-    /// How many there were; of others there may be more, see [`Failures::take`].
+    /// Number of requests. There may be more that are not counted here, see [`Failures::take`].
     pub count: u64,
 }
 
-/// The failures of an export that were not told of yet.
+/// An export's failed requests that were not reported yet.
 pub struct Failures {
     places: Mutex<Places>,
     told: Sender<()>,
@@ -39,7 +39,7 @@ pub struct Failures {
 #[derive(Default)]
 struct Places {
     failures: [Option<Failure>; PLACES],
-    /// Those that there was no place for.
+    /// Failures that found no free place.
     others: u64,
     is_told: bool,
 }
@@ -51,16 +51,17 @@ impl std::fmt::Debug for Failures {
 }
 
 impl Failures {
-    /// A place for them, and where it is told that there are some.
+    /// Returns an empty set, and a receiver that wakes the reporting task.
     pub fn new() -> (Arc<Self>, Receiver<()>) {
         let (told, receiver) = mailbox::channel();
         (Arc::new(Failures { places: Mutex::default(), told }), receiver)
     }
 
-    /// Adds one. Callable from any thread.
+    /// Adds a failure. Callable from any thread.
     #[cold]
     pub(crate) fn add(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {
-        // What a node cannot do, what is to be done again, and what a loop that ends has left.
+        // Operations that a node lacks, requests that will be repeated, and requests left by a loop
+        // that ends.
         if matches!(errno, Errno::EOPNOTSUPP | GIVEN_UP | Errno::ECANCELED) {
             return;
         }
@@ -81,7 +82,7 @@ impl Failures {
         }
     }
 
-    /// Takes what there is, and how many failures there were beside these.
+    /// Takes all failures, and the number of failures that found no place among these.
     pub fn take(&self) -> (impl Iterator<Item = Failure> + use<>, u64) {
         let Places { failures, others, .. } = std::mem::take(&mut *lock(&self.places));
         (failures.into_iter().flatten(), others)

@@ -65,7 +65,7 @@ pub struct QueueStats {
     /// Latencies by boundaries that somebody has asked for, and how often those were changed.
     bins: Mutex<BinsOf>,
     bins_version: AtomicU32,
-    /// Where failures go; nowhere, while nobody watches.
+    /// Receives failures. Unset: failures are not reported.
     failures: OnceLock<Arc<Failures>>,
 }
 
@@ -141,12 +141,13 @@ impl QueueStats {
         }
     }
 
-    /// Has failures told there. Only the first call counts.
+    /// Sets where failures are reported. Only the first call takes effect.
     pub fn watch(&self, failures: Arc<Failures>) {
         let _ = self.failures.set(failures);
     }
 
-    /// The node has failed a request, or a part of one. `unit`: of virtio-scsi the logical unit, else 0.
+    /// Reports a request, or a part of one, that the node has failed. `unit`: the logical unit for
+    /// virtio-scsi, else 0.
     #[cold]
     pub fn node_failed(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {
         if let Some(failures) = self.failures.get() {

@@ -163,14 +163,15 @@ fn features_are_the_device_s_and_the_server_s() {
     assert!(session.has_reply_ack());
 }
 
-/// QEMU warns of them where it keeps the configuration space itself, and of a socket that is closed.
+/// QEMU warns of CONFIG where QEMU keeps the configuration space, and of a BACKEND_REQ socket that
+/// closes.
 #[test]
 fn nothing_of_the_configuration_space_is_offered_by_a_device_without_one() {
     let mut session = Session::new(Arc::new(Paper { lacks_config: true, ..Paper::default() }));
     let (config, backend_req) = (protocol_features::CONFIG, protocol_features::BACKEND_REQ);
     let offered = protocol_features::OFFERED & !config & !backend_req;
     assert_eq!(replied(&mut session, Message::GetProtocolFeatures), Reply::U64(offered));
-    // As a session of an older version's that is taken over has them.
+    // A session that is taken over from an older version has these features.
     done(&mut session, Message::SetProtocolFeatures(protocol_features::OFFERED));
 }
 

@@ -156,7 +156,7 @@ static FIELDS: &[Field<Draft>] = &[
     permissions("unshare-child-perms"),
 ];
 
-/// A number of bytes; 0 for the default.
+/// A field with a number of bytes. 0: the default.
 const fn bytes(
     name: &'static str,
     set: fn(&mut Draft, i64) -> table::Set,

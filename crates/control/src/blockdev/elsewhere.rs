@@ -1,8 +1,8 @@
-//! Drivers that QEMU has and ringmill has not, with the way around each.
+//! Drivers that QEMU has and ringmill lacks, with an alternative for each.
 
 use crate::error::OptionError;
 
-/// The drivers, by what leads around them.
+/// The drivers, grouped by their alternative.
 static ELSEWHERE: &[(&[&str], &str)] = &[
     (
         &["luks"],
@@ -62,7 +62,7 @@ static ELSEWHERE: &[(&[&str], &str)] = &[
     (&["blkreplay", "blkverify"], "It is for tests of QEMU itself. blkdebug is there."),
 ];
 
-/// Why a driver that is not there is refused, if QEMU has it.
+/// Returns the error for a driver that only QEMU has.
 pub(super) fn refusal(name: &str) -> Option<OptionError> {
     let (_, around) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name))?;
     Some(OptionError::not_yet(format!("Driver '{name}'")).hint(*around))
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::blockdev::DRIVERS;
 
-    /// What `query-qmp-schema` of QEMU 11.1 has as `BlockdevDriver`.
+    /// The values of `BlockdevDriver` in `query-qmp-schema` of QEMU 11.1.
     const QEMU: &str = "blkdebug blklogwrites blkreplay blkverify bochs cloop compress \
         copy-before-write copy-on-read dmg file ftp ftps host_cdrom host_device http https io_uring \
         iscsi luks nbd nfs null-aio null-co nvme nvme-io_uring parallels preallocate qcow qcow2 qed \

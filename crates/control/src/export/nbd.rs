@@ -59,7 +59,7 @@ pub(super) static NBD: &[Field<Draft>] = &[
     Field::unoffered("allocation-depth", only_off),
 ];
 
-/// What was read.
+/// Returns the options that were read.
 pub(super) fn finish(draft: &mut Draft) -> NbdOptions {
     let NbdDraft { name, description } = std::mem::take(&mut draft.nbd);
     let name = name.or_else(|| draft.node_name.clone());

@@ -19,8 +19,8 @@ use crate::value::Value;
 pub struct VhostUserOptions {
     /// `addr`: where the front end connects.
     pub addr: Addr,
-    /// `num-queues`: request virtqueues, 1 to [`MAX_QUEUES`]. `None`, of virtio-scsi: as many as a front
-    /// end asks for.
+    /// `num-queues`: request virtqueues, 1 to [`MAX_QUEUES`]. `None`, for virtio-scsi only: as many as a
+    /// front end asks for.
     pub num_queues: Option<u16>,
     /// `logical-block-size` in bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
@@ -98,7 +98,7 @@ pub(super) static SCSI: &[Field<Draft>] = &[
     WERROR,
 ];
 
-/// The rest of `vhost-user-blk`.
+/// Completes the options of `vhost-user-blk`.
 pub(super) fn blk(draft: &mut Draft) -> VhostUserOptions {
     let options = std::mem::take(&mut draft.vhost_user);
     VhostUserOptions { num_queues: options.num_queues.or(Some(1)), ..options }

@@ -1,4 +1,4 @@
-//! Who uses which node, as [`block::permissions`] wants it told.
+//! Describes the graph's users for [`block::permissions`].
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ impl Export {
         let claim = Claim::of_reader(self.writable);
         match self.shares_resize {
             true => claim,
-            // Its clients are told of a size once.
+            // NBD clients read the size once, when they connect.
             false => Claim { shares: claim.shares.without(Permissions::RESIZE), ..claim },
         }
     }
 }
 
 impl Job {
-    /// What the filter that the job puts above its source uses the source for.
+    /// Returns what the job's filter above the source uses the source for.
     fn source_use(&self) -> ChildUse {
         match self.kind {
             "mirror" => ChildUse::Window,
@@ -27,10 +27,10 @@ impl Job {
         }
     }
 
-    /// What the job claims of its target.
+    /// Returns what the job claims of its target.
     fn target_claim(&self) -> Claim {
         let shares = match self.kind {
-            // It is whole only in the end.
+            // The target is complete only at the end.
             "mirror" => Permissions::WRITE_UNCHANGED,
             _ => Permissions::ALL.without(Permissions::RESIZE),
         };
@@ -38,20 +38,20 @@ impl Job {
     }
 }
 
-/// The filters of jobs, by the names of their sources.
+/// Filters of jobs, by the names of their sources.
 type Filters<'a> = BTreeMap<&'a str, (String, &'a Job)>;
 
-/// The node that those use who use the node of that name.
+/// Returns the node that users of the node `name` use: a job's filter, or the node itself.
 fn above_source<'a>(filters: &'a Filters<'_>, name: &'a str) -> &'a str {
     filters.get(name).map_or(name, |(filter, _)| filter)
 }
 
 impl Graph {
-    /// Checks that a node may be given another size.
+    /// Checks that a node may be resized.
     ///
     /// # Errors
     ///
-    /// In QSD's words: a job or an image above it is in the way, or one of its users does not share that.
+    /// In QSD's words: a job uses the node, an image lies above it, or a user does not share resizing.
     pub fn check_resize(&self, name: &str) -> Result<(), OptionError> {
         if name.starts_with('#') {
             let message = format!("Node '{name}' is busy: it belongs to the node above it");
@@ -69,9 +69,9 @@ impl Graph {
         self.check_with(None)
     }
 
-    /// The same, with one user more.
+    /// Does the same with one more user.
     fn check_with(&self, user: Option<UserUse<'_>>) -> Result<(), OptionError> {
-        // A job's filter comes between the source and all that use it.
+        // A job's filter lies between the source and all its users.
         let filters: Filters<'_> = self
             .jobs
             .iter()

@@ -37,7 +37,7 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
     example: r#"{"id": "e0"}"#,
 };
 
-/// An image was found damaged.
+/// Sent when an image is found damaged.
 pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
     name: "BLOCK_IMAGE_CORRUPTED",
     help: "the metadata of a qcow2 image was found damaged while it is in use; once for each image",

@@ -59,12 +59,12 @@ impl Session {
         self.line(json!({"QMP": {"version": commands::version(), "capabilities": ["oob"]}}))
     }
 
-    /// What one is told instead that cannot be served.
+    /// Returns an error line for a client that cannot be served, in place of the greeting.
     pub fn error(&self, error: QmpError) -> String {
         self.answer(Ticket(None), Err(error))
     }
 
-    /// Whether the client has left capabilities negotiation.
+    /// Whether the client has completed capabilities negotiation.
     pub fn has_negotiated(&self) -> bool {
         self.capabilities.is_some()
     }

@@ -78,7 +78,7 @@ impl SlotTable {
         done
     }
 
-    /// The request under `tag`.
+    /// Returns the request with that `tag`.
     pub(crate) fn get(&self, tag: u32) -> Option<&Slot> {
         self.slots.get(tag as usize)?.as_ref()
     }

@@ -1,8 +1,8 @@
-//! Zeroes in the data of a read, which a structured reply has as holes.
+//! Sends zeroes in the data of a read as holes of a structured reply.
 //!
-//! QEMU's server asks the image what is stored where before each read. Here what was read is looked at:
-//! two words of each block where there are no zeroes, no second request, and nothing that can change in
-//! between.
+//! QEMU's server asks the image for its block status before each read. Here the data is examined
+//! instead. That costs two words per block where there are no zeroes. There is no second request, and
+//! no race between the status and the read.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ use event_loop::IoBufs;
 
 use super::wire::reply::{Asked, MAX_HEADER, Reply, ReplyMode};
 
-/// Bytes of the smallest hole: as much as the headers of two chunks need, which lie in it.
+/// Bytes of the smallest hole. The headers of two chunks are stored in a hole, and need this much.
 const SMALLEST: usize = 512;
-/// Blocks that neither begin nor end with zeroes are not looked into further.
+/// Bytes of a block. A block that neither begins nor ends with zeroes is not searched further.
 const BLOCK: usize = 4096;
 
-/// Replies on their way into a list.
+/// Collects replies for sending.
 pub(super) struct Out<'a> {
     pub(super) arena: &'a mut IoBufs,
     pub(super) bufs: &'a mut IoBufs,
-    /// Where the next header goes in the arena.
+    /// Offset of the next header in the arena.
     pub(super) place: usize,
 }
 
@@ -30,7 +30,8 @@ impl Out<'_> {
         self.place += len;
     }
 
-    /// What was read, with its zeroes as holes. The headers after the first lie where those zeroes are.
+    /// Adds the data of a read, with zeroes as holes. Headers after the first are stored where the
+    /// zeroes are.
     pub(super) fn read(
         &mut self,
         mode: ReplyMode,
@@ -66,21 +67,22 @@ impl Out<'_> {
     }
 }
 
-/// Data that were read.
+/// Data of a read.
 #[derive(Debug, Clone, Copy)]
 struct Data<'a> {
-    /// Where they are,
+    /// Memory that holds the data.
     memory: &'a IoBufs,
-    /// from there on,
+    /// Offset of the data in `memory`.
     at: usize,
-    /// and how many bytes.
+    /// Bytes of the data.
     len: usize,
-    /// Of the first byte on the disk, whose sectors holes consist of.
+    /// Offset of the first byte on the disk, which gives the boundaries of sectors.
     offset: u64,
 }
 
 impl Data<'_> {
-    /// The first hole from byte `from` on: of whole sectors, up to the end, or all there is.
+    /// Returns the first hole from byte `from` on. Holes begin and end at sectors of the disk, or
+    /// at the ends of the data.
     fn next_hole(&self, from: usize) -> Option<Range<usize>> {
         let mut at = from;
         while at < self.len {
@@ -103,7 +105,8 @@ impl Data<'_> {
         None
     }
 
-    /// Where what `at` lies in ends, of pieces of `size` bytes of the disk.
+    /// Returns the end of the piece that `at` lies in. Pieces are `size` bytes, aligned on the
+    /// disk.
     fn end_of(&self, at: usize, size: usize) -> usize {
         let within = (self.offset as usize).wrapping_add(at) & (size - 1);
         (at + size - within).min(self.len)
@@ -118,7 +121,7 @@ impl Data<'_> {
         })
     }
 
-    /// Whether the word at a place is zero, or what there is of it.
+    /// Whether the 8 bytes at `at`, or as many as are left, are zero.
     fn is_zero_at(&self, at: usize) -> bool {
         let mut word = [0; 8];
         let len = word.len().min(self.len - at);
@@ -141,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// All holes of data that lie 4096 bytes into their memory.
+    /// Returns all holes of `bytes`, stored at offset 4096 in their memory.
     fn holes(bytes: &[u8], offset: u64) -> Vec<Range<usize>> {
         let mut memory = AlignedBuf::io_bufs(4096 + bytes.len().max(1), 4096).unwrap();
         memory.copy_in(4096, bytes);
@@ -164,11 +167,11 @@ mod tests {
         assert_eq!(holes(&bytes, 0), one(64 << 10..128 << 10));
         assert_eq!(holes(&[0; 8192], 0), one(0..8192));
         assert_eq!(holes(&[1; 8192], 0), none);
-        // A read of two sectors, the second of them a hole.
+        // A read of two sectors. The second sector is a hole.
         let mut bytes = [1; 1024];
         bytes[512..].fill(0);
         assert_eq!(holes(&bytes, 2048), one(512..1024));
-        // Less than a sector is one only where that is all.
+        // Less than a sector is a hole only if the whole read is zero.
         assert_eq!(holes(&[0; 100], 7), one(0..100));
         assert_eq!(holes(&[&[1; 700][..], &[0; 300]].concat(), 0), none);
     }
@@ -191,7 +194,7 @@ mod tests {
                 prop_assert!(bytes[hole.clone()].iter().all(|&byte| byte == 0));
                 before = hole.end;
             }
-            // A run of zeroes as long as two blocks has one that is looked into.
+            // A run of zeroes as long as a block and two sectors has a hole.
             for (at, run) in parts.iter().scan(0, |at, part| {
                 *at += part.1;
                 Some((*at - part.1, *part))

@@ -46,8 +46,8 @@ pub enum NbdListen {
     /// Listening stream sockets that were inherited (`addr.type=fd`). Held for as long as they are
     /// listened on.
     Fds(Vec<Arc<OwnedFd>>),
-    /// Those that another process has handed over, with the file of one that is to be removed in the
-    /// end.
+    /// Sockets that another process has handed over, with the file of a socket that is removed in
+    /// the end.
     TakenOver(Vec<(OwnedFd, Option<PathBuf>)>),
 }
 
@@ -177,7 +177,7 @@ impl Listener {
         }
     }
 
-    /// Leaves a unix socket's file where it is in the end.
+    /// Makes a unix socket's file stay when the listener is dropped.
     pub(super) fn leave_file(&self) {
         match self {
             Listener::Path(listener) => listener.leave_file(),

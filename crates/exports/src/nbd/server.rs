@@ -40,8 +40,7 @@ pub struct NbdServerConfig {
     pub handshake_max_seconds: u32,
     /// `tls-creds` and `tls-authz`: clients are served with TLS only. `None`: without.
     pub tls: Option<Acceptor>,
-    /// Nobody is accepted before the server is told to [go on](NbdServer::resume): clients that connect
-    /// wait.
+    /// Accept no client until [`resume`](NbdServer::resume). Until then, clients that connect wait.
     pub held: bool,
 }
 
@@ -98,13 +97,15 @@ struct Export {
     /// Who gets the next connection.
     next: Cell<usize>,
     stats: Vec<Arc<QueueStats>>,
-    /// Of the clients that use it now.
+    /// Sockets of the connected clients.
     sockets: RefCell<Vec<Arc<OwnedFd>>>,
 }
 
 impl NbdServer {
-    /// Begins to listen. When this returns clients can connect; there are no exports yet, so that a
-    /// server that is not [held](NbdServerConfig::held) sends them away.
+    /// Begins to listen.
+    ///
+    /// Clients can connect when this returns. There are no exports yet: a server that is not
+    /// [held](NbdServerConfig::held) sends the clients away.
     ///
     /// # Errors
     ///
@@ -162,8 +163,9 @@ impl NbdServer {
         drop(self.listener);
     }
 
-    /// The same at the end of a daemon that has served: leaves a unix socket's file where it is, as
-    /// QEMU's daemon does, which removes it only at `nbd-server-stop`.
+    /// Stops the server as [`stop`](Self::stop) does, and leaves a unix socket's file.
+    ///
+    /// For the end of the daemon: QEMU's removes the file only at `nbd-server-stop`.
     pub async fn stop_leaving_file(self) {
         self.listener.leave_file();
         self.stop().await;
@@ -181,8 +183,10 @@ impl NbdExport {
         !self.export.sockets.borrow().is_empty()
     }
 
-    /// Completes when each client that has hung up by then is [seen](Self::is_connected) to have left: its
-    /// I/O thread may hear of that later than others do. Its last requests are waited for.
+    /// Completes when every client that has hung up counts as left.
+    ///
+    /// See [`is_connected`](Self::is_connected). The client's I/O thread may notice the hang-up late, and
+    /// finishes the client's last requests first.
     pub fn hung_up_are_gone(&self) -> impl Future<Output = ()> + use<> {
         let (shared, export) = (self.shared.clone(), self.export.clone());
         async move {
@@ -230,7 +234,9 @@ impl NbdExport {
         self.stop_telling(|| {}).await
     }
 
-    /// The same; calls `on_quiet` before the flush, when no request is in flight any more.
+    /// Stops the export as [`stop`](Self::stop) does. Calls `on_quiet` before the flush.
+    ///
+    /// No request is in flight when `on_quiet` is called.
     ///
     /// # Errors
     ///
@@ -487,7 +493,7 @@ impl Shared {
     }
 }
 
-/// Whether the other side sends no more.
+/// Whether the client has closed its sending side.
 fn has_hung_up(socket: &OwnedFd) -> bool {
     let events = PollFlags::from_bits_retain(libc::POLLRDHUP);
     let mut polled = [PollFd::new(socket.as_fd(), events)];

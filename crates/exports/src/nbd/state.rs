@@ -27,8 +27,8 @@ use super::wire::request::{
 /// Extents of a block status reply at most.
 const MAX_EXTENTS: usize = 1024;
 
-/// Holes in the replies that are sent together, each of which takes up to three of the 1024 segments that
-/// the kernel takes at once. What is beyond that is sent as data.
+/// Most holes in the replies that are sent together. Further zeroes are sent as data. A hole takes up to
+/// three of the 1024 segments that the kernel takes at once.
 const MAX_HOLES: usize = (1024 - 2 * SLOTS) / 3;
 
 /// No command has this flag.

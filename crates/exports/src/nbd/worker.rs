@@ -187,11 +187,12 @@ impl WorkerHandle {
         })
     }
 
-    /// Ends all connections, once their requests are done. The answer comes when they have ended.
+    /// Ends all connections after their requests. The receiver completes when the connections have
+    /// ended.
     pub(super) fn stop(&self) -> oneshot::Receiver<()> {
         self.ask(|worker, answer| {
             worker.idle.set(Some(Box::new(move || answer.send(()))));
-            // For good: no client uses the channel afterwards.
+            // This drain never ends: no client uses the channel afterwards.
             worker.channel.drain_begin();
             worker.stop_connections();
             worker.check_idle();

@@ -334,9 +334,11 @@ impl Backend {
         Ok(Some(self.ask_to_stop(index, held).await?))
     }
 
-    /// Stops all rings for a reset of the device (RESET_DEVICE, status 0). Nobody waits for what they have in flight any
-    /// more: held requests fail, and rings that are started from now on do nothing of the record again. A front end that
-    /// goes on with the record hands it over again: QEMU also sets the status when it stops its guest.
+    /// Stops all rings for a reset of the device (RESET_DEVICE, status 0).
+    ///
+    /// The driver no longer waits for requests in flight. Held requests fail, and rings that are started later repeat
+    /// nothing from the in-flight record. A front end that continues with the record hands the record over again:
+    /// QEMU sets status 0 also when it stops its guest.
     pub(crate) async fn reset_rings(&mut self) -> Result<(), RequestError> {
         self.inflight = None;
         self.stop_rings(Held::Failed).await

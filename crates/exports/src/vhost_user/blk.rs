@@ -22,8 +22,9 @@ use super::server::MAX_QUEUES;
 
 impl VhostUserExport {
     /// Offers a node as a virtio-blk device with this serial number, of which the first 20 bytes count.
-    /// When this returns front ends can connect. Of [`VhostUserConfig::num_queues`] there are at most
-    /// 256; without a number there is one, as in qemu-storage-daemon.
+    ///
+    /// Front ends can connect when this returns. [`VhostUserConfig::num_queues`] is at most 256, and 1
+    /// by default, as in qemu-storage-daemon.
     ///
     /// # Errors
     ///

@@ -31,8 +31,9 @@ pub trait Device: Send + Sync {
     /// How many queues it has.
     fn num_queues(&self) -> u16;
 
-    /// Whether front ends get the configuration space from here. QEMU keeps that of virtio-scsi itself, and
-    /// warns of a back end that offers to.
+    /// Whether front ends read the configuration space from the device.
+    ///
+    /// QEMU keeps the configuration space of virtio-scsi itself, and warns of a back end that offers one.
     fn has_config(&self) -> bool {
         true
     }

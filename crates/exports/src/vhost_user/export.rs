@@ -25,7 +25,7 @@ pub struct VhostUserConfig {
     /// `iothread`: at least one; queue i, those of virtio-scsi that carry no commands included, is
     /// served by thread i, counted round.
     pub io_threads: Vec<LoopHandle>,
-    /// `num-queues`: request queues, at least one. `None`: what the device has then.
+    /// `num-queues`: request queues, at least one. `None`: the device's default.
     pub num_queues: Option<u16>,
     /// `writable`.
     pub writable: bool,
@@ -38,9 +38,9 @@ pub struct VhostUserConfig {
     /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
     /// it cannot be had, a warning says why.
     pub pin_memory: bool,
-    /// What the process before this one hands over. Implies `held`.
+    /// State that the previous process hands over. Implies `held`.
     pub taken_over: Option<TakenOver>,
-    /// The export does nothing until it is told to [begin](VhostUserExport::begin): front ends that
+    /// Serve no front end until [`begin`](VhostUserExport::begin). Until then, front ends that
     /// connect wait in the socket's backlog.
     pub held: bool,
 }
@@ -53,7 +53,7 @@ pub struct VhostUserExport {
     /// The number of the first request queue among all of the device's.
     first_queue: usize,
     stats: Arc<[Arc<QueueStats>]>,
-    /// Somebody has said how many queues there are. Otherwise only those that were used count as there.
+    /// The number of queues was configured. Otherwise only queues up to the last used one are shown.
     has_fixed_queues: bool,
 }
 
@@ -126,9 +126,10 @@ impl VhostUserExport {
         self.server.set_paused(paused)
     }
 
-    /// Serves, if it was [held](VhostUserConfig::held) so far: what was
-    /// [taken over](VhostUserConfig::taken_over) from where the process before this one has left off.
-    /// Completes when its rings run.
+    /// Starts serving, if the export was [held](VhostUserConfig::held). Completes when the rings run.
+    ///
+    /// A session that was [taken over](VhostUserConfig::taken_over) continues where the previous
+    /// process stopped.
     pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
         self.server.begin(rings)
     }
@@ -147,12 +148,13 @@ impl VhostUserExport {
         self.stop_telling(|| {}).await
     }
 
-    /// The same; calls `on_quiet` before the flush, when no request is in flight any more.
+    /// Stops the export as [`stop`](Self::stop) does. Calls `on_quiet` before the flush.
+    ///
+    /// No request is in flight when `on_quiet` is called.
     ///
     /// # Errors
     ///
-    /// As of [`stop`](Self::stop). If no one can tell whether requests are in flight, `on_quiet` is not
-    /// called.
+    /// As of [`stop`](Self::stop). If the control loop has stopped before, `on_quiet` is not called.
     pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         self.server.stop(on_quiet).await
     }

@@ -27,7 +27,7 @@ use super::error::ExportError;
 /// no event tells when there are some again. Nanoseconds.
 const RETRY_NS: u64 = 500_000_000;
 
-/// How often, and after which pause, is looked whether a socket is closed whose process is gone.
+/// Most tries to connect to a socket whose process is gone, and the pause between two tries.
 const LAST_LOOKS: u32 = 100;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -82,7 +82,7 @@ struct SocketFile {
     path: PathBuf,
     /// Device and inode: another process may have put its socket in this place.
     id: (u64, u64),
-    /// It is to stay where it is.
+    /// Leave the file on drop.
     stays: Cell<bool>,
 }
 
@@ -182,7 +182,7 @@ impl Listener {
         Ok((self.socket.try_clone()?, self.file.as_ref().map(|file| file.path.clone())))
     }
 
-    /// Leaves the socket's file where it is in the end.
+    /// Makes the socket's file stay when the listener is dropped.
     pub fn leave_file(&self) {
         if let Some(file) = &self.file {
             file.stays.set(true);
@@ -257,11 +257,11 @@ fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), Expor
             Err(Errno::ECONNREFUSED) => {
                 return fs::remove_file(path).map_err(|e| fail("unlink", e));
             }
-            // Gone by itself meanwhile.
+            // The file was removed meanwhile.
             Err(Errno::ENOENT) => return Ok(()),
-            // The kernel closes the sockets of a process that was killed with its rings, a little later.
+            // The kernel closes a killed process's sockets together with its io_uring, after a delay.
             Ok(()) if is_gone(&probe) => std::thread::sleep(LOOK_AGAIN),
-            // EAGAIN: somebody listens, and has many callers.
+            // EAGAIN: a process listens, and its backlog is full.
             Ok(()) | Err(Errno::EAGAIN) => break,
             Err(errno) => return Err(fail("connect", errno.into())),
         }
@@ -269,11 +269,10 @@ fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), Expor
     Err(ExportError::SocketInUse { socket: name.to_owned() })
 }
 
-/// Whether there is no process any more with the number of the one that began to listen. Another one may
-/// have been handed the socket.
+/// Whether the process that began to listen is gone. Another process may have been handed the socket.
 fn is_gone(connected: &OwnedFd) -> bool {
     let peer = getsockopt(connected, sockopt::PeerCredentials).map(|peer| peer.pid());
-    // 0: a process of another namespace.
+    // 0: the process is in another PID namespace.
     peer.is_ok_and(|pid| pid > 0 && !Path::new(&format!("/proc/{pid}")).exists())
 }
 

@@ -98,14 +98,14 @@ impl HandOver {
 /// What another process has handed over.
 #[derive(Debug)]
 pub struct TakenOver {
-    /// With the front end that was connected; `None`: there was none.
+    /// Session with the front end that was connected. `None`: no front end was connected.
     pub session: Option<SavedSession>,
 }
 
 /// What starts the rings, and who is told that they run.
 pub(crate) type Begin = (SavedRings, oneshot::Sender<()>);
 
-/// The side of a server that waits to begin.
+/// What a server receives that waits to begin.
 pub(crate) struct Beginning {
     pub(crate) session: Option<SavedSession>,
     /// Told once all is there that can be there before the old process has stopped.

@@ -25,10 +25,11 @@ use super::server::MAX_QUEUES;
 pub const MAX_REQUEST_QUEUES: u16 = MAX_QUEUES - FIRST_REQUEST_QUEUE;
 
 impl VhostUserExport {
-    /// Offers nodes, 1 to 256, as logical units of a virtio-scsi device, LUN 0 first. When this returns
-    /// front ends can connect. Of [`VhostUserConfig::num_queues`] there are at most
-    /// [`MAX_REQUEST_QUEUES`], and just as many when no number is given, since QEMU insists on a queue
-    /// for each vCPU unless told otherwise. Serial numbers are `<id>-<lun>`.
+    /// Offers nodes, 1 to 256, as logical units of a virtio-scsi device, LUN 0 first.
+    ///
+    /// Front ends can connect when this returns. [`VhostUserConfig::num_queues`] is at most
+    /// [`MAX_REQUEST_QUEUES`], which is also the default: QEMU insists on a queue for each vCPU unless
+    /// told otherwise. Serial numbers are `<id>-<lun>`.
     ///
     /// # Errors
     ///

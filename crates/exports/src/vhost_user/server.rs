@@ -48,27 +48,28 @@ pub const MAX_QUEUES: u16 = 256;
 /// A device offered over a vhost-user socket. Dropping it stops it without waiting.
 pub struct Server {
     stop: oneshot::Sender<()>,
-    /// Nobody is served any more, nor is a request under way.
+    /// Completes when no front end is served and no request is in flight.
     quiet: oneshot::Receiver<()>,
     ended: oneshot::Receiver<Result<(), ExportError>>,
     connected: Arc<AtomicBool>,
     /// Those of the service, while it serves.
     workers: Weak<Vec<WorkerHandle>>,
     hand_over: HandOver,
-    /// A server that was told to wait waits for it.
+    /// Starts a server that was told to wait.
     begin: Cell<Option<oneshot::Sender<Begin>>>,
 }
 
 impl Server {
-    /// Offers a device under the name `id`. Its queues are spread over the I/O threads, queue i on
-    /// thread i, counted round. When this returns front ends can connect. `pin_memory`: see
-    /// [`VhostUserConfig`](super::VhostUserConfig). With `begins_with` nobody is served before it is told
-    /// to [begin](Self::begin); the memory of a front end that was taken over is mapped.
+    /// Offers a device under the name `id`. Front ends can connect when this returns.
+    ///
+    /// The queues are spread over the I/O threads: queue i is on thread i, counted round. `pin_memory`:
+    /// see [`VhostUserConfig`](super::VhostUserConfig). With `begins_with`, no front end is served until
+    /// [`begin`](Self::begin). The memory of a front end that was taken over is mapped before.
     ///
     /// # Errors
     ///
-    /// When the numbers do not fit, the socket cannot be listened on, the device cannot work on one of
-    /// the threads, or what was taken over cannot be gone on with.
+    /// The numbers do not fit, the socket cannot be listened on, the device cannot work on one of the
+    /// threads, or a session that was taken over cannot be continued.
     pub async fn start(
         control_loop: EventLoop,
         id: String,
@@ -138,7 +139,7 @@ impl Server {
         Ok(Server { stop, quiet, ended, connected, workers: of_service, hand_over, begin })
     }
 
-    /// Serves from here on, at first what was taken over; completes when the rings run.
+    /// Starts serving, first the session that was taken over. Completes when the rings run.
     pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
         let (running, run) = oneshot::channel();
         if let Some(begin) = self.begin.take() {
@@ -195,7 +196,7 @@ impl Server {
         }
     }
 
-    /// Takes no more requests, finishes those in flight, removes the socket, calls `on_quiet`, flushes.
+    /// Stops taking requests, finishes those in flight, removes the socket, calls `on_quiet`, flushes.
     ///
     /// # Errors
     ///

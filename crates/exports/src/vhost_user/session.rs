@@ -65,8 +65,8 @@ pub mod protocol_features {
     /// GET_STATUS, SET_STATUS.
     pub const STATUS: u64 = 1 << 16;
 
-    /// What only devices have whose configuration space the front end gets from here: what is told over
-    /// BACKEND_REQ's socket is changes of that.
+    /// Features of devices whose configuration space the front end reads from the device. BACKEND_REQ's
+    /// socket only carries changes of the configuration space.
     pub const OF_CONFIG: u64 = CONFIG | BACKEND_REQ;
 
     /// All that are offered.
@@ -263,7 +263,8 @@ impl Session {
                 Step::Reply(Reply::U64(self.offered_protocol_features()))
             }
             Message::SetProtocolFeatures(features) => {
-                // A session that is taken over may be of a version that offered all to any device.
+                // A session that is taken over may come from a version that offered all features to
+                // any device.
                 let unknown = features & !protocol_features::OFFERED;
                 if unknown != 0 {
                     return Err(SessionError::ProtocolFeatures(unknown));

@@ -30,7 +30,7 @@ impl Vmm {
         Self::on(connect(&daemon.socket()), guest)
     }
 
-    /// The same on a connection that there is already.
+    /// Makes the same on an existing connection.
     pub(crate) fn on(stream: UnixStream, guest: Guest) -> Self {
         let num_queues = guest.queues.len();
         let mut front_end = Frontend::from_stream(stream, num_queues as u64);

@@ -25,30 +25,31 @@ use super::common::{
 };
 use super::load::{Device, OWN, PLACES, ROOM, Random, Request, UNWRITTEN};
 
-/// Request queues, and places of each. A request takes up to three descriptors.
+/// Request queues, and places per queue. A request takes up to three descriptors.
 const QUEUES: usize = 2;
 const DEPTH: usize = PLACES / QUEUES;
 const QUEUE_SIZE: u16 = 128;
-/// Bytes of memory for rings, and where those of a queue begin.
+/// Bytes of memory for all rings, and for the rings of each queue.
 const RINGS: u64 = 0x8000;
 const RINGS_OF_EACH: u64 = RINGS / QUEUES as u64;
 /// Bytes of memory for buffers.
 const BUFFERS: u64 = (PLACES * ROOM) as u64;
-/// Guest addresses of the two areas, and of the buffers in each.
+/// Guest addresses of the two areas, and offset of the buffers in each.
 const AREAS: [u64; 2] = [0, 0x4000_0000];
 const BUFFERS_AT: u64 = 0x100_0000;
-/// No contents of a sector, no status, no index that makes sense.
+/// Not valid as a sector's contents, a status or an index.
 static POISON: [u8; BUFFERS as usize] = [0xdb; BUFFERS as usize];
 
-/// Whatever is a reset of the device, or takes the guest's memory away.
+/// Operations that reset the device, or take the guest's memory away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reset {
     GetVringBase,
     Device,
     Status,
-    /// Other memory for all buffers, at the same guest addresses.
+    /// Replaces the memory of all buffers, at the same guest addresses.
     MemTable,
-    /// The front end leaves. The device has let go when it closes the connection.
+    /// The front end disconnects. When the device closes the connection, it no longer uses the
+    /// memory.
     Disconnect,
 }
 
@@ -65,7 +66,7 @@ impl Shared {
         Shared(fd.try_clone().unwrap().into())
     }
 
-    /// That cannot shrink.
+    /// Makes memory that cannot shrink.
     fn new(len: u64) -> Self {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = File::from(memfd_create(c"guest-memory", flags).unwrap());
@@ -78,7 +79,8 @@ impl Shared {
         self.0.metadata().unwrap().len() as usize
     }
 
-    /// What is in it, into memory that is there already: a write that comes late has little time.
+    /// Reads the contents into existing memory, which is fast: a late write has little time before
+    /// the poisoning.
     fn read(&self, into: &mut Vec<u8>) {
         into.resize(self.len(), 0);
         self.0.read_exact_at(into, 0).unwrap();
@@ -103,15 +105,16 @@ impl Shared {
     }
 }
 
-/// One half of the guest's memory: the other one is poisoned, and not touched, while this one is in use.
+/// One half of the guest's memory. While this half is in use, the other is poisoned, and must stay
+/// untouched.
 struct Area {
     at: u64,
     rings: Shared,
-    /// Of the rings.
+    /// View of the rings.
     view: Rc<MemoryView>,
     buffers: Shared,
     record: Shared,
-    /// Memory that was replaced.
+    /// Memory that MemTable has replaced.
     retired: Option<Shared>,
 }
 
@@ -138,7 +141,7 @@ impl Area {
     }
 }
 
-/// A queue's driver and the places of what it has offered, by head.
+/// A queue's driver, and the place of each offered request, by head.
 struct Queue {
     driver: Driver,
     kick: EventFd,
@@ -150,19 +153,19 @@ pub(crate) struct Guest {
     path: PathBuf,
     stream: UnixStream,
     device: Device,
-    /// The number of the first request queue.
+    /// Index of the first request queue.
     first_queue: usize,
     areas: [Area; 2],
-    /// The one that is used next.
+    /// Index of the area to use next.
     next: usize,
-    /// What each sector has.
+    /// Number of each sector's contents.
     disk: Vec<u64>,
     requests: u64,
-    /// Memory for what is seen of the guest's after a reset.
+    /// Reusable memory for snapshots of the guest's memory after a reset.
     snapshots: [Vec<u8>; 3],
-    /// The device has been told of the memory that there is.
+    /// The device has the memory table.
     is_told: bool,
-    /// Requests that were in flight when the guest was reset.
+    /// Requests that were in flight at a reset.
     pub(crate) interrupted: u64,
     /// Resets while memory was pinned.
     pub(crate) pinned: u64,
@@ -196,7 +199,7 @@ impl Guest {
         }
     }
 
-    /// Uses the device, and resets it as soon as `served` requests are done.
+    /// Sends requests, and resets the device as soon as `served` requests are done.
     pub(crate) fn round(&mut self, random: &mut Random, reset: Reset, served: usize) {
         let requests: Vec<Request> = (0..PLACES)
             .map(|place| {
@@ -207,7 +210,7 @@ impl Guest {
         self.serve(&requests, reset, served);
     }
 
-    /// Reads all of the disk.
+    /// Reads the whole disk, and checks the contents.
     pub(crate) fn check_disk(&mut self) {
         let of = |place| Request::read_all(self.device, place);
         let requests: Vec<_> = (0..PLACES).map(of).collect();
@@ -281,7 +284,7 @@ impl Guest {
             let room = rooms.next_back().expect("an answer in one of the two");
             request.check(room, &mut self.disk);
         }
-        // What is done again is what the record has, and nothing is left there.
+        // The in-flight record, which decides what is repeated, must be empty.
         for record in record.chunks(Inflight::region_len(QUEUE_SIZE)) {
             let entries = record[16..].chunks(16).take(QUEUE_SIZE.into());
             assert!(entries.map(|entry| entry[0]).all(|in_flight| in_flight == 0), "{reset:?}");
@@ -289,7 +292,7 @@ impl Guest {
         self.snapshots = [replaced, last, record];
     }
 
-    /// Starts the queues, with rings in that area and a new record of what is in flight.
+    /// Starts the queues, with rings in area `current` and a new in-flight record.
     fn start(&mut self, current: usize) -> Vec<Queue> {
         let queues: Vec<_> = (0..QUEUES as u64)
             .map(|index| {
@@ -336,7 +339,7 @@ impl Guest {
                     let (code, reply) = receive(&mut self.stream).expect("a reply");
                     assert_eq!(code, Code::GetVringBase as u32);
                     let base = u32::from_ne_bytes(reply[4..].try_into().unwrap());
-                    // What was taken from the ring is done.
+                    // Every request that was taken from the ring is completed.
                     assert_eq!(base, u32::from(queue.driver.device_used()));
                 }
             }

@@ -1,4 +1,4 @@
-//! A request that is held when the device is reset: the record of what is in flight has it, and nobody waits for it.
+//! A request that is held at a reset of the device is in the in-flight record, but must not be repeated.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use vhost::vhost_user::VhostUserFrontend;
 use super::common::vmm::{QUEUE_SIZE, Vmm, inflight_of};
 use super::common::{Daemon, Dir, Guest, SECTOR, eventually, message, send_with};
 
-/// As by RESET_DEVICE or SET_STATUS: the new driver's descriptors are not those of what was held.
+/// For RESET_DEVICE and SET_STATUS: the new driver's descriptors differ from those of the held
+/// request.
 #[test]
 fn what_is_held_is_not_done_again_after_a_reset() {
     for reset in [Request::ResetDevice, Request::SetStatus] {

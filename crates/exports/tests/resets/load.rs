@@ -1,26 +1,26 @@
-//! What the driver asks for: a request for each place of its queues, on a part of the disk of that place's own.
+//! The driver's requests: one for each place of its queues. Each place has its own part of the disk.
 
 use queue::Segment;
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
-/// Places, of all queues: requests in flight at once.
+/// Places of all queues, which is the most requests in flight.
 pub(crate) const PLACES: usize = 64;
-/// Sectors of the disk that a place has.
+/// Sectors of the disk per place.
 pub(crate) const OWN: usize = 32;
 /// Bytes of the disk.
 pub(crate) const DISK: u64 = (PLACES * OWN * SECTOR) as u64;
-/// Bytes of memory that a place has: a header, a response, and data behind them.
+/// Bytes of memory per place: a header, a response, and then data.
 pub(crate) const ROOM: usize = 24 << 10;
 const RESPONSE: usize = 0x400;
 const DATA: usize = 0x1000;
-/// What the driver puts where the device is to write.
+/// Byte that fills all buffers before a request.
 pub(crate) const UNWRITTEN: u8 = 0xee;
 
 /// `struct virtio_scsi_cmd_req` and `_resp`, with a CDB and sense data of the sizes that drivers have by default.
 const SCSI_REQUEST: usize = 51;
 const SCSI_RESPONSE: usize = 108;
-/// A status of SCSI, and a sense key.
+/// SCSI status and sense key.
 const CHECK_CONDITION: u8 = 2;
 const UNIT_ATTENTION: u8 = 6;
 
@@ -30,7 +30,7 @@ pub(crate) enum Device {
     Scsi,
 }
 
-/// Random numbers from a seed.
+/// Pseudo-random numbers from a seed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -51,7 +51,7 @@ fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A sector's contents by number; 0: zeroes.
+/// Returns a sector's contents by their number. 0: zeroes.
 pub(crate) fn contents(number: u64) -> [u8; SECTOR] {
     let word = if number == 0 { 0 } else { mix(number) };
     let words = [word.to_le_bytes(); SECTOR / 8];
@@ -63,27 +63,27 @@ enum Kind {
     Read,
     Write,
     Zeroes,
-    /// One sector's contents in all of them, from one buffer.
+    /// WRITE SAME: the same contents in all sectors, from one buffer.
     Same,
     Flush,
 }
 
-/// A request of a place.
+/// A request in a place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     device: Device,
     kind: Kind,
-    /// The first sector, and how many.
+    /// First sector, and number of sectors.
     first: usize,
     sectors: usize,
-    /// By how many bytes the data miss the beginning of a page.
+    /// Offset of the data from the start of a page, bytes.
     lead: usize,
-    /// Contents of the first sector; the next ones count on.
+    /// Number of the first sector's contents. Numbers of the next sectors count up.
     number: u64,
 }
 
 impl Request {
-    /// Any, for `place`. `number` is no other request's.
+    /// Returns a random request for `place`. `number` must be unique.
     pub(crate) fn any(random: &mut Random, device: Device, place: usize, number: u64) -> Self {
         let kinds = [Kind::Read, Kind::Read, Kind::Write, Kind::Write, Kind::Zeroes, Kind::Flush];
         let kind = match random.below(8) {
@@ -92,12 +92,12 @@ impl Request {
         };
         let sectors = random.pick(&[1, 8, 16, 32]);
         let first = place * OWN + random.below((OWN - sectors + 1) as u64) as usize;
-        // Aligned for direct I/O, or for a bounce buffer.
+        // Aligned for direct I/O, or not, which takes a bounce buffer.
         let lead = random.pick(&[0, 0, 512, 1]);
         Request { device, kind, first, sectors, lead, number }
     }
 
-    /// A read of all that is the place's.
+    /// Returns a read of the place's whole part of the disk.
     pub(crate) fn read_all(device: Device, place: usize) -> Self {
         let (first, sectors) = (place * OWN, OWN);
         Request { device, kind: Kind::Read, first, sectors, lead: 0, number: 0 }
@@ -110,7 +110,7 @@ impl Request {
         }
     }
 
-    /// What the device is to read behind the header.
+    /// Returns the data that the device reads after the header.
     fn output(&self) -> Vec<u8> {
         let write_zeroes = || {
             const UNMAP: u32 = 1;
@@ -179,14 +179,14 @@ impl Request {
         if self.kind == Kind::Read { self.sectors * SECTOR } else { 0 }
     }
 
-    /// Puts what the device is to read into the place's memory.
+    /// Writes the header and the data into the place's memory.
     pub(crate) fn put(&self, room: &mut [u8]) {
         let mut put = |at: usize, bytes: &[u8]| room[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &self.header());
         put(DATA + self.lead, &self.output());
     }
 
-    /// Its buffers, readable and writable, in memory that begins at guest address `at`.
+    /// Returns readable and writable buffers in memory that begins at guest address `at`.
     pub(crate) fn buffers(&self, at: u64) -> [Vec<Segment>; 2] {
         let segment =
             |offset: usize, len: usize| Segment { addr: at + offset as u64, len: len as u32 };
@@ -207,12 +207,13 @@ impl Request {
         room[RESPONSE] != UNWRITTEN
     }
 
-    /// Checks the answer, and does to `disk`, the contents' numbers, what was done.
+    /// Checks the response. Updates `disk`, the numbers of the contents, by a completed write.
     pub(crate) fn check(&self, room: &[u8], disk: &mut [u64]) {
         let answer = &room[RESPONSE..][..self.response_len()];
         let status = match self.device {
             Device::Blk => answer,
-            // After a reset a logical unit says so, once, instead of doing what it is asked for.
+            // After a reset a logical unit answers one command with a unit attention, without doing
+            // the command.
             Device::Scsi if answer[10] == CHECK_CONDITION && answer[14] == UNIT_ATTENTION => return,
             Device::Scsi => &answer[10..12],
         };

@@ -1,9 +1,10 @@
-//! Nothing touches a guest's memory after its reset (docs/DESIGN.md, "After a reset"): a driver that poisons all of its
-//! memory after each reset, with 64 requests in flight and all CPUs busy, and looks at it again while the next ones are
-//! served. No write puts poison on the disk either.
+//! Checks that nothing touches a guest's memory after a reset (docs/DESIGN.md, "After a reset").
 //!
-//! `RINGMILL_RESETS=10000` is the long form. A failure prints the seed, which `RINGMILL_SEED=n` runs again, as far as
-//! the scheduler lets it.
+//! A driver poisons all of its memory after each reset, with 64 requests in flight and all CPUs busy. It checks the
+//! poison while the next requests are served. Poison must not reach the disk either.
+//!
+//! `RINGMILL_RESETS=10000` is the long form. A failure prints the seed; `RINGMILL_SEED=n` repeats the run, as far as
+//! the scheduler allows.
 #![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
 
 #[path = "../common/mod.rs"]
@@ -31,7 +32,7 @@ use guest::{Guest, Reset};
 use load::{DISK, Device, Random};
 use nix::unistd::geteuid;
 
-/// What is behind the device, and how it is read and written.
+/// The node behind the device, and its I/O method.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -56,7 +57,7 @@ impl Case {
         let file =
             FileOptions { filename: image.to_owned(), aio: Some(self.aio), locking: Locking::Auto };
         let mut file = BlockdevOptions::new(Some("file"), Driver::File(file));
-        // The thread pool copies to and from the page cache: another path than the device's.
+        // The thread pool uses the page cache, which is another path for data than direct I/O.
         file.cache = Cache { direct: self.aio != Aio::Threads, no_flush: false };
         file.discard = Discard::Unmap;
         let mut nodes = NodeRegistry::new().with_journals(journals).unwrap();
@@ -64,7 +65,7 @@ impl Case {
             std::fs::File::create(image).unwrap().set_len(DISK).unwrap();
             return nodes.open(&file).unwrap();
         }
-        // Small clusters: what is made zeroes gives them back, and the next write allocates anew.
+        // Small clusters: zeroing frees clusters, and the next write allocates again.
         let create = CreateQcow2 { cluster_size: 4096, ..CreateQcow2::new(DISK) };
         create_qcow2(image, &create).unwrap();
         let qcow2 = Qcow2Options {
@@ -101,12 +102,12 @@ impl Case {
         let mut random = Random(seed);
         let mut guest = Guest::new(dir.socket(), self.device);
         for _ in 0..resets {
-            // To be pinned takes memory that stays for a while.
+            // Memory has to live for some time to be pinned.
             let reset = match self.pin_memory && random.below(8) > 0 {
                 true => random.pick(&Reset::ALL[..3]),
                 false => random.pick(&Reset::ALL),
             };
-            // As many as there can be, or fewer.
+            // All requests, some, or none.
             let most = random.pick(&[0, 4, 64]);
             let served = random.below(most + 1) as usize;
             guest.round(&mut random, reset, served);
@@ -119,14 +120,14 @@ impl Case {
             self.name
         );
         assert!(interrupted > resets, "few requests were in flight");
-        // Others may pin little.
+        // Users other than root may pin little.
         assert!(!self.pin_memory || pinned > 0 || !geteuid().is_root(), "nothing was pinned");
         drop(guest);
         run_on(&daemon.control, move |_| export.stop()).unwrap();
     }
 }
 
-/// A file on a disk, and its journals; gone with its value.
+/// An image file on a disk, and its journals. Dropping it removes the files.
 struct Image(PathBuf);
 
 impl Image {
@@ -143,7 +144,7 @@ impl Drop for Image {
     }
 }
 
-/// Something else has all CPUs to do, until dropped.
+/// Keeps all CPUs busy until dropped.
 struct Busy {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -153,7 +154,7 @@ impl Busy {
     fn begin() -> Self {
         let over = Arc::<AtomicBool>::default();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        // For as long as a thread may be kept from going on at any place, and not so long that little is done in all.
+        // Long enough to delay a thread at any place, and short enough for the test to make progress.
         const BURST: Duration = Duration::from_micros(500);
         let spin = |over: Arc<AtomicBool>| {
             while !over.load(Ordering::Relaxed) {

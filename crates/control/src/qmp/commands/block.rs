@@ -137,7 +137,7 @@ struct Resize {
 }
 
 static RESIZE: &[Field<Resize>] = &[
-    // A device of QEMU's: there are none.
+    // Names a device in QEMU. There are no devices here.
     Field::unoffered("device", |to, device, name, at| {
         put(&mut to.device, Some(table::text(device, name, at)?))
     }),

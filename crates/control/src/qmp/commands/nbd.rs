@@ -82,7 +82,7 @@ static ADD: &[Field<Add>] = &[
         help: "whether clients may write, if the node can be written to",
     },
     Field::unoffered("bitmap", |_, bitmap, name, at| {
-        // No node has any.
+        // No node has bitmaps.
         let bitmap = table::text(bitmap, name, at)?;
         Err(OptionError::new(format!("Bitmap '{bitmap}' is not found")))
     }),

@@ -51,7 +51,7 @@ pub struct SnapshotSync {
 }
 
 static SYNC: &[Field<SnapshotSync>] = &[
-    // A device of QEMU's: there are none.
+    // Names a device in QEMU. There are no devices here.
     Field::unoffered("device", |sync, device, name, at| {
         put(&mut sync.device, table::text(device, name, at)?)
     }),

@@ -15,9 +15,9 @@ const ALLOCATION: &str = "base:allocation";
 /// Its number.
 pub const ALLOCATION_ID: u32 = 0;
 
-/// What QSD says of an option that comes a second time.
+/// QSD's error for an option that is sent twice.
 const EXTENDED_ALREADY: &str = "extended headers already negotiated";
-/// Bytes of a name that errors show: QSD shows as many.
+/// Bytes of an export's name in errors, as in QSD.
 const SHOWN_NAME: usize = 80;
 
 /// An export, as clients are told of it.
@@ -352,7 +352,7 @@ fn find(name: &str, exports: &[Arc<ExportInfo>]) -> Option<usize> {
     exports.iter().position(|export| export.name == name)
 }
 
-/// What QSD says of an export that is not there.
+/// Returns QSD's error for an export that does not exist.
 fn not_present(name: &str) -> String {
     match name.len() {
         ..SHOWN_NAME => format!("export '{name}' not present"),

@@ -28,7 +28,7 @@ pub enum Command {
         offset: u64,
         /// Bytes: from 1 to [`MAX_PAYLOAD`].
         len: u32,
-        /// The reply may have its zeroes as holes.
+        /// The reply may be split into chunks, with zeroes as holes.
         in_chunks: bool,
     },
     /// Write the payload.

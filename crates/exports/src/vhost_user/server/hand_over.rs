@@ -145,7 +145,7 @@ impl Service {
         Ok(SavedServer { listener, file, session })
     }
 
-    /// Begins, once it is told to, with what another process has handed over.
+    /// Continues with the state that another process has handed over, once told to begin.
     pub(super) async fn go_on(&self, listener: &Listener, beginning: Beginning) {
         let Beginning { session, ready, begin } = beginning;
         match session {

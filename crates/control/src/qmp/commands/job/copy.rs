@@ -125,7 +125,7 @@ const fn sync(incremental: fn(&mut Copy) -> table::Set) -> [Choice<Copy>; 5] {
             help: "only what is written from now on",
             set: |copy| put(&mut copy.options.sync, Sync::None),
         },
-        // Refused where there is more than one image, in which case alone it differs from full.
+        // The same as full for a single image. Refused where an image has a backing image.
         Choice::unoffered("top", |copy| put(&mut copy.options.sync, Sync::Top)),
         Choice::unoffered("incremental", incremental),
         Choice::unoffered("bitmap", incremental),
