@@ -39,11 +39,11 @@ pub(crate) fn arguments_for_another(steps: &[Step]) -> Result<Vec<String>, Strin
     let mut made = definitions::Definitions::default();
     steps.iter().for_each(|step| made.add(step));
     let offered = |id: &str| {
-        let exports = steps.iter().filter_map(|step| match &step.action {
+        let mut exports = steps.iter().filter_map(|step| match &step.action {
             Action::Export(export) if export.id == id => Some(export),
             _ => None,
         });
-        exports.flat_map(|export| export.nodes()).cloned().collect()
+        exports.next().map(|export| export.nodes().cloned().collect())
     };
     made.arguments(&NodeRegistry::new(), offered)
 }

@@ -75,7 +75,7 @@ pub(crate) fn config(event_loop: &EventLoop, listen: Listen) -> VhostUserConfig 
         id: "fuzz".into(),
         listen,
         io_threads: vec![event_loop.handle()],
-        num_queues: 2,
+        num_queues: Some(2),
         writable: true,
         writethrough: false,
         logical_block_size: 512,

@@ -99,7 +99,10 @@ impl World {
         let size = (input.u8() & 1 == 0).then_some(size);
         fill(&self.file, contents);
         let file = file_node(&self.file);
-        world::node_options(Some("image"), Driver::Raw(RawOptions { file, offset, size, keep_raw: false }))
+        world::node_options(
+            Some("image"),
+            Driver::Raw(RawOptions { file, offset, size, keep_raw: false }),
+        )
     }
 
     /// Rules for a disk's errors.

@@ -87,8 +87,9 @@ fn request(agreed: &Agreed, input: &mut Input<'_>) {
     };
     match agreed.judge(&header) {
         Verdict::Do(command) => match command {
-            Command::Read { offset, len } => {
+            Command::Read { offset, len, in_chunks } => {
                 assert!(len <= MAX_PAYLOAD);
+                assert!(!in_chunks || agreed.mode != ReplyMode::Simple);
                 fits(offset, len.into());
             }
             Command::Write { offset, len, .. } => {

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 
-use control::{Action, Command, Graph, ImageKind, Step, keyval, parse_args};
+use control::{Action, Command, Graph, ImageKind, ServeFormat, Step, keyval, parse_args};
 
 use crate::daemon;
 
@@ -82,7 +82,10 @@ pub fn run(data: &[u8]) {
         Ok(Command::StorageDaemon(options)) => handed_over(&options),
         Ok(Command::Serve(options)) => {
             for kind in [ImageKind::File, ImageKind::BlockDevice] {
-                Graph::check(&options.steps(kind)).expect("what serve makes fits together");
+                for format in [ServeFormat::Raw, ServeFormat::ProbedRaw, ServeFormat::Qcow2] {
+                    let steps = options.steps(kind, format);
+                    Graph::check(&steps).expect("what serve makes fits together");
+                }
             }
         }
         Ok(Command::Ctl(options)) => {

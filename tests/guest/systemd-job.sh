@@ -75,7 +75,7 @@ upgrades() {
 # What the daemons say: there is no journal here.
 for service in ringmill ringmill@; do
     mkdir -p /run/systemd/system/$service.service.d
-    printf '[Service]\nStandardOutput=append:/log\n' >/run/systemd/system/$service.service.d/log.conf
+    printf '[Service]\nStandardOutput=append:/log\nEnvironment=RINGMILL_LOG=info\n' >/run/systemd/system/$service.service.d/log.conf
 done
 systemctl daemon-reload
 systemd-sysusers

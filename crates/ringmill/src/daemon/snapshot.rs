@@ -96,7 +96,8 @@ impl Daemon {
         if !self.nodes.edges(overlay).is_empty() {
             return Err(DaemonError::new("The overlay is already in use"));
         }
-        if image.backing != Backing::None {
+        let children = self.nodes.info(overlay).map(|info| info.children).unwrap_or_default();
+        if children.iter().any(|child| child.role == "backing") {
             return Err(DaemonError::new("The overlay already has a backing image")
                 .with_hint("Open it with backing=null."));
         }

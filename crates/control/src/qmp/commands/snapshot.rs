@@ -124,6 +124,6 @@ static SNAPSHOT: &[Field<Snapshot>] = &[
             set: |snapshot, name| put(&mut snapshot.overlay, name),
         },
         need: Need::Required,
-        help: "the image that takes what is written; opened with backing=null, and not in use",
+        help: "the image that takes what is written; it has no backing image, and no users",
     },
 ];
