@@ -38,7 +38,8 @@ fn what_lies_below_an_image_stays_as_it_is() {
         .status();
     assert!(made.expect("qemu-img runs").success());
     let file = json!({"driver": "file", "filename": over});
-    let node = json!({"driver": "qcow2", "node-name": "over", "file": file, "backing": null});
+    // Nothing lies behind the image, so that no option has to say so.
+    let node = json!({"driver": "qcow2", "node-name": "over", "file": file});
     qmp.execute("blockdev-add", node);
     qmp.execute("blockdev-snapshot", json!({"node": "top", "overlay": "over"}));
     load.go_on();
