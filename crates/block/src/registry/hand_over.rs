@@ -42,7 +42,7 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// Those of [`BlockNode::let_go`], with the node's name.
+    /// Those of [`BlockNode::let_go`](crate::node::BlockNode::let_go), with the node's name.
     pub fn let_go(&self) -> impl Future<Output = Result<(), (String, io::Error)>> + use<> {
         // All at once: each may have to wait for its disk.
         let begun: Vec<_> =
