@@ -114,7 +114,8 @@ fn an_error_in_the_last_option_has_let_nobody_in() {
     let scratch = Scratch::new();
     // The file is missing, which shows only when the option is carried out.
     let mut waiting = waiting(&scratch, &["--blockdev", "file,node-name=f,filename=none.img"]);
-    let late = UnixStream::connect(&waiting.late).expect("it listens");
+    // The socket file is there a moment before the daemon listens.
+    let late = eventually("a listener", || UnixStream::connect(&waiting.late).ok());
     assert_eq!(waiting.server.wait().code(), Some(1));
     let Waiting { server, manager, nbd, monitor, metrics, front_end, .. } = waiting;
     let log = server.log();
@@ -144,7 +145,8 @@ fn clients_that_have_waited_are_served() {
     let scratch = Scratch::new();
     let waiting = waiting(&scratch, &[]);
     assert!(!scratch.path("daemon.pid").exists());
-    let late = UnixStream::connect(&waiting.late).expect("it listens");
+    // The socket file is there a moment before the daemon listens.
+    let late = eventually("a listener", || UnixStream::connect(&waiting.late).ok());
     let Waiting { server, manager, mut nbd, monitor, mut metrics, mut front_end, .. } = waiting;
     nbd.expect_greeting();
     nbd.expect_export();
