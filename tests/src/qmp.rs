@@ -31,6 +31,10 @@ impl Qmp {
         assert!(greeting.get("QMP").is_some(), "not a greeting: {greeting}");
         let mut returned = |command| {
             let mut answer = qmp.ask(command, json!({}));
+            // QSD, which has `oob`, may greet twice a client that comes while it starts.
+            while answer == greeting && greeting["QMP"]["capabilities"] == json!(["oob"]) {
+                answer = qmp.answer();
+            }
             match answer.get_mut("return") {
                 Some(returned) => returned.take(),
                 None => panic!("{command}: {answer}"),
