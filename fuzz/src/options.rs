@@ -99,14 +99,21 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The command line with which a daemon has another process make what it has says the same: nodes as they
-/// are, after all else but exports.
+/// Checks that the command line for another process makes the same configuration.
+///
+/// Its order: chardevs, monitors and metrics, which refer to nothing else; objects and the NBD server; nodes;
+/// exports.
 fn handed_over(options: &control::StorageDaemonOptions) {
     let steps = options.steps.iter().cloned();
     let (nodes, others): (Vec<Step>, Vec<Step>) =
         steps.partition(|step| matches!(step.action, Action::Blockdev(_)));
     let (exports, others): (Vec<Step>, Vec<Step>) =
         others.into_iter().partition(|step| matches!(step.action, Action::Export(_)));
+    let is_fixed = |step: &Step| match step.action {
+        Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => true,
+        Action::Object(_) | Action::NbdServer(_) | Action::Blockdev(_) | Action::Export(_) => false,
+    };
+    let (fixed, made): (Vec<&Step>, Vec<&Step>) = others.iter().partition(|step| is_fixed(step));
     // A file's name may be one that no text can say.
     let Ok(mut arguments) = daemon::arguments_for_another(&others) else { return };
     for step in &nodes {
@@ -122,7 +129,8 @@ fn handed_over(options: &control::StorageDaemonOptions) {
         Ok(Command::StorageDaemon(again)) => again,
         other => panic!("{arguments:?}: {other:?}"),
     };
-    let expected = others.iter().chain(&nodes).chain(&exports).map(|step| &step.action);
+    let expected = fixed.into_iter().chain(made).chain(&nodes).chain(&exports);
+    let expected = expected.map(|step| &step.action);
     assert!(again.steps.iter().map(|step| &step.action).eq(expected), "{arguments:?}");
 }
 
