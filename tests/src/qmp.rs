@@ -23,12 +23,7 @@ pub struct Qmp {
 impl Qmp {
     /// Connects to the server at `path`, once it is there, and leaves capabilities negotiation.
     pub fn connect(path: &Path) -> Self {
-        let stream = eventually("a QMP server", || UnixStream::connect(path).ok());
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-        let (events, schema) = (VecDeque::new(), Schema::default());
-        let mut qmp = Self { stream: BufReader::new(stream), events, schema };
-        let greeting = qmp.receive();
-        assert!(greeting.get("QMP").is_some(), "not a greeting: {greeting}");
+        let (mut qmp, greeting) = Self::with_greeting(path);
         let mut returned = |command| {
             let mut answer = qmp.ask(command, json!({}));
             // QSD, which has `oob`, may greet twice a client that comes while it starts.
@@ -44,6 +39,21 @@ impl Qmp {
         let schema = returned("query-qmp-schema");
         qmp.schema = Schema::new(&schema);
         qmp
+    }
+
+    /// Connects to the server at `path`, once it is there, and stays in capabilities negotiation.
+    pub fn greeted(path: &Path) -> Self {
+        Self::with_greeting(path).0
+    }
+
+    fn with_greeting(path: &Path) -> (Self, Value) {
+        let stream = eventually("a QMP server", || UnixStream::connect(path).ok());
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        let (events, schema) = (VecDeque::new(), Schema::default());
+        let mut qmp = Self { stream: BufReader::new(stream), events, schema };
+        let greeting = qmp.receive();
+        assert!(greeting.get("QMP").is_some(), "not a greeting: {greeting}");
+        (qmp, greeting)
     }
 
     /// Executes `command`; gives what it returned.

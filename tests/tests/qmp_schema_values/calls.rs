@@ -1,0 +1,255 @@
+//! A valid call for each command, and for each value of a tag.
+
+use serde_json::{Value, json};
+
+/// A valid call, with the commands before and after it.
+pub(super) struct Call {
+    pub(super) command: &'static str,
+    pub(super) arguments: Value,
+    /// Only members whose path has this prefix are varied.
+    pub(super) below: &'static str,
+    pub(super) before: Vec<(&'static str, Value)>,
+    pub(super) after: Vec<(&'static str, Value)>,
+    /// Part of the expected error, for a device that this machine may lack.
+    pub(super) refused: Option<String>,
+}
+
+/// Waits until all exports have ended.
+pub(super) const GONE: &str = "(exports end)";
+/// Waits until a job has a status: `{"id": …, "status": …}`.
+pub(super) const STATUS: &str = "(a job's status)";
+/// Ends all jobs. No job may fail.
+pub(super) const END_JOBS: &str = "(jobs end)";
+
+/// Returns a call without commands before or after it.
+fn call(command: &'static str, arguments: Value) -> Call {
+    Call { command, arguments, below: "", before: Vec::new(), after: Vec::new(), refused: None }
+}
+
+impl Call {
+    fn before(mut self, command: &'static str, arguments: Value) -> Self {
+        self.before.push((command, arguments));
+        self
+    }
+
+    fn after(mut self, command: &'static str, arguments: Value) -> Self {
+        self.after.push((command, arguments));
+        self
+    }
+
+    fn below(self, below: &'static str) -> Self {
+        Call { below, ..self }
+    }
+}
+
+/// Returns the calls. `World` makes what they name.
+pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
+    let path = |name: &str| format!("{dir}/{name}");
+    let node = |driver: &str, rest: Value| {
+        let mut arguments = json!({"driver": driver, "node-name": "n"});
+        merge(&mut arguments, &rest);
+        call("blockdev-add", arguments).after("blockdev-del", json!({"node-name": "n"}))
+    };
+    let file = |name: &str, file: &str| json!({"driver": "file", "node-name": name, "filename": path(file)});
+    let qcow2 = json!({
+        "file": {"driver": "file", "filename": path("disk.qcow2")},
+        "data-file": {"driver": "file", "filename": path("disk.data")},
+    });
+    let unix = json!({"export": "disk", "server": {"type": "unix", "path": path("other.sock")}});
+    let tcp = json!({"type": "inet", "host": "localhost", "port": tcp_port.to_string()});
+    let mut device = node("host_device", json!({"filename": path("disk.img")}));
+    device.after.clear();
+    // The options are accepted, and the file is refused: the machine need not have a device.
+    device.refused = Some("requires".into());
+    let mut all = vec![
+        device,
+        node("file", json!({"filename": path("disk.img")})),
+        node("raw", json!({"file": "d0"})),
+        node("null-co", json!({})),
+        node("null-aio", json!({})),
+        node("throttle", json!({"throttle-group": "g0", "file": "d0"})),
+        node("blkdebug", json!({"image": "d0"})),
+        node("nbd", unix),
+        node("nbd", json!({"export": "disk", "server": tcp})).below("blockdev-add/nbd/server"),
+        node("qcow2", qcow2)
+            .before("blockdev-add", file("data", "copy.data"))
+            .before("blockdev-add", file("image", "copy.qcow2"))
+            .after("blockdev-del", json!({"node-name": "image"}))
+            .after("blockdev-del", json!({"node-name": "data"})),
+    ];
+
+    let export = |kind: &str, rest: Value| {
+        let mut arguments = json!({"type": kind, "id": "e", "node-name": "d0"});
+        merge(&mut arguments, &rest);
+        call("block-export-add", arguments)
+            .after("block-export-del", json!({"id": "e"}))
+            .after(GONE, json!({}))
+    };
+    let addr = json!({"addr": {"type": "unix", "path": path("e.sock")}});
+    let inherited = json!({"addr": {"type": "fd", "str": "0"}});
+    let server = json!({"addr": {"type": "unix", "data": {"path": path("own.sock")}}});
+    for (kind, below) in [
+        ("vhost-user-blk", "block-export-add/vhost-user-blk/addr/fd"),
+        ("vhost-user-scsi", "block-export-add/vhost-user-scsi/addr/fd"),
+    ] {
+        all.push(export(kind, addr.clone()));
+        all.push(export(kind, inherited.clone()).below(below));
+    }
+    all.push(
+        export("nbd", json!({}))
+            .before("nbd-server-start", server.clone())
+            .after("nbd-server-stop", json!({})),
+    );
+    let start = |addr: Value, below| {
+        call("nbd-server-start", json!({"addr": addr}))
+            .after("nbd-server-stop", json!({}))
+            .below(below)
+    };
+    all.push(start(server["addr"].clone(), ""));
+    let inet = json!({"type": "inet", "data": {"host": "localhost", "port": "0"}});
+    all.push(start(inet, "nbd-server-start/addr"));
+    let fd = json!({"type": "fd", "data": {"str": "0"}});
+    all.push(start(fd, "nbd-server-start/addr/fd"));
+    let add = || {
+        call("nbd-server-add", json!({"device": "d0", "name": "anything"}))
+            .before("nbd-server-start", server.clone())
+    };
+    all.push(add().after("nbd-server-stop", json!({})).after(GONE, json!({})));
+    let remove = add();
+    all.push(
+        call("nbd-server-remove", json!({"name": "anything"}))
+            .before("nbd-server-start", server.clone())
+            .before("nbd-server-add", remove.arguments)
+            .after(GONE, json!({}))
+            .after("nbd-server-stop", json!({})),
+    );
+    all.push(
+        call("block-latency-histogram-set", json!({"id": "e", "boundaries": [10, 100]}))
+            .before("block-export-add", export("vhost-user-blk", addr.clone()).arguments)
+            .after("block-export-del", json!({"id": "e"}))
+            .after(GONE, json!({})),
+    );
+    all.push(
+        call("block-export-del", json!({"id": "e"}))
+            .before("block-export-add", export("vhost-user-blk", addr.clone()).arguments)
+            .after(GONE, json!({})),
+    );
+    all.push(
+        call("x-block-export-resume", json!({"id": "e"}))
+            .before("block-export-add", export("vhost-user-blk", addr).arguments)
+            .after("block-export-del", json!({"id": "e"}))
+            .after(GONE, json!({})),
+    );
+
+    let object = |kind: &str, rest: Value| {
+        let mut arguments = json!({"qom-type": kind, "id": "o"});
+        merge(&mut arguments, &rest);
+        call("object-add", arguments).after("object-del", json!({"id": "o"}))
+    };
+    all.extend([
+        object("iothread", json!({})),
+        object("throttle-group", json!({})),
+        object("authz-list", json!({})),
+        object("authz-simple", json!({"identity": "CN=x"})),
+        object("tls-creds-x509", json!({"dir": path("creds"), "endpoint": "server"})),
+    ]);
+    let added = object("throttle-group", json!({})).arguments;
+    let property = json!({"path": "/objects/io0", "property": "poll-max-ns"});
+    let mut changed = property.clone();
+    merge(&mut changed, &json!({"value": 0}));
+    all.extend([
+        call("object-del", json!({"id": "o"})).before("object-add", added),
+        call("qom-list", json!({"path": "/objects/io0"})),
+        call("qom-get", property),
+        call("qom-set", changed),
+    ]);
+
+    let job = |command, rest: Value| {
+        let mut arguments = json!({"job-id": "j", "device": "d0", "target": "d1", "sync": "full"});
+        merge(&mut arguments, &rest);
+        call(command, arguments).after(END_JOBS, json!({}))
+    };
+    all.extend(job_verbs());
+    all.push(job("blockdev-backup", json!({"auto-dismiss": false})));
+    all.push(job("blockdev-mirror", json!({"auto-dismiss": false})));
+    let file = json!({"driver": "file", "filename": path("new.img"), "size": 1 << 20});
+    all.push(
+        call("blockdev-create", json!({"job-id": "j", "options": file})).after(END_JOBS, json!({})),
+    );
+
+    let raw = json!({"driver": "raw", "node-name": "n", "file": "d0"});
+    let file = json!({"driver": "file", "node-name": "n", "filename": path("disk.img")});
+    let deleted = json!({"node-name": "n"});
+    let overlay = json!({"driver": "qcow2", "node-name": "top", "backing": null,
+        "file": {"driver": "file", "filename": path("top.qcow2")}});
+    let snapshot = json!({"node-name": "n", "snapshot-node-name": "top",
+        "snapshot-file": path("top.qcow2")});
+    all.extend([
+        call("blockdev-del", deleted.clone()).before("blockdev-add", file.clone()),
+        call("block_resize", json!({"node-name": "n", "size": 1 << 20}))
+            .before("blockdev-add", file.clone())
+            .after("blockdev-del", deleted.clone()),
+        call("blockdev-reopen", json!({"options": [raw.clone()]}))
+            .before("blockdev-add", raw.clone())
+            .after("blockdev-del", deleted.clone()),
+        call("blockdev-set-active", json!({"node-name": "n", "active": true}))
+            .before("blockdev-add", file.clone())
+            .after("blockdev-del", deleted.clone()),
+        call("blockdev-snapshot", json!({"node": "d0", "overlay": "top"}))
+            .before("blockdev-add", overlay)
+            .after("blockdev-del", json!({"node-name": "top"})),
+        call("blockdev-snapshot-sync", snapshot)
+            .before("blockdev-add", file)
+            .after("blockdev-del", json!({"node-name": "top"}))
+            .after("blockdev-del", deleted),
+        call("query-named-block-nodes", json!({})),
+        call("query-blockstats", json!({})),
+        call("qmp_capabilities", json!({})),
+    ]);
+    all
+}
+
+/// Returns a call for each command that a job obeys, at a moment when the job obeys it.
+fn job_verbs() -> Vec<Call> {
+    let arguments = json!({"job-id": "j", "device": "d0", "target": "d1", "sync": "full"});
+    let job = |name: &'static str, command, status, rest: Value| {
+        let mut started = arguments.clone();
+        merge(&mut started, &rest);
+        let named = match name.starts_with("job-") || status == "pending" || status == "concluded" {
+            true => json!({"id": "j"}),
+            false => json!({"device": "j"}),
+        };
+        call(name, named)
+            .before(command, started)
+            .before(STATUS, json!({"id": "j", "status": status}))
+            .after(END_JOBS, json!({}))
+    };
+    let running =
+        |name: &'static str| job(name, "blockdev-backup", "running", json!({"sync": "none"}));
+    let mut all = Vec::new();
+    for name in ["job-cancel", "block-job-cancel", "job-pause", "block-job-pause"] {
+        all.push(running(name));
+    }
+    for name in ["job-resume", "block-job-resume"] {
+        all.push(running(name).before("job-pause", json!({"id": "j"})));
+    }
+    let mut limited = running("block-job-set-speed");
+    merge(&mut limited.arguments, &json!({"speed": 1 << 20}));
+    all.push(limited);
+    for name in ["job-complete", "block-job-complete"] {
+        all.push(job(name, "blockdev-mirror", "ready", json!({})));
+    }
+    for name in ["job-finalize", "block-job-finalize"] {
+        all.push(job(name, "blockdev-backup", "pending", json!({"auto-finalize": false})));
+    }
+    for name in ["job-dismiss", "block-job-dismiss"] {
+        all.push(job(name, "blockdev-backup", "concluded", json!({"auto-dismiss": false})));
+    }
+    all
+}
+
+fn merge(into: &mut Value, more: &Value) {
+    for (name, value) in more.as_object().expect("members") {
+        into[name] = value.clone();
+    }
+}

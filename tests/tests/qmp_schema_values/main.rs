@@ -1,0 +1,263 @@
+//! Each member and value that `query-qmp-schema` offers is tried on a daemon. The daemon accepts all of them.
+//!
+//! Each command has valid calls, one for each value of a tag. Variations of a call change one member each: to
+//! each word of an enumeration, to `true` and `false`, or to a known value.
+
+mod calls;
+mod variations;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::net::UnixListener;
+
+use integration::nbd::{client_output, nbd_export};
+use integration::schema::{Schema, list, text};
+use integration::tls::{Authority, NOW};
+use integration::{Port, Qmp, Scratch, Server, ServerCommand, eventually};
+use serde_json::{Value, json};
+
+use calls::{Call, END_JOBS, GONE, STATUS, calls};
+use variations::Variations;
+
+fn carry_out(qmp: &mut Qmp, (command, arguments): &(&'static str, Value)) -> Result<(), String> {
+    match *command {
+        GONE => eventually("the end of exports", || {
+            let exports = qmp.execute("query-block-exports", json!({}));
+            (exports == json!([])).then_some(Ok(()))
+        }),
+        END_JOBS => eventually("the end of jobs", || end_jobs(qmp)),
+        STATUS => eventually("a job's status", || {
+            let jobs = qmp.execute("query-jobs", json!({}));
+            let is_wanted =
+                |job: &Value| job["id"] == arguments["id"] && job["status"] == arguments["status"];
+            jobs.as_array()?.iter().any(is_wanted).then_some(Ok(()))
+        }),
+        _ => match qmp.ask(command, arguments.clone()) {
+            answer if answer.get("return").is_some() => Ok(()),
+            answer => Err(answer["error"]["desc"].as_str().unwrap_or_default().to_owned()),
+        },
+    }
+}
+
+/// Takes each job one step towards its end. Returns `Some` if there is no job left, or if one has failed.
+fn end_jobs(qmp: &mut Qmp) -> Option<Result<(), String>> {
+    let jobs = qmp.execute("query-jobs", json!({}));
+    for job in jobs.as_array().expect("a list") {
+        let id = json!({"id": job["id"]});
+        match job["status"].as_str() {
+            Some("pending") => drop(qmp.ask("job-finalize", id)),
+            Some("concluded") => {
+                let failed = job.get("error").cloned();
+                qmp.execute("job-dismiss", id);
+                if let Some(why) = failed {
+                    return Some(Err(format!("the job: {why}")));
+                }
+            }
+            Some("ready") => drop(qmp.ask("job-complete", id)),
+            // A job without a background copy runs until it is cancelled.
+            Some("running" | "paused") => drop(qmp.ask("job-cancel", id)),
+            _ => {}
+        }
+    }
+    (jobs == json!([])).then_some(Ok(()))
+}
+
+/// Whether the daemon refuses a valid call for a reason in its environment. This is the only list of
+/// exceptions.
+fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
+    let driver = call.arguments["driver"].as_str().unwrap_or_default();
+    match what {
+        // Only nodes with an image, or above one, can be inactive.
+        "blockdev-add/active=false" => {
+            why == "A node of this driver cannot be inactive"
+                && !["file", "qcow2"].contains(&driver)
+        }
+        // The other NBD server listens on IPv4 only.
+        "blockdev-add/nbd/server/inet/ipv4=false" | "blockdev-add/nbd/server/inet/ipv6=true" => {
+            why.starts_with("Failed to connect to '::1:")
+        }
+        _ => false,
+    }
+}
+
+/// The files and servers that calls name.
+struct World {
+    // Dropped first: daemons have their logs in the folder.
+    _others: [Server; 2],
+    port: Port,
+    scratch: Scratch,
+}
+
+impl World {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let path = |name: &str| scratch.path(name).display().to_string();
+        fs::write(path("disk.img"), vec![0; 1 << 20]).expect("an image");
+        fs::write(path("rules"), "").expect("no rules");
+        let options = format!("data_file={}", path("disk.data"));
+        let create = ["create", "-q", "-f", "qcow2", "-o", &options, &path("disk.qcow2"), "1M"];
+        client_output(&scratch, "qemu-img", &create);
+        for (file, copy) in [("disk.data", "copy.data"), ("disk.qcow2", "copy.qcow2")] {
+            fs::copy(path(file), path(copy)).expect("a copy");
+        }
+        let create = ["create", "-q", "-f", "qcow2", &path("top.qcow2"), "1M"];
+        client_output(&scratch, "qemu-img", &create);
+        let creds = Authority::new(&scratch, "ca").server("server", NOW);
+        fs::rename(creds, path("creds")).expect("credentials");
+        let port = Port::new();
+        let tcp = format!("addr.type=inet,addr.host=localhost,addr.port={}", port.number());
+        let unix = format!("addr.type=unix,addr.path={}", path("other.sock"));
+        let others = [("tcp", tcp), ("unix", unix)].map(|(name, address)| {
+            let other = ServerCommand::new(&scratch).named(name);
+            let other = other.args(["--blockdev", "null-co,node-name=d", "--nbd-server"]);
+            nbd_export(other.arg(address), "d", ",name=disk,writable=on").start()
+        });
+        World { _others: others, port, scratch }
+    }
+
+    /// Starts a daemon for one call, with the objects that calls name. It inherits a socket, which a call may
+    /// take.
+    fn daemon(&self) -> Server {
+        let socket = self.scratch.path("inherited.sock");
+        // The previous daemon's socket.
+        let _ = fs::remove_file(&socket);
+        let listener = UnixListener::bind(socket).expect("a socket");
+        let creds = self.scratch.path("creds");
+        let creds = format!("tls-creds-x509,id=tls0,endpoint=server,dir={}", creds.display());
+        let daemon = ServerCommand::new(&self.scratch).monitor("qmp").stdin(listener);
+        let daemon = daemon.iothread("io0").iothread("io1").arg("--object").arg(creds);
+        let daemon = daemon.args(["--object", "authz-simple,id=authz0,identity=CN=x"]);
+        let daemon = daemon.args(["--object", "throttle-group,id=g0"]);
+        let daemon =
+            daemon.args(["--blockdev", "null-co,node-name=d0,size=1048576,read-zeroes=on"]);
+        daemon.args(["--blockdev", "null-co,node-name=d1,size=1048576"]).start()
+    }
+
+    /// Makes the calls by the schema after `change`. Returns what is wrong, and the number of calls.
+    fn try_all(
+        &self,
+        is_wanted: impl Fn(&Call) -> bool,
+        change: impl Fn(&mut Value),
+    ) -> (BTreeSet<String>, usize) {
+        let dir = self.scratch.dir().display().to_string();
+        let (mut wrong, mut tags, mut said) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut made = 0;
+        for call in calls(&dir, self.port.number()).into_iter().filter(is_wanted) {
+            let mut daemon = self.daemon();
+            let mut qmp = Qmp::connect(&daemon.socket("qmp"));
+            let mut entries = qmp.execute("query-qmp-schema", json!({}));
+            change(&mut entries);
+            let schema = Schema::new(&entries);
+            // A nested node has the members of blockdev-add, which are tried there.
+            let node = text(schema.get("blockdev-add"), "arg-type").to_owned();
+            let walked = if call.command == "blockdev-add" { Vec::new() } else { vec![node] };
+            let mut variations = Variations {
+                schema: &schema,
+                dir: &dir,
+                walked,
+                tags: BTreeSet::new(),
+                said: BTreeSet::new(),
+                unknown: BTreeSet::new(),
+            };
+            let arguments = text(schema.get(call.command), "arg-type").to_owned();
+            let attempts = variations.of(&arguments, &call.arguments, call.command);
+            tags.extend(variations.tags);
+            said.extend(variations.said);
+            wrong.extend(variations.unknown);
+            for (what, arguments) in attempts {
+                if what.starts_with(call.below) {
+                    made += 1;
+                    // Only a client that has just connected negotiates.
+                    let mut new = (call.command == "qmp_capabilities")
+                        .then(|| Qmp::greeted(&daemon.socket("qmp")));
+                    let qmp = new.as_mut().unwrap_or(&mut qmp);
+                    let tried = self.attempt(qmp, &call, arguments);
+                    if tried.as_ref().is_err_and(|why| is_for_another_reason(&call, &what, why)) {
+                        continue;
+                    }
+                    wrong.extend(tried.err().map(|why| format!("{what}: {why}")));
+                }
+            }
+            qmp.execute("quit", json!({}));
+            assert!(daemon.wait().success(), "{}", daemon.log());
+        }
+        wrong.extend(tags.difference(&said).map(|tag| format!("no call for {tag}")));
+        (wrong, made)
+    }
+
+    /// Makes one call, between the commands before and after it.
+    fn attempt(&self, qmp: &mut Qmp, call: &Call, arguments: Value) -> Result<(), String> {
+        for before in &call.before {
+            carry_out(qmp, before).map_err(|why| format!("{}: {why}", before.0))?;
+        }
+        match (carry_out(qmp, &(call.command, arguments)), &call.refused) {
+            (Err(why), Some(expected)) if why.contains(expected.as_str()) => {}
+            (Ok(()), None) => {}
+            (result, _) => {
+                // Cleans up as far as possible, for the next call.
+                call.after.iter().for_each(|after| drop(carry_out(qmp, after)));
+                return Err(result.err().unwrap_or_else(|| "accepted".into()));
+            }
+        }
+        for after in &call.after {
+            carry_out(qmp, after).map_err(|why| format!("then {}: {why}", after.0))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the commands that have arguments in the schema and no call.
+fn without_a_call<'a>(schema: &'a Schema, calls: &[Call]) -> Vec<&'a str> {
+    let has_members = |command: &&str| {
+        let arguments = schema.get(text(schema.get(command), "arg-type"));
+        list(arguments, "members").chain(list(arguments, "variants")).next().is_some()
+    };
+    let is_called = |command: &&str| calls.iter().any(|call| call.command == *command);
+    schema.commands().filter(has_members).filter(|command| !is_called(command)).collect()
+}
+
+#[test]
+fn every_command_with_arguments_has_a_call() {
+    let scratch = Scratch::new();
+    let daemon = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&daemon.socket("qmp"));
+    let schema = Schema::new(&qmp.execute("query-qmp-schema", json!({})));
+    let mut all = calls("", 1);
+    assert_eq!(without_a_call(&schema, &all), [""; 0]);
+    // One that is missing is found.
+    all.retain(|call| call.command != "job-pause");
+    assert_eq!(without_a_call(&schema, &all), ["job-pause"]);
+    daemon.stop();
+}
+
+#[test]
+fn all_that_is_offered_is_taken() {
+    let (wrong, made) = World::new().try_all(|_| true, |_| {});
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(made > 300, "only {made} calls");
+}
+
+/// The test finds values and members that a schema offers and the daemon lacks.
+#[test]
+fn what_is_offered_and_not_taken_is_found() {
+    let change = |entries: &mut Value| {
+        let found = |entries: &Value, wanted: &dyn Fn(&Value) -> bool| {
+            entries.as_array().expect("a list").iter().position(wanted).expect("it is there")
+        };
+        let mode = found(entries, &|entry| entry["values"] == json!(["background"]));
+        entries[mode]["values"] = json!(["background", "write-blocking"]);
+        let mirror = found(entries, &|entry| entry["name"] == "blockdev-mirror");
+        let arguments = entries[mirror]["arg-type"].clone();
+        let arguments = found(entries, &|entry| entry["name"] == arguments);
+        let members = entries[arguments]["members"].as_array_mut().expect("members");
+        members.push(json!({"name": "unmap", "type": "bool", "default": null}));
+    };
+    let (wrong, _) = World::new().try_all(|call| call.command == "blockdev-mirror", change);
+    let found: Vec<&str> = wrong.iter().filter_map(|wrong| wrong.split(": ").next()).collect();
+    let expected = [
+        "blockdev-mirror/copy-mode=\"write-blocking\"",
+        "blockdev-mirror/unmap=false",
+        "blockdev-mirror/unmap=true",
+    ];
+    assert_eq!(found, expected, "{wrong:#?}");
+}

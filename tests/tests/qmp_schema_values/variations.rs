@@ -1,0 +1,205 @@
+//! The variations of a call.
+
+use std::collections::BTreeSet;
+
+use integration::schema::{Schema, list, text};
+use serde_json::{Value, json};
+
+/// Makes the variations of calls, and collects members without known values.
+pub(super) struct Variations<'a> {
+    pub(super) schema: &'a Schema,
+    /// The scratch folder.
+    pub(super) dir: &'a str,
+    /// Types that are not entered: they are tried elsewhere, or are being walked.
+    pub(super) walked: Vec<String>,
+    /// Values of tags in the schema, each of which needs a call; `said` has those that calls use.
+    pub(super) tags: BTreeSet<String>,
+    pub(super) said: BTreeSet<String>,
+    pub(super) unknown: BTreeSet<String>,
+}
+
+impl Variations<'_> {
+    /// Returns values of a type, with their paths. `base` is one of them unless null.
+    pub(super) fn of(&mut self, name: &str, base: &Value, at: &str) -> Vec<(String, Value)> {
+        let entry = self.schema.get(name);
+        match text(entry, "meta-type") {
+            "builtin" => self.given(text(entry, "json-type"), base, at),
+            "enum" => {
+                list(entry, "values").map(|word| (format!("{at}={word}"), word.clone())).collect()
+            }
+            "array" => {
+                let item = base.get(0).unwrap_or(&Value::Null);
+                let items = self.of(text(entry, "element-type"), item, &format!("{at}[]"));
+                items.into_iter().map(|(what, item)| (what, json!([item]))).collect()
+            }
+            "alternate" => {
+                let branches = list(entry, "members").map(|member| text(member, "type"));
+                let tried = |name: &str| {
+                    let fits = match text(self.schema.get(name), "meta-type") {
+                        "array" => base.is_array(),
+                        "object" => base.is_object(),
+                        _ => base.is_string() || base.is_i64(),
+                    };
+                    let base = if fits { base } else { &Value::Null };
+                    self.of(name, base, at)
+                };
+                branches.flat_map(tried).collect()
+            }
+            "object" if self.walked.iter().any(|walked| walked == name) => {
+                self.given("object", base, at)
+            }
+            "object" => {
+                self.walked.push(name.to_owned());
+                let all = self.object(entry, base, at);
+                self.walked.pop();
+                all
+            }
+            other => panic!("{at}: {other}"),
+        }
+    }
+
+    /// Returns the known values of this JSON type.
+    fn given(&mut self, json_type: &str, base: &Value, at: &str) -> Vec<(String, Value)> {
+        let fits = |value: &Value| match json_type {
+            "string" => value.is_string(),
+            "int" => value.is_i64(),
+            "object" => value.is_object(),
+            "boolean" => value.is_boolean(),
+            _ => !value.is_null(),
+        };
+        let mut all = match json_type {
+            "boolean" => vec![json!(false), json!(true)],
+            _ => values(at, self.dir),
+        };
+        all.push(base.clone());
+        all.retain(fits);
+        if all.is_empty() {
+            self.unknown.insert(format!("{at}: no {json_type} is known to try"));
+        }
+        all.into_iter().map(|value| (format!("{at}={value}"), value)).collect()
+    }
+
+    fn object(&mut self, entry: &Value, base: &Value, at: &str) -> Vec<(String, Value)> {
+        let mut base = base.clone();
+        if base.is_null() {
+            base = values(at, self.dir).into_iter().find(Value::is_object).unwrap_or(json!({}));
+        }
+        let mut all = Vec::new();
+        let mut members: Vec<(&Value, String)> =
+            list(entry, "members").map(|member| (member, at.to_owned())).collect();
+        let tag = entry["tag"].as_str();
+        for case in list(entry, "variants") {
+            self.tags.insert(format!("{at}/{}", text(case, "case")));
+            if tag.is_some_and(|tag| base[tag] == case["case"]) {
+                let at = format!("{at}/{}", text(case, "case"));
+                let of_case = list(self.schema.get(text(case, "type")), "members");
+                members.extend(of_case.map(|member| (member, at.clone())));
+                self.said.insert(at);
+            }
+        }
+        for (member, at) in members {
+            let name = text(member, "name");
+            let at = format!("{at}/{name}");
+            if tag == Some(name) {
+                continue;
+            }
+            let values = self.of(text(member, "type"), &base[name], &at);
+            all.extend(values.into_iter().map(|(what, value)| {
+                let mut whole = base.clone();
+                whole[name] = value;
+                // Only for this member, not for its own members.
+                let is_own =
+                    what.strip_prefix(&at).is_some_and(|rest| rest.starts_with(['=', '[']));
+                let beside = if is_own { beside(&what) } else { json!({}) };
+                for (name, value) in beside.as_object().expect("members") {
+                    whole[name] = value.clone();
+                }
+                whole.as_object_mut().expect("an object").retain(|_, value| !value.is_null());
+                (what, whole)
+            }));
+        }
+        all.push((format!("{at} as it is"), base));
+        all
+    }
+}
+
+/// Returns values for the member at a path.
+fn values(at: &str, dir: &str) -> Vec<Value> {
+    let one = |value: Value| vec![value];
+    let name = at.rsplit('/').next().unwrap_or_default();
+    match (at, name) {
+        (_, "iothread") => one(json!("io0")),
+        (_, "iothread[]") => one(json!("io1")),
+        (_, "luns[]") => one(json!("d1")),
+        ("blockdev-add/qcow2/file", _) => one(json!("image")),
+        (_, "file" | "backing" | "image") => vec![json!("d0"), json!({"driver": "null-co"})],
+        (_, "config") => one(json!(format!("{dir}/rules"))),
+        (_, "data-file") => one(json!("data")),
+        (_, "inject-error[]") => one(json!({"event": "none"})),
+        (_, "set-state[]") => one(json!({"event": "none", "new_state": 2})),
+        (_, "rules[]") => one(json!({"match": "*", "policy": "allow"})),
+        (_, "cpu-affinity") => vec![json!(0), json!("0")],
+        (_, "cpu-affinity[]") => vec![json!(0), json!("0")],
+        (_, "name" | "description" | "filter-node-name") => one(json!("anything")),
+        (_, "format") => one(json!("qcow2")),
+        (_, "replaces") => one(json!("d0")),
+        (_, "tls-creds") => one(json!("tls0")),
+        (_, "tls-authz") => one(json!("authz0")),
+        (_, "sector") => one(json!(0)),
+        (_, "num-queues" | "poll-grow" | "poll-shrink" | "poll-weight") => one(json!(2)),
+        (_, "logical-block-size" | "l2-cache-entry-size" | "max-transfer") => one(json!(4096)),
+        (_, "align" | "offset" | "opt-write-zero" | "opt-discard") => one(json!(512)),
+        (_, "granularity" | "max-write-zero" | "max-discard") => one(json!(65536)),
+        (_, "to") => one(json!(65535)),
+        // Megabytes suit sizes, speeds, times in nanoseconds and numbers of requests.
+        ("object-add/throttle-group/limits", _) => one(json!({})),
+        (_, name) if name.ends_with("-length") => one(json!(2)),
+        (_, name) if name.ends_with("-max") && at.contains("throttle-group") => one(json!(20)),
+        (at, _) if at.contains("throttle-group") => one(json!(10)),
+        (_, "size" | "speed" | "buf-size" | "cache-size" | "l2-cache-size") => one(json!(1 << 20)),
+        (_, "refcount-cache-size") => one(json!(1 << 20)),
+        (_, "thread-pool-min" | "thread-pool-max" | "aio-max-batch" | "poll-max-ns") => {
+            one(json!(4))
+        }
+        (_, "stall-timeout-ms" | "latency-ns" | "delay-ns" | "cache-clean-interval") => {
+            one(json!(5))
+        }
+        (_, "reconnect-delay" | "open-timeout" | "handshake-max-seconds") => one(json!(5)),
+        (_, "max-connections" | "state" | "errno" | "sectors" | "count" | "seed") => one(json!(5)),
+        (_, "probability-ppm") => one(json!(5)),
+        (at, _) if at.starts_with("block-latency-histogram-set/") => one(json!(10)),
+        _ => Vec::new(),
+    }
+}
+
+/// Returns members that a varied member requires. Members that it excludes are null.
+fn beside(what: &str) -> Value {
+    if let Some(name) = what.split_once("throttle-group/").map(|(_, name)| name) {
+        let name = name.rsplit('/').next().and_then(|name| name.split('=').next());
+        let name = name.unwrap_or_default();
+        if let Some(limit) = name.strip_suffix("-max-length") {
+            return json!({limit: 10, format!("{limit}-max"): 20});
+        }
+        if let Some(limit) = name.strip_suffix("-max") {
+            return json!({limit: 10});
+        }
+        return match name.ends_with("iops-size") {
+            true => json!({name.replace("-size", "-total"): 10}),
+            false => json!({}),
+        };
+    }
+    let is = |path: &str| what.ends_with(path);
+    if is("/aio=\"native\"") {
+        json!({"cache": {"direct": true}})
+    } else if is("/detect-zeroes=\"unmap\"") {
+        json!({"discard": "unmap"})
+    } else if what.contains("/tls-authz=") {
+        json!({"tls-creds": "tls0"})
+    } else if what.contains("/luns[]") {
+        json!({"node-name": null})
+    } else if is("/ipv4=false") || is("/ipv6=true") {
+        json!({"host": "::1"})
+    } else {
+        json!({})
+    }
+}
