@@ -1,7 +1,7 @@
 //! Disks that change their size while guests and clients use them (`block_resize`).
 
-use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand};
+use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -119,6 +119,43 @@ fn nbd_clients_see_the_new_size_when_they_come() {
     assert_eq!(size(), (2 * MIB).to_string());
     server.stop();
     assert_eq!(std::fs::metadata(image.path()).expect("the image").len(), 2 * MIB);
+}
+
+/// `blockdev-reopen` of a raw node may change its size while an NBD export uses the node. Requests of connected
+/// clients are then checked against the new size.
+#[test]
+fn an_nbd_export_follows_the_size_of_a_reopened_node() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 4);
+    let command = ServerCommand::new(&scratch).file("file", &image, "");
+    let command = command.arg("--blockdev").arg(format!("raw,node-name=disk,file=file,size={MIB}"));
+    let command = nbd_server(command.monitor("qmp"), &scratch, "");
+    let server = nbd_export(command, "disk", ",writable=on").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut client = RawNbd::go(&scratch.path("nbd.sock"), "disk");
+    let mut reads_last_sector_of = |mib: u64| {
+        client.request(0, mib, mib * MIB - 512, 512);
+        let (error, cookie) = client.reply();
+        assert_eq!(cookie, mib);
+        (error == 0).then(|| client.take::<512>())
+    };
+    assert!(reads_last_sector_of(1).is_some());
+    assert_eq!(reads_last_sector_of(2), None);
+    let mut reopen = |mib: u64| {
+        let raw = json!({"driver": "raw", "node-name": "disk", "file": "file", "size": mib * MIB});
+        qmp.execute("blockdev-reopen", json!({"options": [raw]}));
+        let new_clients = ["--size", &nbd_uri(&scratch, "disk")];
+        eventually("the new size", || {
+            let size = client_output(&scratch, "nbdinfo", &new_clients);
+            (size.trim() == (mib * MIB).to_string()).then_some(())
+        });
+    };
+    reopen(2);
+    eventually("the second MiB", || reads_last_sector_of(2));
+    reopen(1);
+    eventually("the end of the second MiB", || reads_last_sector_of(2).is_none().then_some(()));
+    assert!(reads_last_sector_of(1).is_some());
+    server.stop();
 }
 
 /// On top of an image that is longer than the disk was.

@@ -278,8 +278,11 @@ impl Export {
         changes
     }
 
-    /// New clients are told of the new size, and the requests of all judged by it. There is no message
-    /// for clients that are connected.
+    /// Takes over the node's new size: for new clients, and to check requests of all clients. The protocol has
+    /// no message that tells connected clients.
+    ///
+    /// `block_resize` is refused while the export uses the node. The size changes when the node is reopened
+    /// (`raw` with another `size`), or activated after another process has resized the image.
     fn resized(&self, size: u64) {
         let before = self.info.borrow().clone();
         if before.size == size {

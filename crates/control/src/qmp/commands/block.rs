@@ -55,7 +55,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block_resize",
-        help: "change the size of a node's image; guests and clients are told",
+        help: "change the size of a node's image; guests are told; refused while an NBD export uses the node",
         example: r#"{"node-name": "disk0", "size": 21474836480}"#,
         arguments: Arguments::Table(&Table {
             fields: RESIZE,
