@@ -100,6 +100,11 @@ impl Qmp {
         self.stream.get_mut().write_all(line.as_bytes()).expect("the QMP server listens");
     }
 
+    /// Waits for the next message: an answer or an event.
+    pub fn message(&mut self) -> Value {
+        self.events.pop_front().unwrap_or_else(|| self.receive())
+    }
+
     /// Waits for the next answer.
     pub fn answer(&mut self) -> Value {
         loop {
@@ -119,7 +124,7 @@ impl Qmp {
     /// The same; gives all of it.
     pub fn wait_for_event(&mut self, event: &str) -> Value {
         loop {
-            let message = self.events.pop_front().unwrap_or_else(|| self.receive());
+            let message = self.message();
             if message.get("event").and_then(Value::as_str) == Some(event) {
                 let data = message.get("data").cloned().unwrap_or_else(|| json!({}));
                 let wrong = self.schema.wrong(event, &data);

@@ -159,8 +159,15 @@ fn quit_is_answered_and_takes_everything_down() {
         .start();
     let mut other = client(&server);
     drop(socket(&server));
-    assert_eq!(other.execute("quit", json!({})), json!({}));
-    assert_eq!(other.wait_for("BLOCK_EXPORT_DELETED"), json!({"id": "disk"}));
+    other.execute("block-export-add", vhost_user_blk(&server, "newer", "disk", json!({})));
+    other.send("{'execute': 'quit'}");
+    // In QSD's order.
+    let gone = |id| json!({"event": "BLOCK_EXPORT_DELETED", "data": {"id": id}});
+    for expected in [gone("newer"), gone("disk"), json!({"return": {}})] {
+        let mut message = other.message();
+        message.as_object_mut().expect("an object").remove("timestamp");
+        assert_eq!(message, expected);
+    }
     other.closed();
     assert!(server.wait().success());
     for name in ["qmp", "disk"] {
@@ -408,6 +415,25 @@ fn over_standard_input_and_output() {
     assert!(server.wait().success());
     let log = server.log();
     assert!(log.contains("\"id\": 7\r\n}\r\n"), "{log}");
+}
+
+/// As in QSD, standard output has the events that come after the end of standard input.
+#[test]
+fn the_end_of_standard_input_does_not_end_standard_output() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp");
+    let server = server.args(["--chardev", "stdio,id=s", "--monitor", "s"]);
+    let (ours, theirs) = UnixStream::pair().expect("two sockets");
+    (&ours).write_all(b"{'execute':'qmp_capabilities'}\n").expect("stdin");
+    let server = server.stdin(theirs).start();
+    eventually("the answer", || server.log().contains("\"return\"").then_some(()));
+    drop(ours);
+    let mut qmp = client(&server);
+    qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "n"}));
+    qmp.execute("block-export-add", vhost_user_blk(&server, "e", "n", json!({})));
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    eventually("the event", || server.log().contains("BLOCK_EXPORT_DELETED").then_some(()));
+    server.stop();
 }
 
 #[test]

@@ -180,6 +180,11 @@ impl Stream {
         Stream { event_loop: event_loop.clone(), input, output, readable }
     }
 
+    /// Whether output goes to another file than input comes from: standard input and output.
+    pub(super) fn is_of_two_files(&self) -> bool {
+        !Arc::ptr_eq(&self.input, &self.output)
+    }
+
     /// Reads what there is, once there is something. 0: the client will send no more.
     pub(super) async fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         loop {

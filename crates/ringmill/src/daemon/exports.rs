@@ -256,7 +256,8 @@ impl Exports {
         };
         let ending = async {
             let mut clean = true;
-            for export in self.exports {
+            // In QSD's order: the newest first.
+            for export in self.exports.into_iter().rev() {
                 if let Some(stopping) = export.stopping {
                     clean &= stopping.await.unwrap_or(false);
                 }

@@ -41,8 +41,9 @@ use std::rc::Rc;
 use ::exports::nbd::NbdServer;
 use block::NodeRegistry;
 use control::{Graph, Step};
-use event_loop::{EventLoop, LoopConfig};
+use event_loop::{EventLoop, LoopConfig, oneshot};
 use sandbox::{InForce, Sandbox};
+use serde_json::json;
 
 use crate::given::GivenSockets;
 use crate::journals::Home;
@@ -52,7 +53,7 @@ use chardev::Chardev;
 pub(crate) use error::DaemonError;
 use exports::Exports;
 use jobs::Jobs;
-use monitor::{Clients, LINGER_NS};
+use monitor::{Clients, LINGER_NS, Outcome};
 use objects::Objects;
 pub(crate) use open_files::raise_limit;
 use running::Stopped;
@@ -237,7 +238,7 @@ fn run_on(
             }
             Err(error) => {
                 // That is the error to tell of, whatever else goes wrong.
-                let _ = control.block_on(daemon.take_down());
+                let _ = control.block_on(daemon.take_down(None));
                 return Err(error);
             }
         },
@@ -248,7 +249,7 @@ fn run_on(
             None => daemon.serve(&mut stop).await,
         };
         logger::end_status();
-        let cause = match end {
+        let (cause, quit) = match end {
             End::Failed(error) => {
                 log::error!("{error}: the daemon ends, for its exports to be started again");
                 daemon.is_stopping();
@@ -256,12 +257,12 @@ fn run_on(
                 return Served::Failed(error);
             }
             End::HandedOver(to) => daemon.leave(&to).await,
-            End::Signal(signal) => signal,
-            End::Quit => "quit",
+            End::Signal(signal) => (signal, None),
+            End::Quit(answer) => ("quit", Some(answer)),
         };
         daemon.is_stopping();
         log::info!("{cause}: finishing the requests in flight; a further signal ends at once");
-        let down = daemon.take_down();
+        let down = daemon.take_down(quit);
         until(down, stop.insisted(cause)).await.map_or(Served::Insisted, Served::Stopped)
     });
     match served {
@@ -457,8 +458,10 @@ impl Daemon {
         self.threads.rings()
     }
 
-    /// Whether everything that guests were told is on stable storage.
-    async fn take_down(mut self) -> bool {
+    /// Ends exports, closes nodes, and then answers `quit`. As in QSD, the client has had all events by then.
+    ///
+    /// Returns whether everything that guests were told is on stable storage.
+    async fn take_down(mut self, quit: Option<oneshot::Sender<Outcome>>) -> bool {
         self.mailbox.close();
         self.cancel_jobs().await;
         let clients = self.clients;
@@ -475,6 +478,9 @@ impl Daemon {
         self.nodes.resized().await;
         drop(self.nodes);
         drop(self.threads);
+        if let Some(answer) = quit {
+            answer.send(Ok(json!({})));
+        }
         let deadline = self.control.now_ns() + LINGER_NS;
         // Who does not read what it is sent is not waited for.
         let _ = until(clients.settle(), self.control.sleep_until(deadline)).await;

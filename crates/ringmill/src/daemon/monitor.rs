@@ -183,6 +183,8 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
         let greeting = client.session.borrow().greeting();
         client.say(&greeting);
         let end = match until(self.listen(client, stream), client.write_all(stream)).await {
+            // As in QSD, standard output has events after the end of standard input.
+            Ok(Ok(())) if stream.is_of_two_files() => Some(client.write_all(stream).await),
             Ok(Ok(())) => {
                 // It may have closed only the direction it sends in.
                 let deadline = self.event_loop.now_ns() + LINGER_NS;

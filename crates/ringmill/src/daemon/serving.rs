@@ -5,7 +5,7 @@ use control::qmp::Command;
 use event_loop::oneshot;
 use serde_json::json;
 
-use super::monitor::Request;
+use super::monitor::{Outcome, Request};
 use super::signal::until;
 use super::signals::StopSignals;
 use super::state::unless_stopped;
@@ -35,8 +35,8 @@ pub(super) enum Message {
 
 /// What ends serving.
 pub(super) enum End {
-    /// `quit`.
-    Quit,
+    /// `quit`, which is answered when everything has been taken down.
+    Quit(oneshot::Sender<Outcome>),
     Signal(&'static str),
     Failed(DaemonError),
     /// Another process serves now.
@@ -84,8 +84,7 @@ impl Daemon {
                     }
                 }
                 Ok(Message::Request(Request { command: Command::Quit, answer })) => {
-                    answer.send(Ok(json!({})));
-                    return End::Quit;
+                    return End::Quit(answer);
                 }
                 Ok(Message::Request(request)) => {
                     let exports = self.exports.all().count();
