@@ -1,5 +1,6 @@
 //! What goes wrong around the daemon: processes that are stopped, images that have no room, that shrink or whose
-//! device goes, a clock that is set, clients that come and go without end. Each ends as docs/DESIGN.md says ("Faults around the daemon").
+//! device goes, a clock that is set, clients that come and go without end. Expected results:
+//! docs/decisions/0088-host-faults.md.
 
 mod common;
 #[path = "../../crates/block/tests/common/zram.rs"]

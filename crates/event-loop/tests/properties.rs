@@ -32,7 +32,7 @@ fn interval() -> impl Strategy<Value = u64> {
     prop_oneof![0..100_000u64, any::<u64>()]
 }
 
-/// The algorithm as `DESIGN.md` words it, with room to spare.
+/// The weighted policy (docs/decisions/0009-polling-policy.md), in integers that cannot overflow.
 fn model(ns: u128, params: &PollParams, interval: u128, had_event: bool) -> u128 {
     let weight = if params.weight == 0 { 3 } else { params.weight.min(63) };
     let ns = match (had_event, ns) {

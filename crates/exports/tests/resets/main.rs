@@ -1,4 +1,4 @@
-//! Checks that nothing touches a guest's memory after a reset (docs/DESIGN.md, "After a reset").
+//! Checks that nothing accesses guest memory after a reset (docs/decisions/0075-after-a-reset.md).
 //!
 //! A driver poisons all of its memory after each reset, with 64 requests in flight and all CPUs busy. It checks the
 //! poison while the next requests are served. Poison must not reach the disk either.
