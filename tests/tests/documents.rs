@@ -1,0 +1,109 @@
+//! Checks the Markdown documents: links lead to files and headings, decision records are short and indexed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Words of a decision record at most, table cells included.
+const RECORD_WORDS: usize = 300;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Adds all Markdown files below `folder`, without hidden folders and build output.
+fn add_documents(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        if name.starts_with('.') || name == "target" {
+            continue;
+        }
+        if entry.file_type().expect("a type").is_dir() {
+            add_documents(&path, found);
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The lines of a document that are not code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        code ^= fence;
+        !code && !fence
+    })
+}
+
+/// The targets of a document's links.
+fn links(text: &str) -> Vec<&str> {
+    prose(text)
+        .flat_map(|line| line.split("](").skip(1))
+        .filter_map(|rest| rest.split(')').next())
+        .collect()
+}
+
+/// A heading's anchor, as GitHub derives it.
+fn anchor(heading: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    let anchor = heading.trim().to_lowercase();
+    anchor.chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let mut documents = Vec::new();
+    add_documents(&repository(), &mut documents);
+    assert!(documents.len() > 100, "only {} documents found", documents.len());
+    let mut broken = Vec::new();
+    for document in documents {
+        let text = read(&document);
+        for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => document.clone(),
+                file => document.parent().expect("a folder").join(file),
+            };
+            let heading_exists = |text: String| {
+                prose(&text)
+                    .filter(|line| line.starts_with('#'))
+                    .any(|line| anchor(line.trim_start_matches('#')) == heading)
+            };
+            if !target.exists() || !heading.is_empty() && !heading_exists(read(&target)) {
+                broken.push(format!("{}: {link}", document.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
+}
+
+/// Numbers are unique and without gaps, so a record's number is enough to name it.
+#[test]
+fn decision_records_are_short_numbered_and_indexed() {
+    let docs = repository().join("docs");
+    let index = read(&docs.join("DESIGN.md"));
+    let mut records = Vec::new();
+    add_documents(&docs.join("decisions"), &mut records);
+    records.sort();
+    for (number, record) in (1..).zip(records) {
+        let name = record.file_name().expect("a name").to_string_lossy();
+        let text = read(&record);
+        assert!(
+            name.starts_with(&format!("{number:04}-")),
+            "{name} should have number {number:04}"
+        );
+        assert!(text.starts_with("# "), "{name} has no title");
+        let words = text.split_whitespace().count();
+        assert!(
+            words <= RECORD_WORDS,
+            "{name} has {words} words, at most {RECORD_WORDS} are allowed"
+        );
+        let entries = index.matches(&format!("](decisions/{name})")).count();
+        assert_eq!(entries, 1, "docs/DESIGN.md lists {name} {entries} times, not once");
+    }
+}
