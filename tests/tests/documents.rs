@@ -14,8 +14,8 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Adds all Markdown files below `folder`, without hidden folders and build output.
-fn add_documents(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Adds all files below `folder` that `wanted` accepts by name, without hidden folders and build output.
+fn add_files(folder: &Path, wanted: fn(&str) -> bool, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
         let (path, name) = (entry.path(), entry.file_name());
         let name = name.to_string_lossy();
@@ -23,11 +23,15 @@ fn add_documents(folder: &Path, found: &mut Vec<PathBuf>) {
             continue;
         }
         if entry.file_type().expect("a type").is_dir() {
-            add_documents(&path, found);
-        } else if name.ends_with(".md") {
+            add_files(&path, wanted, found);
+        } else if wanted(&name) {
             found.push(path);
         }
     }
+}
+
+fn add_documents(folder: &Path, found: &mut Vec<PathBuf>) {
+    add_files(folder, |name| name.ends_with(".md"), found);
 }
 
 /// The lines of a document that are not code.
@@ -80,6 +84,37 @@ fn links_lead_to_files_and_headings() {
         }
     }
     assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
+}
+
+/// Comments name a record by its path from the repository's root.
+#[test]
+fn comments_name_decision_records_that_exist() {
+    let root = repository();
+    let mut files = Vec::new();
+    add_files(&root.join("scripts"), |_| true, &mut files);
+    for folder in ["crates", "fuzz", "tests"] {
+        add_files(&root.join(folder), |name| name.ends_with(".rs"), &mut files);
+    }
+    let mut named = 0;
+    for file in files {
+        let text = read(&file);
+        for rest in text
+            .split("docs/decisions/")
+            .skip(1)
+            .filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        {
+            let name = rest.split(".md").next().expect("split returns one part at least");
+            let record = root.join(format!("docs/decisions/{name}.md"));
+            assert!(
+                record.exists(),
+                "{} names {}, which does not exist",
+                file.display(),
+                record.display()
+            );
+            named += 1;
+        }
+    }
+    assert!(named > 0, "no file names a decision record");
 }
 
 /// Numbers are unique and without gaps, so a record's number is enough to name it.
