@@ -109,7 +109,7 @@ impl World {
     fn blkdebug(&self, contents: &[u8]) -> BlockdevOptions {
         fill(&self.file, contents);
         let null = NullOptions { size: 1 << 20, latency_ns: 0, read_zeroes: true };
-        let null = world::node_options(None, Driver::NullCo(null));
+        let null = world::node_options(None, Driver::null_co(null));
         let config = Some(world::path_of(&self.file).into());
         let options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(null)));
         let driver = Driver::Blkdebug(Box::new(BlkdebugOptions { config, ..options }));

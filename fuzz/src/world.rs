@@ -33,7 +33,7 @@ pub fn node_options(node_name: Option<&str>, driver: Driver) -> BlockdevOptions 
 /// A disk of `size` bytes that reads as zeroes.
 pub fn null_node(size: u64) -> Arc<dyn BlockNode> {
     let null = NullOptions { size, latency_ns: 0, read_zeroes: true };
-    let options = node_options(Some("null"), Driver::NullCo(null));
+    let options = node_options(Some("null"), Driver::null_co(null));
     NodeRegistry::new().open(&options).expect("a null node")
 }
 

@@ -5,7 +5,8 @@
 //! answered exactly once, on the same loop.
 
 mod connections;
-mod drivers;
+pub mod driver;
+pub mod drivers;
 mod error;
 mod format;
 #[cfg(feature = "fuzzing")]

@@ -1,8 +1,10 @@
-//! What a block node is opened with: QSD's `--blockdev` options, parsed.
-//!
-//! Plain data. The text forms (`key=value,…` and JSON) are the `control` crate's.
+//! What a block node is opened with: QSD's `--blockdev` options, as text and parsed.
 
 mod blkdebug;
+mod elsewhere;
+mod read;
+mod rows;
+mod write;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,6 +13,15 @@ pub use blkdebug::{
     BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
 };
 
+pub(crate) use self::read::common_names;
+pub use self::read::{
+    Inherited, node_options, node_shape, read_blockdev, read_blockdevs, read_ref, ref_shape,
+};
+pub use self::rows::{ImageDraft, NodeDraft};
+pub use self::write::{blockdev_option, write_path, write_ref};
+pub use crate::drivers::null::NullOptions;
+
+use crate::driver::{AnyDriver, BlockDriver, ChildOption};
 use crate::permissions::ChildUse;
 
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
@@ -93,16 +104,20 @@ pub enum Driver {
     Raw(RawOptions),
     /// `qcow2`: QEMU's image format.
     Qcow2(Qcow2Options),
-    /// `null-co`: answers at once.
-    NullCo(NullOptions),
-    /// `null-aio`: answers from the loop, after `latency-ns`.
-    NullAio(NullOptions),
     /// `nbd`: an export of an NBD server.
     Nbd(NbdOptions),
     /// `throttle`: another node, at the pace of a group.
     Throttle(ThrottleOptions),
     /// `blkdebug`: another node, with faults.
     Blkdebug(Box<BlkdebugOptions>),
+    /// A driver that says by itself what it does.
+    Any(AnyDriver),
+}
+
+impl<T: BlockDriver> From<T> for Driver {
+    fn from(driver: T) -> Driver {
+        Driver::Any(AnyDriver::new(driver))
+    }
 }
 
 impl Driver {
@@ -110,11 +125,7 @@ impl Driver {
     /// `backing`, …. An image may name more.
     pub fn children(&self) -> Vec<(&'static str, &BlockdevRef)> {
         match self {
-            Driver::File(_)
-            | Driver::HostDevice(_)
-            | Driver::NullCo(_)
-            | Driver::NullAio(_)
-            | Driver::Nbd(_) => Vec::new(),
+            Driver::File(_) | Driver::HostDevice(_) | Driver::Nbd(_) => Vec::new(),
             Driver::Raw(raw) => vec![("file", &raw.file)],
             Driver::Qcow2(qcow2) => {
                 let data_file = qcow2.data_file.iter().map(|node| ("data-file", node));
@@ -126,6 +137,10 @@ impl Driver {
             }
             Driver::Throttle(throttle) => vec![("file", &throttle.file)],
             Driver::Blkdebug(blkdebug) => vec![("image", &blkdebug.image)],
+            Driver::Any(driver) => {
+                let child = |ChildOption { role, node, .. }| (role, node);
+                driver.children().into_iter().map(child).collect()
+            }
         }
     }
 
@@ -139,35 +154,12 @@ impl Driver {
                 "data-file" => ChildUse::Data,
                 _ => ChildUse::Metadata,
             },
-            // These drivers have no children.
-            Driver::File(_)
-            | Driver::HostDevice(_)
-            | Driver::NullCo(_)
-            | Driver::NullAio(_)
-            | Driver::Nbd(_) => ChildUse::Filtered,
-        }
-    }
-}
-
-impl Driver {
-    /// Returns the same nodes as [`children`](Self::children), mutable.
-    pub(crate) fn children_mut(&mut self) -> Vec<&mut BlockdevRef> {
-        match self {
-            Driver::File(_)
-            | Driver::HostDevice(_)
-            | Driver::NullCo(_)
-            | Driver::NullAio(_)
-            | Driver::Nbd(_) => Vec::new(),
-            Driver::Raw(raw) => vec![&mut raw.file],
-            Driver::Qcow2(qcow2) => {
-                let backing = match &mut qcow2.backing {
-                    Backing::Node(node) => Some(node),
-                    Backing::Implicit | Backing::None => None,
-                };
-                [&mut qcow2.file].into_iter().chain(&mut qcow2.data_file).chain(backing).collect()
+            Driver::Any(driver) => {
+                let child = driver.children().into_iter().find(|child| child.role == role);
+                child.map_or(ChildUse::Filtered, |child| child.used_as)
             }
-            Driver::Throttle(throttle) => vec![&mut throttle.file],
-            Driver::Blkdebug(blkdebug) => vec![&mut blkdebug.image],
+            // These drivers have no children.
+            Driver::File(_) | Driver::HostDevice(_) | Driver::Nbd(_) => ChildUse::Filtered,
         }
     }
 }
@@ -264,17 +256,6 @@ pub enum BlockdevRef {
     Name(String),
     /// A nested definition.
     Inline(Box<BlockdevOptions>),
-}
-
-/// Options of `null-co` and `null-aio`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NullOptions {
-    /// `size` in bytes. QSD's default is 1 GiB.
-    pub size: u64,
-    /// `latency-ns`: how long each request takes, nanoseconds.
-    pub latency_ns: u64,
-    /// `read-zeroes`: whether reads clear their buffers. Off, they leave them as they are.
-    pub read_zeroes: bool,
 }
 
 /// Options of `nbd`.

@@ -1,6 +1,7 @@
 //! All nodes of a process, by name, and how they are opened.
 
 mod activity;
+mod context;
 mod describe;
 mod hand_over;
 mod implicit;
@@ -17,11 +18,11 @@ use std::sync::{Arc, Weak};
 use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox};
 use nix::unistd::geteuid;
 
+pub use self::context::OpenContext;
 use crate::connections::Connections;
 use crate::drivers::blkdebug::BlkdebugNode;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
 use crate::drivers::nbd::NbdNode;
-use crate::drivers::null::{Answer, NullNode};
 use crate::drivers::qcow2::{Damage, Damages, Journals};
 use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
@@ -29,14 +30,10 @@ use crate::error::OpenError;
 use crate::graph::Edge;
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
-use crate::options::{
-    BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions, NullOptions,
-};
+use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions};
 
 /// Longest node name, bytes: QEMU's limit.
 const MAX_NAME: usize = 31;
-/// A disk's size is a multiple of this.
-const SECTOR: u64 = 512;
 
 /// The nodes of a process, by `node-name`.
 ///
@@ -439,8 +436,10 @@ impl NodeRegistry {
                 let image = child(children, "image", &name)?;
                 Arc::new(BlkdebugNode::new(name, options, blkdebug, image)?)
             }
-            Driver::NullCo(null) => null_node(name, Answer::Inline, null, options)?,
-            Driver::NullAio(null) => null_node(name, Answer::FromLoop, null, options)?,
+            Driver::Any(driver) => {
+                let registry = self;
+                driver.open(&mut OpenContext { registry, name, options, children })?
+            }
         })
     }
 
@@ -544,20 +543,6 @@ fn warn_of_foreign_format(node: &RawNode) {
              writes destroy, what {format} keeps there"
         );
     }
-}
-
-fn null_node(
-    name: String,
-    answer: Answer,
-    null: &NullOptions,
-    options: &BlockdevOptions,
-) -> Result<Arc<dyn BlockNode>, OpenError> {
-    if i64::try_from(null.size).is_err() {
-        return Err(OpenError::new(format!("size {} is invalid: too large", null.size)));
-    }
-    // As QEMU does: what is no multiple is rounded up.
-    let null = NullOptions { size: null.size.next_multiple_of(SECTOR), ..*null };
-    Ok(Arc::new(NullNode::new(name, answer, null, options.read_only)))
 }
 
 fn duplicate(name: &str) -> OpenError {

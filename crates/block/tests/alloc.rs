@@ -98,10 +98,10 @@ const READ_WRITE: [Op; 3] = [Op::Read, Op::Write { fua: false }, Op::Read];
 #[test]
 fn null() {
     let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
-    assert_eq!(allocations(&blockdev("n", Driver::NullCo(null)), &READ_WRITE, 0, 0), 0);
-    assert_eq!(allocations(&blockdev("n", Driver::NullAio(null)), &READ_WRITE, 0, 0), 0);
+    assert_eq!(allocations(&blockdev("n", Driver::null_co(null)), &READ_WRITE, 0, 0), 0);
+    assert_eq!(allocations(&blockdev("n", Driver::null_aio(null)), &READ_WRITE, 0, 0), 0);
     let slow = NullOptions { latency_ns: 1000, ..null };
-    assert_eq!(allocations(&blockdev("n", Driver::NullCo(slow)), &READ_WRITE, 0, 0), 0);
+    assert_eq!(allocations(&blockdev("n", Driver::null_co(slow)), &READ_WRITE, 0, 0), 0);
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn requests_are_late_and_then_fail_or_do_not() {
     const DELAY: u64 = 7_000_000_000;
     for errno in [None, Some(Errno::EIO)] {
         let null = NullOptions { size: 1 << 20, latency_ns: 0, read_zeroes: false };
-        let null = BlockdevOptions { node_name: None, ..blockdev("", Driver::NullCo(null)) };
+        let null = BlockdevOptions { node_name: None, ..blockdev("", Driver::null_co(null)) };
         let mut options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(null)));
         options.inject_error =
             vec![rule(|rule| (rule.delay_ns, rule.errno, rule.immediately) = (DELAY, errno, true))];

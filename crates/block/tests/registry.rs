@@ -11,7 +11,7 @@ use common::*;
 use nix::errno::Errno;
 
 fn null(size: u64) -> Driver {
-    Driver::NullCo(NullOptions { size, latency_ns: 0, read_zeroes: true })
+    Driver::null_co(NullOptions { size, latency_ns: 0, read_zeroes: true })
 }
 
 fn raw(file: BlockdevRef, offset: u64, size: Option<u64>) -> Driver {
@@ -217,7 +217,7 @@ fn null_disks() {
     assert_eq!(rig.read(1024, 512, 0), Err(Errno::EIO), "1000 bytes are two sectors");
     for latency_ns in [0, 2_000_000] {
         let options = NullOptions { size: 4096, latency_ns, read_zeroes: false };
-        let node = NodeRegistry::new().open(&blockdev("n", Driver::NullAio(options))).unwrap();
+        let node = NodeRegistry::new().open(&blockdev("n", Driver::null_aio(options))).unwrap();
         let mut rig = Rig::new(node);
         let start = std::time::Instant::now();
         let tag = rig.submit(Op::Read, 0, 512, filled(&[7; 512], 0));

@@ -33,7 +33,7 @@ fn nodes(limits: ThrottleLimits, names: &[&str]) -> (Arc<ThrottleGroup>, Vec<Arc
         let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
         let file = BlockdevRef::Inline(Box::new(BlockdevOptions {
             node_name: None,
-            ..blockdev(name, Driver::NullCo(null))
+            ..blockdev(name, Driver::null_co(null))
         }));
         let throttle = ThrottleOptions { throttle_group: "group".into(), file };
         registry.open(&blockdev(name, Driver::Throttle(throttle))).unwrap()

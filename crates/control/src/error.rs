@@ -1,54 +1,8 @@
-//! Errors about options: QSD's sentence first, then what would have been right.
+//! Errors of a whole command line.
 
 use std::fmt;
 
-/// Why an option, or a value in it, is refused.
-///
-/// Printed as one line in QSD's wording and, where there is more to say, a second line with what is
-/// known: the accepted values, the parameters, the names defined so far.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OptionError {
-    /// What is wrong, in QSD's words where QSD has the case.
-    pub message: String,
-    /// What would be right.
-    pub hint: Option<String>,
-}
-
-impl OptionError {
-    /// An error with nothing to add.
-    pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None }
-    }
-
-    /// Adds the second line.
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
-
-    /// A value, or a parameter, that QSD takes and ringmill does not take yet.
-    pub fn not_yet(what: impl fmt::Display) -> Self {
-        Self::new(format!("{what} is not supported by ringmill yet"))
-    }
-
-    /// Puts the option it is about in front, as QSD does: `--blockdev foo: …`.
-    pub fn of(mut self, option: &str) -> Self {
-        self.message = format!("{option}: {}", self.message);
-        self
-    }
-}
-
-impl fmt::Display for OptionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match &self.hint {
-            Some(hint) => write!(f, "\n{hint}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for OptionError {}
+pub use options::error::OptionError;
 
 /// A command line that cannot be carried out. The program prints it on standard error and exits
 /// with 1.

@@ -433,6 +433,11 @@ impl Graph {
         if let Driver::Throttle(throttle) = &options.driver {
             objects.push(self.throttle_group(&throttle.throttle_group)?);
         }
+        if let Driver::Any(driver) = &options.driver {
+            for (kind, id) in driver.objects() {
+                objects.push(self.object(kind, id)?);
+            }
+        }
         let mut children = Vec::new();
         for (role, child) in options.driver.children() {
             let (name, owned) = match child {
@@ -461,6 +466,20 @@ impl Graph {
         self.nodes.insert(name.clone(), node);
         self.with_options_active(&name, options)?;
         Ok(name)
+    }
+
+    /// The id of an object that a node needs, which is there.
+    fn object(&self, kind: &str, id: &str) -> Result<String, OptionError> {
+        if kind == "throttle-group" {
+            return self.throttle_group(id);
+        }
+        let is_it = |id: &str| self.objects.get(id).is_some_and(|other| *other == kind);
+        if is_it(id) {
+            return Ok(id.to_owned());
+        }
+        let others = self.objects.keys().filter(|id| is_it(id));
+        Err(OptionError::new(format!("Object '{id}' of type '{kind}' does not exist"))
+            .hint(known(&format!("Objects of type '{kind}'"), others)))
     }
 
     fn throttle_group(&self, id: &str) -> Result<String, OptionError> {

@@ -13,28 +13,23 @@
 //!               └─ probe
 //! ```
 //!
-//! Each thing a user can name is one row of a [`table`]: its name, its kind, its default and its
+//! Each thing a user can name is one row of a [table](options::table): its name, its kind, its default and its
 //! help line. Parsing, validation, help texts, QMP's schema, the reference, man pages and shell
 //! completions all read that row.
 
 #![forbid(unsafe_code)]
 
-mod address;
 mod advice;
 mod amend;
-mod blockdev;
 mod chardev;
 mod cli;
 mod complete;
 mod ctl;
 mod error;
 mod export;
-mod fd;
 mod graph;
 mod help;
 pub mod job;
-mod json;
-pub mod keyval;
 mod logging;
 mod metrics;
 mod nbd_server;
@@ -44,31 +39,30 @@ pub mod qmp;
 mod reference;
 mod rows;
 mod sandbox;
-mod scalar;
 mod serve;
-mod shape;
 mod state;
 mod storage_daemon;
-mod table;
 #[cfg(test)]
 mod tests;
 mod top;
 mod trace;
 mod upgrade;
-mod value;
+
+pub use options::{FdName, Object, Value, is_identifier, keyval};
+
+use options::{address, fd, json, scalar, shape, table, value};
 
 /// The release of QSD that ringmill's interface follows.
 pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
 
 pub use advice::advice_for_serve;
 pub use amend::{amend, put_member};
-pub use blockdev::blockdev_option;
+pub use block::options::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
 pub use cli::{Command, TAKE_OVER, option_words, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
 pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
-pub use fd::FdName;
 pub use graph::Graph;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
@@ -78,11 +72,9 @@ pub use object::{
 };
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
-pub use scalar::is_identifier;
 pub use serve::{CacheMode, ImageKind, ServeFormat, ServeOptions};
 pub use state::{Merged, State, configuration, relative_path};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};
 pub use trace::{TraceEvents, TraceOptions};
 pub use upgrade::{UpgradeDaemon, UpgradeOptions};
-pub use value::{Object, Value};

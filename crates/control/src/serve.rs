@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use block::options::{
-    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, Locking,
-    Qcow2Options, RawOptions,
+    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, ImageDraft,
+    Locking, NodeDraft, Qcow2Options, RawOptions,
 };
 
 use crate::address::check_socket_path;
@@ -15,9 +15,7 @@ use crate::export::{
 };
 use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
-use crate::rows::{
-    BLOCK_SIZE_HELP, ImageDraft, NodeDraft, PIN_MEMORY_HELP, ThreadDraft, block_size,
-};
+use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, ThreadDraft, block_size};
 use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::storage_daemon::{Action, PIDFILE_HELP, Step};
 use crate::table::{Choice, Field, Kind, Need, put};

@@ -306,11 +306,12 @@ fn relative_path_of_node(node: &BlockdevOptions) -> Option<&Path> {
             NbdServerAddr::Inet { .. } => None,
         },
         Driver::Blkdebug(blkdebug) => blkdebug.config.as_deref(),
-        Driver::Raw(_)
-        | Driver::Qcow2(_)
-        | Driver::NullCo(_)
-        | Driver::NullAio(_)
-        | Driver::Throttle(_) => None,
+        Driver::Raw(_) | Driver::Qcow2(_) | Driver::Throttle(_) => None,
+        Driver::Any(driver) => {
+            let needs = driver.needs();
+            let mut paths = needs.files.into_iter().chain(needs.sockets);
+            paths.find(|path| path.is_relative())
+        }
     };
     let below = || {
         node.driver.children().into_iter().find_map(|(_, child)| match child {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use block::options::BlockdevOptions;
+use block::options::{BlockdevOptions, node_options, read_blockdev};
 
 use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::export::ExportOptions;
@@ -14,7 +14,7 @@ use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::shape::Shape;
 use crate::table::{self, Field, Kind, Need, Syntax, put};
 use crate::trace::{self, TraceOptions};
-use crate::{blockdev, export, metrics, nbd_server, object};
+use crate::{export, metrics, nbd_server, object};
 
 /// Of the option `pidfile`.
 pub(crate) const PIDFILE_HELP: &str =
@@ -84,8 +84,8 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
             meta: "[driver=]<driver>,node-name=<node-name>[,<option>=<value>...]",
             syntax: Syntax::KeyvalOrJson,
             implied: Some("driver"),
-            shape: || Shape::Union(blockdev::options()),
-            read: |draft, given, at| draft.step(Action::Blockdev(blockdev::read(given, at)?)),
+            shape: || Shape::Union(node_options()),
+            read: |draft, given, at| draft.step(Action::Blockdev(read_blockdev(given, at)?)),
         },
         need: Need::Optional(""),
         help: "open a block node",

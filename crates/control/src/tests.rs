@@ -4,8 +4,8 @@ use crate::cli::COMMANDS;
 use crate::shape::{self, Member, Row, Shape, Union, Variant};
 use crate::table::{self, Field, Need};
 use crate::{
-    Action, Command, blockdev, chardev, export, help, metrics, nbd_server, object, parse_args,
-    serve, storage_daemon,
+    Action, Command, chardev, export, help, metrics, nbd_server, object, parse_args, serve,
+    storage_daemon,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -117,7 +117,7 @@ fn names<T>(fields: &[Field<T>]) -> Vec<String> {
 /// The options whose values differ by a tag, and how many defaults each of them has at least.
 fn unions() -> [(&'static str, Union, usize); 4] {
     [
-        ("--blockdev", blockdev::options(), 7),
+        ("--blockdev", block::options::node_options(), 7),
         ("--object", object::options(), 0),
         ("--export", export::options(), 5),
         ("--chardev", chardev::options(), 1),

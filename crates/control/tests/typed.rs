@@ -43,7 +43,7 @@ fn node(text: &str) -> BlockdevOptions {
 fn null_node(name: &str) -> BlockdevOptions {
     BlockdevOptions::new(
         Some(name),
-        Driver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false }),
+        Driver::null_co(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false }),
     )
 }
 
@@ -223,10 +223,8 @@ fn sizes_take_suffixes_where_they_do_in_qsd() {
 
     let null = |text: &str| format!("null-aio,node-name=n,size={text}");
     for (text, bytes) in [("010", 8), ("0x10", 16), ("1048576", 1 << 20)] {
-        match node(&null(text)).driver {
-            Driver::NullAio(null) => assert_eq!(null.size, bytes),
-            other => panic!("{other:?}"),
-        }
+        let options = NullOptions { size: bytes, latency_ns: 0, read_zeroes: false };
+        assert_eq!(node(&null(text)).driver, Driver::null_aio(options));
     }
     for (wrong, said) in [
         ("1M", "Parameter 'size' expects integer\nIt takes no suffix: write size=1048576."),

@@ -23,7 +23,7 @@ fn null_node() -> BlockdevOptions {
         discard: Discard::Unmap,
         ..BlockdevOptions::new(
             Some("null"),
-            NodeDriver::NullCo(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: true }),
+            NodeDriver::null_co(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: true }),
         )
     }
 }

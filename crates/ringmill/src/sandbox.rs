@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use block::driver::Needs;
 use block::options::{BlockdevOptions, BlockdevRef, Driver, NbdServerAddr};
 use control::{
     Action, Addr, ChardevBackend, ChardevOptions, ExportKind, ExportOptions, MetricsOptions,
@@ -198,6 +199,14 @@ impl Named {
         }
     }
 
+    fn add_server(&mut self, host: &str, port: u16) {
+        self.ports.push(port);
+        if host.parse::<IpAddr>().is_err() {
+            self.looks_names_up = true;
+            self.ports.push(DNS);
+        }
+    }
+
     fn add_node(&mut self, options: &BlockdevOptions) {
         match &options.driver {
             Driver::File(file) | Driver::HostDevice(file) => {
@@ -205,14 +214,16 @@ impl Named {
             }
             Driver::Nbd(nbd) => {
                 if let NbdServerAddr::Inet { host, port, .. } = &nbd.server {
-                    self.ports.push(*port);
-                    if host.parse::<IpAddr>().is_err() {
-                        self.looks_names_up = true;
-                        self.ports.push(DNS);
-                    }
+                    self.add_server(host, *port);
                 }
             }
             Driver::Qcow2(_) => self.has_qcow2 = true,
+            Driver::Any(driver) => {
+                let Needs { files, sockets: _, servers, journal } = driver.needs();
+                self.images.extend(files.into_iter().map(Path::to_owned));
+                servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
+                self.has_qcow2 |= journal;
+            }
             _ => {}
         }
         for (_, child) in options.driver.children() {

@@ -187,7 +187,7 @@ impl Drop for OnLoop {
 /// A disk whose requests are answered at once, and which leaves what is read as it is.
 pub fn null_co(size: u64) -> BlockdevOptions {
     let null = NullOptions { size, latency_ns: 0, read_zeroes: false };
-    options(Cache::default(), Driver::NullCo(null))
+    options(Cache::default(), Driver::null_co(null))
 }
 
 /// A disk that is a regular file or a block device, opened with `O_DIRECT`, its I/O by io_uring if

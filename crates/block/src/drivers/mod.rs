@@ -1,4 +1,4 @@
-//! How images are read and written: one module per `driver`.
+//! How images are read and written: one folder per driver, and the list of them.
 
 pub(crate) mod align;
 pub(crate) mod blkdebug;
@@ -12,3 +12,50 @@ pub(crate) mod qcow2;
 pub(crate) mod raw;
 pub(crate) mod serialise;
 pub mod throttle;
+
+use std::sync::OnceLock;
+
+use crate::driver::DriverKind;
+
+/// The drivers there are.
+static DRIVERS: &[&DriverKind] = &[
+    &file::options::FILE,
+    &file::options::HOST_DEVICE,
+    &raw::options::RAW,
+    &qcow2::options::QCOW2,
+    &null::NULL_CO,
+    &null::NULL_AIO,
+    &nbd::options::NBD,
+    &throttle::options::THROTTLE,
+    &blkdebug::options::BLKDEBUG,
+];
+
+/// Drivers that a program has beside those.
+static ADDED: OnceLock<&'static [&'static DriverKind]> = OnceLock::new();
+
+/// Returns all drivers, in the order in which help texts list them.
+pub fn all() -> impl Iterator<Item = &'static DriverKind> {
+    DRIVERS.iter().chain(ADDED.get().copied().unwrap_or_default()).copied()
+}
+
+/// Adds a program's own drivers to those that options can name. Called at most once, before options are read.
+///
+/// # Errors
+///
+/// Drivers were added before, or the name is taken.
+pub fn add(drivers: &'static [&'static DriverKind]) -> Result<(), AddError> {
+    let taken = |driver: &&&DriverKind| all().any(|other| other.name == driver.name);
+    match drivers.iter().find(taken) {
+        Some(driver) => Err(AddError::Taken(driver.name)),
+        None => ADDED.set(drivers).map_err(|_| AddError::Twice),
+    }
+}
+
+/// Why drivers were not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddError {
+    /// There is a driver of that name.
+    Taken(&'static str),
+    /// Drivers were added before.
+    Twice,
+}

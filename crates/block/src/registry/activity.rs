@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
+use super::describe::set_child;
 use super::{Child, Held, NodeRegistry, Opened};
+use crate::driver::{Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
 use crate::error::OpenError;
@@ -205,8 +207,21 @@ impl NodeRegistry {
                     Backing::Node(_) | Backing::None => Backing::None,
                 };
             }
-            Driver::NullCo(_) | Driver::NullAio(_) => {}
-            _ => {
+            Driver::Any(driver) => {
+                let look = match backing {
+                    Backing::None => Look::Geometry,
+                    Backing::Implicit | Backing::Node(_) => Look::Contents,
+                };
+                let refused = |_| OpenError::new("A node of this driver cannot be inactive");
+                driver.look(look).map_err(refused)?;
+                looking.read_only |= driver.layer() == Layer::Format;
+                let told = driver.children().into_iter();
+                let told: Vec<_> = told.map(|child| (child.role, child.node.clone())).collect();
+                for (role, child) in told {
+                    driver.set_child(role, below(&child)?);
+                }
+            }
+            Driver::Nbd(_) => {
                 return Err(OpenError::new("A node of this driver cannot be inactive"));
             }
         }
@@ -217,19 +232,31 @@ impl NodeRegistry {
 /// Makes the node and all nodes defined inside it read-only.
 fn set_read_only(options: &mut BlockdevOptions) {
     options.read_only = true;
-    options.driver.children_mut().into_iter().for_each(|child| {
-        if let BlockdevRef::Inline(below) = child {
+    let told = options.driver.children().into_iter();
+    let told: Vec<_> = told.map(|(role, child)| (role, child.clone())).collect();
+    for (role, mut child) in told {
+        if let BlockdevRef::Inline(below) = &mut child {
             set_read_only(below);
+            set_child(&mut options.driver, role, child);
         }
-    });
+    }
 }
 
 /// Whether there is a format in it, of which another node than itself was opened.
 fn formats(options: &BlockdevOptions) -> bool {
-    matches!(options.driver, Driver::Qcow2(_))
+    is_format(&options.driver)
         || options
             .driver
             .children()
             .iter()
             .any(|(_, child)| matches!(child, BlockdevRef::Inline(options) if formats(options)))
+}
+
+/// Whether a node of the driver keeps metadata in its children.
+pub(super) fn is_format(driver: &Driver) -> bool {
+    match driver {
+        Driver::Qcow2(_) => true,
+        Driver::Any(driver) => driver.layer() == Layer::Format,
+        _ => false,
+    }
 }

@@ -94,7 +94,7 @@ fn is_given(name: &str) -> bool {
     super::check_name(name).is_ok()
 }
 
-fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
+pub(super) fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
     match driver {
         Driver::Raw(raw) => raw.file = child,
         Driver::Throttle(throttle) => throttle.file = child,
@@ -105,10 +105,9 @@ fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
             _ => qcow2.file = child,
         },
         // Nothing lies below those.
-        Driver::File(_)
-        | Driver::HostDevice(_)
-        | Driver::NullCo(_)
-        | Driver::NullAio(_)
-        | Driver::Nbd(_) => {}
+        Driver::File(_) | Driver::HostDevice(_) | Driver::Nbd(_) => {}
+        Driver::Any(driver) => {
+            driver.set_child(role, child);
+        }
     }
 }

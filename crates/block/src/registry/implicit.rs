@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use super::{Child, NodeRegistry, Opened, child};
+use crate::driver::Layer;
 use crate::drivers::qcow2::{self, ImplicitBacking, Opening, Qcow2Node};
 use crate::error::OpenError;
 use crate::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
     RawOptions,
 };
+use crate::permissions::ChildUse;
 
 /// Images behind an image, at most: one may name itself, or another one that names it. Each takes some
 /// stack.
@@ -109,6 +111,11 @@ impl NodeRegistry {
         let whole = |options: &RawOptions| options.offset == 0 && options.size.is_none();
         match &self.nodes.get(name)?.options.driver {
             Driver::Raw(raw) if !whole(raw) => None,
+            Driver::Any(driver)
+                if driver.children().first().is_some_and(|c| c.used_as == ChildUse::Window) =>
+            {
+                None
+            }
             _ => self.path_of(&BlockdevRef::Name(name.to_owned())),
         }
     }
@@ -128,6 +135,11 @@ impl NodeRegistry {
             Driver::File(file) | Driver::HostDevice(file) => Some(Path::to_owned(&file.filename)),
             Driver::Raw(raw) => self.path_of(&raw.file),
             Driver::Qcow2(qcow2) => self.path_of(&qcow2.file),
+            Driver::Any(driver) => match driver.layer() {
+                Layer::Storage => driver.local_file().map(Path::to_owned),
+                Layer::Window | Layer::Format => self.path_of(driver.children().first()?.node),
+                Layer::Filter => None,
+            },
             _ => None,
         }
     }

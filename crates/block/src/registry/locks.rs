@@ -1,8 +1,8 @@
 //! Gives up image locks before their nodes are closed.
 
 use super::NodeRegistry;
+use super::activity::is_format;
 use crate::drivers::file::Claims;
-use crate::options::Driver;
 
 impl NodeRegistry {
     /// Gives up image locks at shutdown, when only the nodes in `busy` are still in use.
@@ -15,8 +15,7 @@ impl NodeRegistry {
             return;
         }
         let writes = |info: &super::NodeInfo<'_>| {
-            let is_format = matches!(info.options.driver, Driver::Qcow2(_));
-            info.active && is_format && !info.node.geometry().read_only
+            info.active && is_format(&info.options.driver) && !info.node.geometry().read_only
         };
         let formats = self.all().filter(writes).map(|info| info.name.to_owned());
         let mut needed: Vec<String> = busy.iter().cloned().chain(formats).collect();

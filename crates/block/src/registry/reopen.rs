@@ -3,13 +3,18 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Child, Held, NodeRegistry};
-use crate::drivers::file::{Claims, FileNode, ImageLock, Kind};
+use super::activity::is_format;
+use super::{Child, Held, NodeRegistry, OpenContext};
+use crate::driver::{Layer, NotReopened, Reopened};
+use crate::drivers::file::{FileNode, Kind};
 use crate::drivers::raw::RawNode;
 use crate::error::OpenError;
 use crate::graph::{Drained, drain};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, Driver, FileOptions};
+
+/// Called if the node that was open keeps its place.
+type Restore = Box<dyn FnOnce()>;
 
 /// Opening one node, for a node that opens others.
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Drained, OpenError>> + 'a>>;
@@ -43,16 +48,15 @@ impl NodeRegistry {
                 };
                 children.push(Child { role, edge });
             }
-            let (node, lock) = self.open_anew(name, options, &children)?;
+            let (node, restore) = self.open_anew(name, options, &children)?;
             if self.grows(name) {
                 node.let_grow();
             }
             let users =
                 drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
             if let Err(error) = users.point_to(&node).await {
-                if let Some((lock, claims)) = lock {
-                    // Less than what it has now, or what it had a moment ago.
-                    let _ = lock.change(claims);
+                if let Some(restore) = restore {
+                    restore();
                 }
                 return Err(OpenError::new(error.to_string()));
             }
@@ -85,10 +89,14 @@ impl NodeRegistry {
         match options.driver {
             // Gives up the write lock, which lets other processes read the file.
             Driver::File(_) | Driver::HostDevice(_) => self.reopen(name, &options).await.map(drop),
+            Driver::Any(ref driver)
+                if driver.layer() == Layer::Storage && driver.check_reopen(&**driver).is_ok() =>
+            {
+                self.reopen(name, &options).await.map(drop)
+            }
             Driver::Raw(_)
             | Driver::Qcow2(_)
-            | Driver::NullCo(_)
-            | Driver::NullAio(_)
+            | Driver::Any(_)
             | Driver::Nbd(_)
             | Driver::Throttle(_)
             | Driver::Blkdebug(_) => {
@@ -99,23 +107,23 @@ impl NodeRegistry {
     }
 
     /// A node that is not in use yet, and its image's lock with what that claimed before.
-    #[expect(clippy::type_complexity, reason = "used once")]
     fn open_anew(
         &mut self,
         name: &str,
         options: &BlockdevOptions,
         children: &[Child],
-    ) -> Result<(Arc<dyn BlockNode>, Option<(Arc<ImageLock>, Claims)>), OpenError> {
+    ) -> Result<(Arc<dyn BlockNode>, Option<Restore>), OpenError> {
         let mut open_file = |kind, file: &FileOptions| {
             let held = self.locks.get(name).and_then(std::sync::Weak::upgrade);
-            let before = held.clone().map(|lock| {
+            let restore = held.clone().map(|lock| {
                 let claims = lock.claims();
-                (lock, claims)
+                // Less than what it has now, or what it had a moment ago.
+                Box::new(move || drop(lock.change(claims))) as Restore
             });
             let flush_failed = self.images.flush_failed(name);
             let node = FileNode::reopen(name.to_owned(), kind, options, file, held, flush_failed)?;
             self.remember_image(name, file, &node);
-            Ok::<_, OpenError>((Arc::new(node) as Arc<dyn BlockNode>, before))
+            Ok::<_, OpenError>((Arc::new(node) as Arc<dyn BlockNode>, restore))
         };
         match &options.driver {
             Driver::File(file) => open_file(Kind::File, file),
@@ -124,13 +132,12 @@ impl NodeRegistry {
                 let file = super::child(children, "file", name)?;
                 Ok((Arc::new(RawNode::new(name.to_owned(), options, raw, file)?), None))
             }
-            Driver::NullCo(null) => {
-                Ok((super::null_node(name.to_owned(), super::Answer::Inline, null, options)?, None))
+            Driver::Any(driver) => {
+                let (name, children) = (name.to_owned(), &mut children.to_vec());
+                let mut node = OpenContext { registry: self, name, options, children };
+                let Reopened { node, restore } = driver.reopen(&mut node)?;
+                Ok((node, restore))
             }
-            Driver::NullAio(null) => Ok((
-                super::null_node(name.to_owned(), super::Answer::FromLoop, null, options)?,
-                None,
-            )),
             _ => Err(unsupported(name, &options.driver)),
         }
     }
@@ -141,7 +148,7 @@ impl NodeRegistry {
             let is_below =
                 |child: &Child| child.role != "backing" && child.edge.node().name() == name;
             entry.children.iter().any(is_below)
-                && (matches!(entry.options.driver, Driver::Qcow2(_)) || self.grows(above))
+                && (is_format(&entry.options.driver) || self.grows(above))
         })
     }
 
@@ -160,6 +167,7 @@ fn unsupported(name: &str, driver: &Driver) -> OpenError {
     let format = match driver {
         Driver::Qcow2(_) => "qcow2",
         Driver::Nbd(_) => "nbd",
+        Driver::Any(driver) => driver.kind().name,
         _ => "of another node",
     };
     OpenError::new(format!(
@@ -176,12 +184,15 @@ fn check(name: &str, before: &Driver, after: &Driver) -> Result<(), OpenError> {
             ("aio", before.aio != after.aio),
             ("locking", before.locking != after.locking),
         ],
-        (Driver::NullCo(before), Driver::NullCo(after))
-        | (Driver::NullAio(before), Driver::NullAio(after)) => [
-            ("size", before.size != after.size),
-            ("latency-ns", before.latency_ns != after.latency_ns),
-            ("read-zeroes", before.read_zeroes != after.read_zeroes),
-        ],
+        (Driver::Any(old), Driver::Any(new)) if old.kind().name == new.kind().name => {
+            return new.check_reopen(&**old).map_err(|error| match error {
+                NotReopened::Option(option) => {
+                    OpenError::new(format!("Cannot change the option '{option}'"))
+                }
+                NotReopened::Unsupported => unsupported(name, before),
+            });
+        }
+        (Driver::Any(_), Driver::Any(_)) => [("driver", true), ("", false), ("", false)],
         (Driver::Raw(before), Driver::Raw(after)) => {
             let into = matches!(before.file, BlockdevRef::Name(_))
                 && matches!(after.file, BlockdevRef::Inline(_));

@@ -6,6 +6,7 @@ use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
 
 use super::NodeRegistry;
+use crate::driver::Layer;
 use crate::error::OpenError;
 use crate::graph::drain;
 use crate::node::ResizeError;
@@ -58,12 +59,20 @@ impl NodeRegistry {
     fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
         while let Some(entry) = self.nodes.get(name)
-            && let Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) = entry.options.driver
+            && has_size_of_child(&entry.options.driver)
             && let Some(child) = entry.children.first()
             && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
         {
             name = below;
         }
         name
+    }
+}
+
+fn has_size_of_child(driver: &Driver) -> bool {
+    match driver {
+        Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) => true,
+        Driver::Any(driver) => matches!(driver.layer(), Layer::Window | Layer::Filter),
+        _ => false,
     }
 }

@@ -150,7 +150,7 @@ mod tests {
                 let known = match listed.as_slice() {
                     [] => false,
                     usages => usages.iter().any(|usage| {
-                        action(usage).is_none_or(|action| action == service_action.into())
+                        action(usage).is_none_or(|action| action == u16::from(service_action))
                     }),
                 };
                 let refused = match parse(&cdb) {

@@ -51,7 +51,7 @@ pub fn null_options() -> BlockdevOptions {
     let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
     BlockdevOptions {
         discard: Discard::Unmap,
-        ..BlockdevOptions::new(Some("n"), NodeDriver::NullCo(null))
+        ..BlockdevOptions::new(Some("n"), NodeDriver::null_co(null))
     }
 }
 

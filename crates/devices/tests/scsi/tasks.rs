@@ -219,7 +219,7 @@ fn queues_stop_when_their_tasks_are_done() {
 /// after it.
 fn stopping() -> (Rig, Arc<ErrorPolicy>) {
     let null = NullOptions { size: SIZE as u64, latency_ns: 0, read_zeroes: false };
-    let null = BlockdevOptions::new(None, Driver::NullCo(null));
+    let null = BlockdevOptions::new(None, Driver::null_co(null));
     let mut options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(null)));
     options.inject_error = vec![InjectError {
         iotype: Some(IoType::Write),

@@ -47,7 +47,7 @@ impl Rig {
 }
 
 fn null_of(size: u64) -> Arc<dyn BlockNode> {
-    blockdev(Driver::NullCo(NullOptions { size, latency_ns: 0, read_zeroes: false }), false)
+    blockdev(Driver::null_co(NullOptions { size, latency_ns: 0, read_zeroes: false }), false)
 }
 
 /// Holds back whatever comes, for ever, unless it is drained.

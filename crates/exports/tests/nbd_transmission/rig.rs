@@ -173,5 +173,5 @@ pub(crate) fn blockdev(driver: Driver, direct: bool) -> Arc<dyn BlockNode> {
 
 pub(crate) fn null() -> Arc<dyn BlockNode> {
     let null = NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false };
-    blockdev(Driver::NullCo(null), false)
+    blockdev(Driver::null_co(null), false)
 }

@@ -2,16 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
+use block::driver::Layer;
 use block::options::{
     Backing, BlkdebugOptions, BlockdevOptions, DetectZeroes, Driver, NbdOptions, NbdServerAddr,
-    NullOptions,
 };
 use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
-/// The size of a null node that was given none.
-const NULL_SIZE: u64 = 1 << 30;
 /// Where memory is best aligned to: a page.
 const PAGE: u64 = 4096;
 /// Segments that a node takes at once: `UIO_MAXIOV`.
@@ -70,8 +69,13 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
             "max-iov": MAX_IOV,
         },
     });
-    if let Driver::File(_) | Driver::HostDevice(_) = image_at(nodes, node).options.driver {
+    if local_file(&image_at(nodes, node).options.driver).is_some() {
         image["dirty-flag"] = false.into();
+    }
+    if let Driver::Any(driver) = driver
+        && let Some(specific) = driver.describe(path_below(nodes, node).as_deref()).specific
+    {
+        image["format-specific"] = control::Value::Object(specific).into();
     }
     if let Driver::File(_) | Driver::HostDevice(_) = driver {
         image["format-specific"] = json!({"type": "file", "data": {}});
@@ -90,8 +94,7 @@ pub(super) fn name(driver: &Driver) -> &'static str {
         Driver::HostDevice(_) => "host_device",
         Driver::Raw(_) => "raw",
         Driver::Qcow2(_) => "qcow2",
-        Driver::NullCo(_) => "null-co",
-        Driver::NullAio(_) => "null-aio",
+        Driver::Any(driver) => driver.kind().name,
         Driver::Throttle(_) => "throttle",
         Driver::Blkdebug(_) => "blkdebug",
         Driver::Nbd(_) => "nbd",
@@ -105,9 +108,10 @@ fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a
 
 /// What shows through a node where it has nothing of its own: everywhere if it is a filter.
 fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
-    let role = match node.options.driver {
+    let role = match &node.options.driver {
         Driver::Throttle(_) => "file",
         Driver::Blkdebug(_) => "image",
+        Driver::Any(driver) if driver.layer() == Layer::Filter => return below(nodes, node),
         _ => "backing",
     };
     let child = node.children.iter().find(|child| child.role == role)?;
@@ -141,9 +145,7 @@ fn path(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
             path(nodes, &below(nodes, node)?)
         }
         Driver::Qcow2(_) => path(nodes, &below(nodes, node)?),
-        driver @ (Driver::NullCo(null) | Driver::NullAio(null)) if is_plain(null) => {
-            Some(format!("{}://", name(driver)))
-        }
+        Driver::Any(driver) => driver.describe(path_below(nodes, node).as_deref()).filename,
         Driver::Nbd(nbd) => Some(nbd_uri(nbd)),
         _ => None,
     }
@@ -160,8 +162,9 @@ fn nbd_uri(nbd: &NbdOptions) -> String {
     }
 }
 
-fn is_plain(null: &NullOptions) -> bool {
-    null.size == NULL_SIZE && !null.read_zeroes
+/// The path of the first of the nodes below.
+fn path_below(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
+    path(nodes, &below(nodes, node)?)
 }
 
 /// The options that say what is read, as they would be given.
@@ -194,12 +197,9 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
                 options["backing"] = Json::Null;
             }
         }
-        Driver::NullCo(null) | Driver::NullAio(null) => {
-            if null.size != NULL_SIZE {
-                options["size"] = null.size.into();
-            }
-            if null.read_zeroes {
-                options["read-zeroes"] = true.into();
+        Driver::Any(driver) => {
+            for (name, value) in driver.describe(path_below(nodes, node).as_deref()).options {
+                options[name] = value.into();
             }
         }
         Driver::Throttle(throttle) => {
@@ -257,11 +257,17 @@ fn blkdebug_options(blkdebug: &BlkdebugOptions, options: &mut Json) {
 
 /// Bytes that the image takes on its file system.
 fn actual_size(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u64 {
-    match &image_at(nodes, node).options.driver {
-        Driver::File(file) | Driver::HostDevice(file) => {
-            // Of what is at the path now; what is gone takes none that anybody could find.
-            fs::metadata(&file.filename).map_or(0, |metadata| metadata.blocks() * 512)
-        }
-        _ => 0,
+    let image = image_at(nodes, node);
+    // Of what is at the path now; a file that was removed takes no space that an operator could find.
+    let metadata = local_file(&image.options.driver).and_then(|path| fs::metadata(path).ok());
+    metadata.map_or(0, |metadata| metadata.blocks() * 512)
+}
+
+/// The file or block device that holds the node's bytes.
+fn local_file(driver: &Driver) -> Option<&Path> {
+    match driver {
+        Driver::File(file) | Driver::HostDevice(file) => Some(&file.filename),
+        Driver::Any(driver) => driver.local_file(),
+        _ => None,
     }
 }

@@ -6,6 +6,7 @@
 mod channel;
 mod config;
 mod limits;
+pub(super) mod options;
 mod rules;
 
 use std::io;

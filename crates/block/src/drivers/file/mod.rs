@@ -6,6 +6,7 @@ mod describe;
 mod locks;
 mod merge;
 mod open;
+pub(super) mod options;
 mod plan;
 mod probe;
 mod resize;

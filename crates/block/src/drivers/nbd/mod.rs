@@ -11,6 +11,7 @@ mod channel;
 mod connect;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod hostile;
+pub(super) mod options;
 mod remote;
 mod slots;
 mod state;

@@ -18,6 +18,7 @@ mod let_go;
 mod marker;
 mod metadata;
 mod open;
+pub(super) mod options;
 mod resize;
 mod status;
 mod steps;

@@ -3,6 +3,7 @@
 mod channel;
 mod group;
 mod limits;
+pub(super) mod options;
 mod schedule;
 
 use std::io;

@@ -1,9 +1,8 @@
 //! Block nodes.
 
-use ::block::options::BlockdevOptions;
+use ::block::options::{BlockdevOptions, node_shape, read_blockdev, read_blockdevs};
 
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
-use crate::blockdev;
 use crate::shape::Shape;
 use crate::storage_daemon::Action;
 use crate::table::{self, Field, Kind, Need, Table, put};
@@ -15,8 +14,8 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         example: r#"{"driver": "file", "node-name": "disk0", "filename": "/srv/disk0.img"}"#,
         arguments: Arguments::Option {
             option: "--blockdev",
-            read: |given, at| Ok(Action::Blockdev(blockdev::read(given, at)?)),
-            shape: blockdev::shape,
+            read: |given, at| Ok(Action::Blockdev(read_blockdev(given, at)?)),
+            shape: node_shape,
         },
         returns: Returns::Nothing,
     },
@@ -82,12 +81,9 @@ static REOPEN: &[Field<Vec<BlockdevOptions>>] = &[Field {
     name: "options",
     kind: Kind::Nested {
         shape: || {
-            Shape::List(
-                Box::new(blockdev::shape()),
-                "options of node <n>, as blockdev-add has them",
-            )
+            Shape::List(Box::new(node_shape()), "options of node <n>, as blockdev-add has them")
         },
-        read: |nodes, value, at| put(nodes, blockdev::read_all(value, at)?),
+        read: |nodes, value, at| put(nodes, read_blockdevs(value, at)?),
     },
     need: Need::Required,
     help: "all options of each node: what is left out counts as its default",

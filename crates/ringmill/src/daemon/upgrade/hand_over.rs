@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
+use block::driver::HandOver;
 use block::options::Driver;
 use block::{Child, OpenImage};
 use exports::vhost_user::handover::{SavedServer, SavedSession};
@@ -144,7 +145,9 @@ impl Daemon {
 
     /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
     fn holds_back(&self, name: &str) -> bool {
-        self.is_any(name, |driver| matches!(driver, Driver::Throttle(_)))
+        self.is_any(name, |driver| {
+            matches!(driver, Driver::Throttle(_)) || hands_over(driver, &[HandOver::HoldsBack])
+        })
     }
 
     /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a
@@ -263,12 +266,17 @@ impl Daemon {
     /// Whether a node, or one below it, does not write everything at once. What little of it is left when queues stop
     /// need not be written for another process to have it.
     fn keeps_back(&self, name: &str) -> bool {
-        self.is_any(name, |driver| matches!(driver, Driver::Qcow2(_) | Driver::Nbd(_)))
+        self.is_any(name, |driver| {
+            matches!(driver, Driver::Qcow2(_) | Driver::Nbd(_))
+                || hands_over(driver, &[HandOver::Journal, HandOver::Flush])
+        })
     }
 
     /// Whether what a node is written, or one below it, is durable only for who has written it.
     fn is_elsewhere(&self, name: &str) -> bool {
-        self.is_any(name, |driver| matches!(driver, Driver::Nbd(_)))
+        self.is_any(name, |driver| {
+            matches!(driver, Driver::Nbd(_)) || hands_over(driver, &[HandOver::Flush])
+        })
     }
 
     /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try. `flushed`:
@@ -336,6 +344,10 @@ impl Daemon {
         expect(packets, HAVE).await?;
         packets.send(GO, &[], &[]).await.map_err(|error| gone(&error))
     }
+}
+
+fn hands_over(driver: &Driver, how: &[HandOver]) -> bool {
+    matches!(driver, Driver::Any(driver) if how.contains(&driver.hand_over()))
 }
 
 /// Has the other process make what there is.

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use block::OpenImage;
+use block::driver::HandOver;
 use block::options::{BlockdevOptions, BlockdevRef, Driver};
 use control::{Action, Step, TAKE_OVER};
 use exports::vhost_user::handover::SavedSession;
@@ -299,7 +300,12 @@ fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
     });
     // All of them are looked at, for the sake of their names.
     let on_late = parts.fold(false, |any, late| any | late);
-    on_late || matches!(node.driver, Driver::Qcow2(_))
+    let is_late = match &node.driver {
+        Driver::Qcow2(_) => true,
+        Driver::Any(driver) => driver.hand_over() == HandOver::Journal,
+        _ => false,
+    };
+    on_late || is_late
 }
 
 fn object(json: &Json) -> Result<&serde_json::Map<String, Json>, String> {

@@ -70,7 +70,7 @@ fn read_create(value: Value, at: &Context) -> Result<CreateOptions, OptionError>
             .hint("qemu-img create makes one, and blockdev-snapshot-sync one above a node.")),
         other => {
             // Those that QSD can open and cannot make have no options to be made with.
-            let known = crate::blockdev::DRIVERS.iter().any(|row| row.name == other);
+            let known = block::drivers::all().any(|row| row.name == other);
             match (known, object.first()) {
                 (true, Some((name, _))) => Err(unexpected(at, name)),
                 (true, None) => Err(OptionError::new("Driver does not support blockdev-create")),

@@ -1,5 +1,7 @@
 //! `raw`: a part of, or all of, another node, seen as a disk.
 
+pub(super) mod options;
+
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
-use super::common::Common;
+use crate::drivers::common::Common;
 use crate::error::OpenError;
 use crate::format::{Format, LOOKED_AT};
 use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized};

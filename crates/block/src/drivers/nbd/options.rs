@@ -2,23 +2,22 @@
 
 use std::path::PathBuf;
 
-use block::options::{Driver, NbdOptions, NbdServerAddr};
+use crate::options::{Driver, NbdOptions, NbdServerAddr};
 
-use super::{DriverRow, OwnTable};
-use crate::address::{InetDraft, addresses, check_socket_path, tight};
-use crate::error::OptionError;
-use crate::shape::Shape;
-use crate::table::{self, Context, Field, Kind, Need, not_yet, only_off, put};
-use crate::value::Value;
+use crate::driver::{DriverKind, OptionTable};
+use ::options::address::{InetDraft, addresses, check_socket_path, tight};
+use ::options::shape::Shape;
+use ::options::table::{self, Context, Field, Kind, Need, not_yet, only_off, put};
+use ::options::{OptionError, Value};
 
 /// Longest name of an export, bytes: the protocol's limit.
 const MAX_NAME: usize = 4096;
 
-pub(super) static NBD: DriverRow = DriverRow {
+pub(in crate::drivers) static NBD: DriverKind = DriverKind {
     name: "nbd",
     help: "an export of an NBD server",
     example: "nbd,node-name=n,server.type=unix,server.path=nbd.sock,export=disk",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: |_| Draft::default(),
         build: |draft| {

@@ -14,20 +14,20 @@ use crate::shape::{Member, Shape, Word};
 use crate::value::{Dialect, Object, Value};
 
 /// One option of a `T`: a row of its table.
-pub(crate) struct Field<T: 'static> {
+pub struct Field<T: 'static> {
     /// The name, as it is written.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it takes, and where that goes.
-    pub(crate) kind: Kind<T>,
+    pub kind: Kind<T>,
     /// Whether it must be there, and what counts when it is not.
-    pub(crate) need: Need,
+    pub need: Need,
     /// What it is for, in one sentence.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
 }
 
 /// Whether an option must be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// It must.
     Required,
     /// It counts as this value when it is left out.
@@ -37,10 +37,10 @@ pub(crate) enum Need {
 }
 
 /// What a setter may say: fine, or why not.
-pub(crate) type Set = Result<(), OptionError>;
+pub type Set = Result<(), OptionError>;
 
 /// What an option takes, with the setter that receives it.
-pub(crate) enum Kind<T: 'static> {
+pub enum Kind<T: 'static> {
     /// Nothing: naming the option is all. For command lines only.
     Flag(fn(&mut T)),
     /// `on` or `off`.
@@ -95,7 +95,7 @@ pub(crate) enum Kind<T: 'static> {
 
 /// How the text of an object is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Syntax {
+pub enum Syntax {
     /// `key=value,…`, or JSON.
     KeyvalOrJson,
     /// `key=value,…` in which `key` alone stands for `key=on` and `nokey` for `key=off`: QEMU's older
@@ -104,19 +104,19 @@ pub(crate) enum Syntax {
 }
 
 /// One of the words that a [`Kind::Choice`] takes.
-pub(crate) struct Choice<T: 'static> {
+pub struct Choice<T: 'static> {
     /// The word.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it means.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
     /// Carries it out; may refuse.
-    pub(crate) set: fn(&mut T) -> Set,
+    pub set: fn(&mut T) -> Set,
 }
 
 impl<T> Choice<T> {
     /// Makes a word that QSD accepts, and ringmill refuses at least in some cases. No schema, help text or
     /// list has the word, as with [`Kind::Unoffered`].
-    pub(crate) const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
+    pub const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
         Choice { name, help: UNOFFERED, set }
     }
 
@@ -130,37 +130,40 @@ const UNOFFERED: &str = "";
 
 /// Where the reader is.
 #[derive(Debug, Clone)]
-pub(crate) struct Context {
-    pub(crate) dialect: Dialect,
-    pub(crate) prefix: String,
-    pub(crate) depth: usize,
+pub struct Context {
+    /// How the value was written.
+    pub dialect: Dialect,
+    /// The names above, each with its dot: `cache.`.
+    pub prefix: String,
+    /// How many names are above.
+    pub depth: usize,
 }
 
 impl Context {
     /// At the top of a value written in `dialect`.
-    pub(crate) fn new(dialect: Dialect) -> Self {
+    pub fn new(dialect: Dialect) -> Self {
         Self { dialect, prefix: String::new(), depth: 0 }
     }
 
     /// Below member `name`.
-    pub(crate) fn below(&self, name: &str) -> Self {
+    pub fn below(&self, name: &str) -> Self {
         let prefix = format!("{}{name}.", self.prefix);
         Self { dialect: self.dialect, prefix, depth: self.depth + 1 }
     }
 
     /// The full name of member `name`.
-    pub(crate) fn full(&self, name: &str) -> String {
+    pub fn full(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
     /// The name of the object itself, without the dot.
-    pub(crate) fn whole(&self) -> &str {
+    pub fn whole(&self) -> &str {
         self.prefix.strip_suffix('.').unwrap_or(&self.prefix)
     }
 }
 
 /// Reads the options of `fields` out of `object`, and leaves what it does not know.
-pub(crate) fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Context) -> Set {
+pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Context) -> Set {
     for field in fields {
         match take(object, field.name) {
             Some(value) => field.set(into, value, at)?,
@@ -171,7 +174,7 @@ pub(crate) fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at
 }
 
 /// A table whose `T` is erased: what an object may have, and what comes of it.
-pub(crate) trait Reads<Out>: Sync {
+pub trait Reads<Out>: Sync {
     /// Reads an object. `beside` are the members that were taken out of it before; `whom` is the object
     /// in errors.
     fn read(
@@ -187,11 +190,11 @@ pub(crate) trait Reads<Out>: Sync {
 }
 
 /// A table, and what is made of what was read by it.
-pub(crate) struct Table<T: 'static, Out> {
+pub struct Table<T: 'static, Out> {
     /// The options.
-    pub(crate) fields: &'static [Field<T>],
+    pub fields: &'static [Field<T>],
     /// Makes something of them, or says why they do not go together.
-    pub(crate) build: fn(T) -> Result<Out, OptionError>,
+    pub build: fn(T) -> Result<Out, OptionError>,
 }
 
 impl<T: Default, Out> Reads<Out> for Table<T, Out> {
@@ -215,18 +218,18 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
 }
 
 /// Takes a member out of an object.
-pub(crate) fn take(object: &mut Object, name: &str) -> Option<Value> {
+pub fn take(object: &mut Object, name: &str) -> Option<Value> {
     let place = object.iter().position(|(member, _)| member == name)?;
     Some(object.remove(place).1)
 }
 
 /// A member of an object, left where it is.
-pub(crate) fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
+pub fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
     object.iter().find(|(member, _)| member == name).map(|(_, value)| value)
 }
 
 /// Refuses what [`read`] left over. `known` are the names that would have been right, for `whom`.
-pub(crate) fn refuse_rest<'a>(
+pub fn refuse_rest<'a>(
     object: &Object,
     at: &Context,
     whom: &str,
@@ -243,7 +246,7 @@ pub(crate) fn refuse_rest<'a>(
 
 /// Takes apart a value whose member `type`, one of `types`, says what else it has. Whether it is one of
 /// them is for the caller to find out.
-pub(crate) fn take_type(
+pub fn take_type(
     value: Value,
     at: &Context,
     types: &[&str],
@@ -261,7 +264,7 @@ pub(crate) fn take_type(
 }
 
 /// Reads the rest of such a value of type `kind`, which has these members and no others.
-pub(crate) fn read_typed<T: Default>(
+pub fn read_typed<T: Default>(
     fields: &[Field<T>],
     mut object: Object,
     at: &Context,
@@ -275,7 +278,7 @@ pub(crate) fn read_typed<T: Default>(
 }
 
 /// Reads a list of objects of such members, each of which begins as `start` makes it.
-pub(crate) fn read_list<T>(
+pub fn read_list<T>(
     fields: &[Field<T>],
     value: Value,
     at: &Context,
@@ -300,19 +303,19 @@ pub(crate) fn read_list<T>(
 }
 
 /// A number of QAPI's type `uint32`.
-pub(crate) fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
+pub fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
     u32::try_from(number)
         .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
 }
 
 /// A parameter that must be there and is not.
-pub(crate) fn missing(full_name: &str) -> OptionError {
+pub fn missing(full_name: &str) -> OptionError {
     OptionError::new(format!("Parameter '{full_name}' is missing"))
 }
 
 /// A word that is none of those known. QSD names the parameter without what it lies in; the hint
 /// names it in full.
-pub(crate) fn not_accepted<'a>(
+pub fn not_accepted<'a>(
     name: &str,
     at: &Context,
     value: &str,
@@ -327,12 +330,12 @@ pub(crate) fn not_accepted<'a>(
 }
 
 /// What a table says with its types erased.
-pub(crate) fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
+pub fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
     offered(fields).map(Field::member).collect()
 }
 
 /// Returns the names of the options that a table offers.
-pub(crate) fn names<T>(fields: &[Field<T>]) -> impl Iterator<Item = &str> {
+pub fn names<T>(fields: &[Field<T>]) -> impl Iterator<Item = &str> {
     offered(fields).map(|field| field.name)
 }
 
@@ -341,13 +344,13 @@ fn offered<T>(fields: &[Field<T>]) -> impl Iterator<Item = &Field<T>> {
 }
 
 /// Puts a value where it belongs: for setters that have nothing to check.
-pub(crate) fn put<V>(into: &mut V, value: V) -> Set {
+pub fn put<V>(into: &mut V, value: V) -> Set {
     *into = value;
     Ok(())
 }
 
 /// For [`Kind::Unoffered`]: accepts a switch only if it is off.
-pub(crate) fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> Set {
+pub fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> Set {
     match boolean(value, name, at)? {
         true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
         false => Ok(()),
@@ -355,12 +358,12 @@ pub(crate) fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> 
 }
 
 /// For [`Kind::Unoffered`]: refuses every value.
-pub(crate) fn not_yet<T>(_: &mut T, _: Value, name: &str, _: &Context) -> Set {
+pub fn not_yet<T>(_: &mut T, _: Value, name: &str, _: &Context) -> Set {
     Err(OptionError::not_yet(format!("Parameter '{name}'")))
 }
 
 /// Reads `on` or `off`; in JSON, `true` or `false`.
-pub(crate) fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionError> {
+pub fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionError> {
     match value {
         Value::Bool(on) => Ok(on),
         Value::Text(text) if at.dialect == Dialect::Keyval => scalar::boolean(&text)
@@ -370,12 +373,12 @@ pub(crate) fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, Op
 }
 
 /// A value of the wrong shape.
-pub(crate) fn wrong_type(full_name: &str, expected: &str) -> OptionError {
+pub fn wrong_type(full_name: &str, expected: &str) -> OptionError {
     OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))
 }
 
 /// The text of a scalar. `expected` is what JSON should have had instead of a list or an object.
-pub(crate) fn text(value: Value, full_name: &str, at: &Context) -> Result<String, OptionError> {
+pub fn text(value: Value, full_name: &str, at: &Context) -> Result<String, OptionError> {
     match (value, at.dialect) {
         (Value::Text(text), _) => Ok(text),
         (_, Dialect::Keyval) => {
@@ -398,7 +401,7 @@ impl<T> Field<T> {
     }
 
     /// Converts `value` and hands it over.
-    pub(crate) fn set(&self, into: &mut T, value: Value, at: &Context) -> Set {
+    pub fn set(&self, into: &mut T, value: Value, at: &Context) -> Set {
         let name = at.full(self.name);
         match &self.kind {
             Kind::Flag(set) => {
@@ -475,7 +478,7 @@ impl<T> Field<T> {
     }
 
     /// Makes an option that is read but not offered.
-    pub(crate) const fn unoffered(
+    pub const fn unoffered(
         name: &'static str,
         read: fn(&mut T, Value, &str, &Context) -> Set,
     ) -> Self {
@@ -483,7 +486,7 @@ impl<T> Field<T> {
     }
 
     /// This row with its types erased.
-    pub(crate) fn member(&self) -> Member {
+    pub fn member(&self) -> Member {
         Member { name: self.name, shape: self.kind.shape(), need: self.need, help: self.help }
     }
 }
@@ -503,13 +506,13 @@ fn mismatch(value: Value, full_name: &str, expected: &str, at: &Context) -> Opti
 }
 
 /// A number that is not in its range.
-pub(crate) fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionError {
+pub fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionError {
     OptionError::new(format!("{name} value must be in range [{}, {}]", range.start(), range.end()))
 }
 
 impl<T> Kind<T> {
     /// What the option takes.
-    pub(crate) fn shape(&self) -> Shape {
+    pub fn shape(&self) -> Shape {
         match self {
             Self::Flag(_) => Shape::Flag,
             Self::Bool(_) => Shape::Bool,

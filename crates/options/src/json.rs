@@ -11,7 +11,7 @@ use crate::value::{Object, Value};
 /// # Errors
 ///
 /// Text that is not one JSON object, a key given twice, nesting deeper than 128 levels.
-pub(crate) fn parse(text: &str) -> Result<Object, OptionError> {
+pub fn parse(text: &str) -> Result<Object, OptionError> {
     match serde_json::from_str(&double_quotes(text)) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(OptionError::new("JSON parse error, expected an object")),

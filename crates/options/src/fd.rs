@@ -30,7 +30,7 @@ impl FdName {
     /// # Errors
     ///
     /// It is negative, or can be no name; in QSD's words.
-    pub(crate) fn read(text: &str) -> Result<Self, OptionError> {
+    pub fn read(text: &str) -> Result<Self, OptionError> {
         match text.parse::<RawFd>() {
             Ok(number) if number >= 0 => Ok(FdName::Number(number)),
             Ok(number) => {

@@ -1,107 +1,29 @@
-//! `--blockdev`: block nodes. Produces the `block` crate's options.
-//!
-//! A driver is a [`DriverRow`] in a file of its own and a line in [`DRIVERS`].
+//! `--blockdev`: the options of all drivers, and the reader of nodes.
 
-mod blkdebug;
-mod elsewhere;
-mod file;
-mod nbd;
-mod null;
-mod qcow2;
-mod raw;
-mod throttle;
-mod write;
+use ::options::scalar::{IDENTIFIER_HINT, is_identifier};
+use ::options::shape::{Shape, Union, Variant};
+use ::options::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
+use ::options::{Object, OptionError, Value};
 
-pub use write::blockdev_option;
-
-use block::options::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver};
-
-use crate::error::OptionError;
-use crate::rows::NodeDraft;
-use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::shape::{Member, Shape, Union, Variant};
-use crate::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
-use crate::value::{Object, Value};
-
-/// The drivers there are.
-pub(crate) static DRIVERS: &[&DriverRow] = &[
-    &file::FILE,
-    &file::HOST_DEVICE,
-    &raw::RAW,
-    &qcow2::QCOW2,
-    &null::NULL_CO,
-    &null::NULL_AIO,
-    &nbd::NBD,
-    &throttle::THROTTLE,
-    &blkdebug::BLKDEBUG,
-];
+use super::elsewhere;
+use super::rows::NodeDraft;
+use super::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard};
+use crate::driver::DriverKind;
+use crate::drivers;
 
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;
 
-/// A block driver: a row of the table of drivers.
-pub(crate) struct DriverRow {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// What it is for.
-    pub(crate) help: &'static str,
-    /// A whole value of the option, with the nodes `disk0` and `disk1` there to refer to.
-    pub(crate) example: &'static str,
-    /// The options it has beside [`COMMON`].
-    pub(crate) own: &'static dyn Own,
-}
-
-/// A driver's own options, the type that they are read into erased: an [`OwnTable`].
-pub(crate) trait Own: Sync {
-    /// Reads them out of `object`, in which nothing else is left.
-    fn read(
-        &self,
-        object: Object,
-        inherited: Inherited,
-        at: &Context,
-        driver: &str,
-    ) -> Result<Driver, OptionError>;
-
-    /// What they are.
-    fn members(&self) -> Vec<Member>;
-}
-
-/// A driver's own options, and the driver made of them.
-struct OwnTable<T: 'static> {
-    fields: &'static [Field<T>],
-    /// Nothing given yet. A driver with nodes below keeps what those inherit.
-    start: fn(Inherited) -> T,
-    build: fn(T) -> Result<Driver, OptionError>,
-}
-
-impl<T> Own for OwnTable<T> {
-    fn read(
-        &self,
-        mut object: Object,
-        inherited: Inherited,
-        at: &Context,
-        driver: &str,
-    ) -> Result<Driver, OptionError> {
-        let mut draft = (self.start)(inherited);
-        table::read(self.fields, &mut draft, &mut object, at)?;
-        let known = table::names(COMMON).chain(table::names(self.fields));
-        let known = ["driver"].into_iter().chain(known);
-        table::refuse_rest(&object, at, &format!("driver '{driver}'"), known)?;
-        (self.build)(draft)
-    }
-
-    fn members(&self) -> Vec<Member> {
-        table::members(self.fields)
-    }
-}
-
 /// What a node defined inside another takes from it when it does not say otherwise. QSD has the
 /// same rule; nodes referred to by name take nothing.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Inherited {
-    read_only: bool,
-    cache: Cache,
-    discard: Discard,
+pub struct Inherited {
+    /// `read-only`.
+    pub read_only: bool,
+    /// `cache`.
+    pub cache: Cache,
+    /// `discard`.
+    pub discard: Discard,
 }
 
 /// What every driver has, while it is read. What was not given stays `None`, because a nested node
@@ -237,34 +159,43 @@ static COMMON: &[Field<Common>] = &[
     }),
 ];
 
-/// What a node may have.
-pub(crate) fn options() -> Union {
-    let variant = |driver: &&DriverRow| Variant {
+/// Returns what a node may have.
+pub fn node_options() -> Union {
+    let variant = |driver: &DriverKind| Variant {
         name: driver.name,
         help: driver.help,
         example: driver.example,
-        members: driver.own.members(),
+        members: driver.options.members(),
     };
     Union {
         tag: "driver",
         help: "how the node is read and written",
         common: table::members(COMMON),
-        variants: DRIVERS.iter().map(variant).collect(),
+        variants: drivers::all().map(variant).collect(),
     }
 }
 
-/// A node, which can have nodes below.
-pub(crate) fn shape() -> Shape {
-    Shape::Named("node", options)
+/// Returns the shape of a node, which can have nodes below.
+pub fn node_shape() -> Shape {
+    Shape::Named("node", node_options)
 }
 
-/// A node below another, which [`read_ref`] reads.
-fn node_shape() -> Shape {
-    Shape::Either(vec![Shape::Text("<node-name>"), shape()])
+/// Returns the shape of a node below another, which [`read_ref`] reads.
+pub fn ref_shape() -> Shape {
+    Shape::Either(vec![Shape::Text("<node-name>"), node_shape()])
+}
+
+/// Returns the names of the options that every driver has.
+pub(crate) fn common_names() -> impl Iterator<Item = &'static str> {
+    ["driver"].into_iter().chain(table::names(COMMON))
 }
 
 /// Reads one `--blockdev`.
-pub(crate) fn read(object: Object, at: &Context) -> Result<BlockdevOptions, OptionError> {
+///
+/// # Errors
+///
+/// In QSD's words.
+pub fn read_blockdev(object: Object, at: &Context) -> Result<BlockdevOptions, OptionError> {
     let node = read_node(object, Inherited::default(), at)?;
     if node.node_name.is_none() {
         return Err(OptionError::new("'node-name' must be specified for the root node"));
@@ -273,7 +204,11 @@ pub(crate) fn read(object: Object, at: &Context) -> Result<BlockdevOptions, Opti
 }
 
 /// Reads the nodes of `blockdev-reopen`.
-pub(crate) fn read_all(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>, OptionError> {
+///
+/// # Errors
+///
+/// In QSD's words.
+pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>, OptionError> {
     let Value::List(nodes) = value else { return Err(table::wrong_type(at.whole(), "array")) };
     let read = |(n, node)| {
         let prefix = format!("{}[{n}].", at.whole());
@@ -290,8 +225,16 @@ pub(crate) fn read_all(value: Value, at: &Context) -> Result<Vec<BlockdevOptions
     nodes.into_iter().enumerate().map(read).collect()
 }
 
-/// A node by name or in place.
-fn read_ref(value: Value, inherited: Inherited, at: &Context) -> Result<BlockdevRef, OptionError> {
+/// Reads a node below another: by name or in place.
+///
+/// # Errors
+///
+/// In QSD's words.
+pub fn read_ref(
+    value: Value,
+    inherited: Inherited,
+    at: &Context,
+) -> Result<BlockdevRef, OptionError> {
     match value {
         Value::Text(name) => Ok(BlockdevRef::Name(name)),
         Value::Object(_) if at.depth > MAX_DEPTH => {
@@ -310,7 +253,7 @@ fn read_node(
     inherited: Inherited,
     at: &Context,
 ) -> Result<BlockdevOptions, OptionError> {
-    let names = || DRIVERS.iter().map(|driver| driver.name);
+    let names = || drivers::all().map(|driver| driver.name);
     let full_name = at.full("driver");
     let name = match table::take(&mut object, "driver") {
         Some(name) => table::text(name, &full_name, at)?,
@@ -324,15 +267,14 @@ fn read_node(
     if let Some(refusal) = elsewhere::refusal(&name) {
         return Err(refusal);
     }
-    let driver = DRIVERS
-        .iter()
+    let driver = drivers::all()
         .find(|driver| driver.name == name)
         .ok_or_else(|| table::not_accepted("driver", at, &name, names()))?;
 
     let mut node = Common { inherited, ..Common::default() };
     table::read(COMMON, &mut node, &mut object, at)?;
     let discard = node.discard();
-    let built = driver.own.read(object, node.bequest(), at, driver.name)?;
+    let built = driver.options.read(object, node.bequest(), at, driver.name)?;
     if node.detect_zeroes == DetectZeroes::Unmap && discard != Discard::Unmap {
         return Err(OptionError::new(
             "setting detect-zeroes to unmap is not allowed without setting discard operation \

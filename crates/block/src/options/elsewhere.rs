@@ -1,6 +1,6 @@
 //! Drivers that QEMU has and ringmill lacks, with an alternative for each.
 
-use crate::error::OptionError;
+use ::options::OptionError;
 
 /// The drivers, grouped by their alternative.
 static ELSEWHERE: &[(&[&str], &str)] = &[
@@ -71,7 +71,7 @@ pub(super) fn refusal(name: &str) -> Option<OptionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blockdev::DRIVERS;
+    use crate::drivers;
 
     /// The values of `BlockdevDriver` in `query-qmp-schema` of QEMU 11.1.
     const QEMU: &str = "blkdebug blklogwrites blkreplay blkverify bochs cloop compress \
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn each_driver_of_qemu_is_there_or_has_a_way_around() {
         for name in QEMU.split_whitespace() {
-            let is_there = DRIVERS.iter().any(|driver| driver.name == name);
+            let is_there = drivers::all().any(|driver| driver.name == name);
             assert_ne!(is_there, refusal(name).is_some(), "{name}");
         }
         assert_eq!(refusal("vmdkk"), None);

@@ -8,7 +8,7 @@ use crate::table::Need;
 
 /// What a value may be.
 #[derive(Debug, Clone)]
-pub(crate) enum Shape {
+pub enum Shape {
     /// Nothing: naming the option is all.
     Flag,
     /// `on` or `off`; in JSON, `true` or `false`.
@@ -40,70 +40,75 @@ pub(crate) enum Shape {
 
 /// A member of an object.
 #[derive(Debug, Clone)]
-pub(crate) struct Member {
+pub struct Member {
     /// Its name.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it may be.
-    pub(crate) shape: Shape,
+    pub shape: Shape,
     /// Whether it must be there, and what counts when it is not.
-    pub(crate) need: Need,
+    pub need: Need,
     /// What it is for, in one sentence.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
 }
 
 /// A word that may be said, and what it means.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Word {
-    pub(crate) name: &'static str,
-    pub(crate) help: &'static str,
+pub struct Word {
+    /// The word.
+    pub name: &'static str,
+    /// What it means.
+    pub help: &'static str,
 }
 
 /// An object that has further members by what its member `tag` says.
 #[derive(Debug, Clone)]
-pub(crate) struct Union {
+pub struct Union {
     /// The member's name.
-    pub(crate) tag: &'static str,
+    pub tag: &'static str,
     /// What it is for.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
     /// The members that are always there, `tag` aside.
-    pub(crate) common: Vec<Member>,
+    pub common: Vec<Member>,
     /// What may be said, and the members that it brings along.
-    pub(crate) variants: Vec<Variant>,
+    pub variants: Vec<Variant>,
 }
 
 /// A word that a tag may say.
 #[derive(Debug, Clone)]
-pub(crate) struct Variant {
-    pub(crate) name: &'static str,
-    pub(crate) help: &'static str,
+pub struct Variant {
+    /// The word.
+    pub name: &'static str,
+    /// What it means.
+    pub help: &'static str,
     /// The whole object, as `key=value` text; empty where what it lies in has an example.
-    pub(crate) example: &'static str,
-    pub(crate) members: Vec<Member>,
+    pub example: &'static str,
+    /// The members that it brings along.
+    pub members: Vec<Member>,
 }
 
 /// A line of a help text.
 #[derive(Debug, Clone)]
-pub(crate) struct Row {
+pub struct Row {
     /// The full name: `cache.direct`.
-    pub(crate) name: String,
+    pub name: String,
     /// What it takes: `on|off`.
-    pub(crate) value: String,
+    pub value: String,
     /// Whether it must be there.
-    pub(crate) need: Need,
+    pub need: Need,
     /// What it is for.
-    pub(crate) help: String,
+    pub help: String,
     /// What it may be.
-    pub(crate) shape: Shape,
+    pub shape: Shape,
 }
 
 /// The lines for members, those of groups and structures spread out.
-pub(crate) fn rows(members: &[Member]) -> Vec<Row> {
+pub fn rows(members: &[Member]) -> Vec<Row> {
     members.iter().flat_map(Member::rows).collect()
 }
 
 impl Member {
     /// The lines for this one.
-    pub(crate) fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<Row> {
         let value = self.shape.meta();
         let own = (!value.is_empty() || matches!(self.shape, Shape::Flag)).then(|| Row {
             name: self.name.to_owned(),
@@ -125,13 +130,13 @@ impl Member {
 
 impl Union {
     /// Whether one of its objects can have a member of that name.
-    pub(crate) fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         let variants = self.variants.iter().flat_map(|variant| &variant.members);
         name == self.tag || self.common.iter().chain(variants).any(|member| member.name == name)
     }
 
     /// The tag, as a member.
-    pub(crate) fn tag(&self) -> Member {
+    pub fn tag(&self) -> Member {
         let words = self.variants.iter().map(|Variant { name, help, .. }| Word { name, help });
         let shape = Shape::Words(words.collect());
         Member { name: self.tag, shape, need: Need::Required, help: self.help }
@@ -140,7 +145,7 @@ impl Union {
 
 impl Shape {
     /// Whether an object of it can have a member of that name.
-    pub(crate) fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         match self {
             Self::Object(members) => members.iter().any(|member| member.name == name),
             Self::Union(union) => union.has(name),
@@ -149,12 +154,12 @@ impl Shape {
     }
 
     /// Whether it is an object, whichever.
-    pub(crate) fn is_object(&self) -> bool {
+    pub fn is_object(&self) -> bool {
         matches!(self, Self::Object(_) | Self::Union(_) | Self::Named(..))
     }
 
     /// How help texts write it; empty for what is written member by member only.
-    pub(crate) fn meta(&self) -> String {
+    pub fn meta(&self) -> String {
         match self {
             Self::Flag | Self::List(..) | Self::Object(_) | Self::Union(_) | Self::Named(..) => {
                 String::new()

@@ -1,16 +1,16 @@
 //! `raw`: a part of, or all of, another node.
 
-use block::options::{BlockdevRef, Driver, RawOptions};
+use crate::options::{BlockdevRef, Driver, Inherited, RawOptions, read_ref, ref_shape};
 
-use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
-use crate::error::OptionError;
-use crate::table::{self, Field, Kind, Need, put};
+use crate::driver::{DriverKind, OptionTable};
+use ::options::OptionError;
+use ::options::table::{self, Field, Kind, Need, put};
 
-pub(super) static RAW: DriverRow = DriverRow {
+pub(in crate::drivers) static RAW: DriverKind = DriverKind {
     name: "raw",
     help: "a part of, or all of, another node",
     example: "raw,node-name=n,file=disk0,offset=1048576,size=8589934592",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: |inherited| Draft { inherited, file: None, offset: 0, size: None },
         build: |draft| {
@@ -33,7 +33,7 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "file",
         kind: Kind::Nested {
-            shape: node_shape,
+            shape: ref_shape,
             read: |node, value, at| {
                 node.file = Some(read_ref(value, node.inherited, at)?);
                 Ok(())

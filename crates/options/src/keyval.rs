@@ -72,7 +72,7 @@ pub fn parse(text: &str, implied: Option<&str>) -> Result<Parsed, OptionError> {
 /// # Errors
 ///
 /// As those of [`parse`].
-pub(crate) fn parse_opts(
+pub fn parse_opts(
     text: &str,
     implied: Option<&str>,
     is_known: impl Fn(&str) -> bool,
@@ -95,7 +95,7 @@ pub(crate) fn parse_opts(
 }
 
 /// Cuts at commas, but not at doubled ones.
-pub(crate) fn split(text: &str) -> impl Iterator<Item = &str> {
+pub fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;
@@ -116,7 +116,7 @@ pub(crate) fn split(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Whether a word, where a value or a key could be, asks for help.
-pub(crate) fn is_help(token: &str) -> bool {
+pub fn is_help(token: &str) -> bool {
     token == "help" || token == "?"
 }
 

@@ -1,7 +1,7 @@
 //! How QSD reads numbers, sizes, booleans and identifiers from text.
 
 /// `on` and `off`, and the other words QSD takes for them.
-pub(crate) fn boolean(text: &str) -> Option<bool> {
+pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "on" | "yes" | "true" | "y" => Some(true),
         "off" | "no" | "false" | "n" => Some(false),
@@ -10,7 +10,7 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
 }
 
 /// A signed integer of 64 bits: decimal, `0x` hexadecimal or, with a leading `0`, octal.
-pub(crate) fn integer(text: &str) -> Option<i64> {
+pub fn integer(text: &str) -> Option<i64> {
     let (negative, digits) = sign(text);
     let magnitude = match digits.strip_prefix('0') {
         Some("") => 0,
@@ -26,7 +26,7 @@ pub(crate) fn integer(text: &str) -> Option<i64> {
 
 /// A number of bytes, with an optional suffix: B (1), K (2^10), M, G, T, P, E in either case. With
 /// a suffix other than B a decimal fraction is allowed. `0x` hexadecimal goes without a suffix.
-pub(crate) fn size(text: &str) -> Option<u64> {
+pub fn size(text: &str) -> Option<u64> {
     let (negative, text) = sign(text);
     if negative {
         return None;
@@ -87,5 +87,5 @@ pub fn is_identifier(id: &str) -> bool {
 }
 
 /// [`is_identifier`] in words, for errors.
-pub(crate) const IDENTIFIER_HINT: &str =
+pub const IDENTIFIER_HINT: &str =
     "Identifiers consist of letters, digits, '-', '.', '_', starting with a letter.";

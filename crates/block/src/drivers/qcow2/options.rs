@@ -1,17 +1,16 @@
 //! `qcow2`: QEMU's image format.
 
-use block::options::{Backing, BlockdevRef, Driver, Qcow2Options};
+use crate::options::{Backing, BlockdevRef, Driver, Inherited, Qcow2Options, read_ref, ref_shape};
 
-use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
-use crate::error::OptionError;
-use crate::table::{self, Choice, Field, Kind, Need, only_off, put};
-use crate::value::Value;
+use crate::driver::{DriverKind, OptionTable};
+use ::options::table::{self, Choice, Field, Kind, Need, only_off, put};
+use ::options::{OptionError, Value};
 
-pub(super) static QCOW2: DriverRow = DriverRow {
+pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
     name: "qcow2",
     help: "QEMU's image format: grows as it is written to, lies on top of other images",
     example: "qcow2,node-name=n,file=disk0,backing=disk1,discard=unmap",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: |inherited| Draft { inherited, ..Draft::default() },
         build: |draft| {
@@ -48,7 +47,7 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "file",
         kind: Kind::Nested {
-            shape: node_shape,
+            shape: ref_shape,
             read: |node, value, at| {
                 node.file = Some(read_ref(value, node.inherited, at)?);
                 Ok(())
@@ -60,7 +59,7 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "backing",
         kind: Kind::Nested {
-            shape: node_shape,
+            shape: ref_shape,
             read: |node, value, at| {
                 let inherited = Inherited { read_only: true, ..node.inherited };
                 node.backing = Some(match value {
@@ -77,7 +76,7 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "data-file",
         kind: Kind::Nested {
-            shape: node_shape,
+            shape: ref_shape,
             read: |node, value, at| {
                 node.data_file = Some(read_ref(value, node.inherited, at)?);
                 Ok(())

@@ -8,7 +8,7 @@ use crate::shape::{Member, Shape, Union, Variant};
 use crate::table::{self, Field, Kind, Need, only_off, put};
 
 /// The shape of an address that has one of these types: name, help, members.
-pub(crate) fn addresses<const N: usize>(
+pub fn addresses<const N: usize>(
     help: &'static str,
     types: [(&'static str, &'static str, Vec<Member>); N],
 ) -> Shape {
@@ -18,7 +18,7 @@ pub(crate) fn addresses<const N: usize>(
 }
 
 /// Whether a socket can be bound to `path`.
-pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
+pub fn check_socket_path(name: &str, path: &Path) -> table::Set {
     let bytes = path.as_os_str().as_encoded_bytes();
     if bytes.is_empty() || bytes.contains(&0) {
         return Err(OptionError::new(format!("Parameter '{name}' expects a path")));
@@ -31,9 +31,11 @@ pub(crate) fn check_socket_path(name: &str, path: &Path) -> table::Set {
 }
 
 /// `addr.*` of a unix or an inherited socket while it is read.
-pub(crate) struct SocketDraft {
-    pub(crate) path: PathBuf,
-    pub(crate) fd: FdName,
+pub struct SocketDraft {
+    /// `path`, of a unix socket.
+    pub path: PathBuf,
+    /// `str`, of an inherited socket.
+    pub fd: FdName,
 }
 
 impl Default for SocketDraft {
@@ -43,7 +45,7 @@ impl Default for SocketDraft {
 }
 
 /// `tight` of any unix socket.
-pub(crate) const fn tight<Draft>() -> Field<Draft> {
+pub const fn tight<Draft>() -> Field<Draft> {
     Field {
         name: "tight",
         // Only of abstract sockets.
@@ -54,7 +56,7 @@ pub(crate) const fn tight<Draft>() -> Field<Draft> {
 }
 
 /// `addr.*` of type `unix`.
-pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
+pub static UNIX_ADDR: &[Field<SocketDraft>] = &[
     Field {
         name: "path",
         kind: Kind::Path(|addr, path| {
@@ -70,7 +72,7 @@ pub(crate) static UNIX_ADDR: &[Field<SocketDraft>] = &[
 ];
 
 /// `addr.*` of type `fd`.
-pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
+pub static FD_ADDR: &[Field<SocketDraft>] = &[Field {
     name: "str",
     kind: Kind::Text { meta: "<fd>", set: |addr, text| put(&mut addr.fd, FdName::read(&text)?) },
     need: Need::Required,
@@ -79,17 +81,19 @@ pub(crate) static FD_ADDR: &[Field<SocketDraft>] = &[Field {
 
 /// An address of type `inet` while it is read.
 #[derive(Default)]
-pub(crate) struct InetDraft {
-    pub(crate) host: String,
+pub struct InetDraft {
+    /// `host`.
+    pub host: String,
     port: String,
-    pub(crate) to: Option<u16>,
+    /// `to`: the last port of a range.
+    pub to: Option<u16>,
     ipv4: Option<bool>,
     ipv6: Option<bool>,
 }
 
 impl InetDraft {
     /// `host`; its help text differs.
-    pub(crate) const fn host(help: &'static str) -> Field<InetDraft> {
+    pub const fn host(help: &'static str) -> Field<InetDraft> {
         Field {
             name: "host",
             kind: Kind::Text { meta: "<host>", set: |addr, host| put(&mut addr.host, host) },
@@ -98,21 +102,24 @@ impl InetDraft {
         }
     }
 
-    pub(crate) const PORT: Field<InetDraft> = Field {
+    /// `port`.
+    pub const PORT: Field<InetDraft> = Field {
         name: "port",
         kind: Kind::Text { meta: "<port>", set: |addr, port| put(&mut addr.port, port) },
         need: Need::Required,
         help: "TCP port",
     };
 
-    pub(crate) const IPV4: Field<InetDraft> = Field {
+    /// `ipv4`.
+    pub const IPV4: Field<InetDraft> = Field {
         name: "ipv4",
         kind: Kind::Bool(|addr, on| put(&mut addr.ipv4, Some(on))),
         need: Need::Optional("what host has"),
         help: "whether IPv4 addresses are used",
     };
 
-    pub(crate) const IPV6: Field<InetDraft> = Field {
+    /// `ipv6`.
+    pub const IPV6: Field<InetDraft> = Field {
         name: "ipv6",
         kind: Kind::Bool(|addr, on| put(&mut addr.ipv6, Some(on))),
         need: Need::Optional("what host has"),
@@ -120,7 +127,7 @@ impl InetDraft {
     };
 
     /// The port's number.
-    pub(crate) fn port(&self) -> Result<u16, OptionError> {
+    pub fn port(&self) -> Result<u16, OptionError> {
         let InetDraft { host, port, .. } = self;
         port.parse().map_err(|_| {
             OptionError::new(format!(
@@ -132,7 +139,7 @@ impl InetDraft {
     }
 
     /// Whether IPv4 is used, and whether IPv6 is.
-    pub(crate) fn families(&self) -> Result<(bool, bool), OptionError> {
+    pub fn families(&self) -> Result<(bool, bool), OptionError> {
         // Asking for one kind alone leaves the other out.
         match (self.ipv4, self.ipv6) {
             (Some(true), None) => Ok((true, false)),

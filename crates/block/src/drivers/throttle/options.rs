@@ -1,15 +1,15 @@
 //! `throttle`: another node, at the pace of a throttle group.
 
-use block::options::{BlockdevRef, Driver, ThrottleOptions};
+use crate::options::{BlockdevRef, Driver, Inherited, ThrottleOptions, read_ref, ref_shape};
 
-use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
-use crate::table::{self, Field, Kind, Need, put};
+use crate::driver::{DriverKind, OptionTable};
+use ::options::table::{self, Field, Kind, Need, put};
 
-pub(super) static THROTTLE: DriverRow = DriverRow {
+pub(in crate::drivers) static THROTTLE: DriverKind = DriverKind {
     name: "throttle",
     help: "another node, at the pace of a throttle group",
     example: "throttle,node-name=n,throttle-group=slow,file=disk0",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: |inherited| Draft { inherited, throttle_group: String::new(), file: None },
         build: |draft| {
@@ -37,7 +37,7 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "file",
         kind: Kind::Nested {
-            shape: node_shape,
+            shape: ref_shape,
             read: |node, value, at| {
                 node.file = Some(read_ref(value, node.inherited, at)?);
                 Ok(())

@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
-use block::options::{
+use ::options::Value;
+
+use super::{
     Aio, Backing, BlkdebugOptions, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard,
-    Driver, Effect, FileOptions, InjectError, Locking, NbdOptions, NbdServerAddr, NullOptions,
-    Qcow2Options, RawOptions, SetState, ThrottleOptions,
+    Driver, Effect, FileOptions, InjectError, Locking, NbdOptions, NbdServerAddr, Qcow2Options,
+    RawOptions, SetState, ThrottleOptions,
 };
-use serde_json::{Map, Value as Json, json};
+use crate::driver::Members;
 
 /// The option of the command line, `--blockdev` and JSON, that makes this node. A path that is not UTF-8
 /// shows by a [replacement character](char::REPLACEMENT_CHARACTER).
@@ -15,10 +17,7 @@ pub fn blockdev_option(options: &BlockdevOptions) -> String {
     format!("--blockdev {}", node(options))
 }
 
-/// What drivers have beside the options of all, by name.
-type Own = Vec<(&'static str, Json)>;
-
-fn node(options: &BlockdevOptions) -> Json {
+fn node(options: &BlockdevOptions) -> Value {
     // None is left out by mistake when there is one more.
     let BlockdevOptions {
         node_name,
@@ -44,11 +43,10 @@ fn node(options: &BlockdevOptions) -> Json {
         Driver::HostDevice(own) => ("host_device", file(own)),
         Driver::Raw(own) => ("raw", raw(own)),
         Driver::Qcow2(own) => ("qcow2", qcow2(own)),
-        Driver::NullCo(own) => ("null-co", null(own)),
-        Driver::NullAio(own) => ("null-aio", null(own)),
         Driver::Nbd(own) => ("nbd", nbd(own)),
         Driver::Throttle(own) => ("throttle", throttle(own)),
         Driver::Blkdebug(own) => ("blkdebug", blkdebug(own)),
+        Driver::Any(own) => (own.kind().name, own.write()),
     };
     let common = [
         ("driver", name.into()),
@@ -57,29 +55,30 @@ fn node(options: &BlockdevOptions) -> Json {
         ("discard", discard.into()),
         ("detect-zeroes", detect_zeroes.into()),
         ("active", (*active).into()),
-        ("cache", json!({"direct": direct, "no-flush": no_flush})),
+        ("cache", object([("direct", (*direct).into()), ("no-flush", (*no_flush).into())])),
     ];
     let node_name = node_name.iter().map(|name| ("node-name", name.as_str().into()));
     object(common.into_iter().chain(node_name).chain(own))
 }
 
-fn object(members: impl IntoIterator<Item = (&'static str, Json)>) -> Json {
-    let members = members.into_iter().map(|(name, value)| (name.to_owned(), value));
-    Json::Object(members.collect::<Map<_, _>>())
+pub(crate) fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+    Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-fn node_ref(node: &BlockdevRef) -> Json {
+/// A child, as [`read_ref`](super::read_ref) reads it.
+pub fn write_ref(node: &BlockdevRef) -> Value {
     match node {
         BlockdevRef::Name(name) => name.as_str().into(),
         BlockdevRef::Inline(options) => self::node(options),
     }
 }
 
-fn path(path: &Path) -> Json {
-    path.to_string_lossy().into()
+/// A path; one that is not UTF-8 shows by a [replacement character](char::REPLACEMENT_CHARACTER).
+pub fn write_path(path: &Path) -> Value {
+    path.to_string_lossy().into_owned().into()
 }
 
-fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Own {
+fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Members {
     let aio = aio.map(|aio| match aio {
         Aio::Threads => "threads",
         Aio::IoUring => "io_uring",
@@ -90,46 +89,42 @@ fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Own {
         Locking::On => "on",
         Locking::Off => "off",
     };
-    let mut own = vec![("filename", path(filename)), ("locking", locking.into())];
+    let mut own = vec![("filename", write_path(filename)), ("locking", locking.into())];
     own.extend(aio.map(|aio| ("aio", aio.into())));
     own
 }
 
-fn raw(RawOptions { file, offset, size, keep_raw: _ }: &RawOptions) -> Own {
-    let mut own = vec![("file", node_ref(file)), ("offset", (*offset).into())];
+fn raw(RawOptions { file, offset, size, keep_raw: _ }: &RawOptions) -> Members {
+    let mut own = vec![("file", write_ref(file)), ("offset", (*offset).into())];
     own.extend(size.map(|size| ("size", size.into())));
     own
 }
 
-fn qcow2(options: &Qcow2Options) -> Own {
+fn qcow2(options: &Qcow2Options) -> Members {
     let Qcow2Options { file, data_file, backing, pass_discard_request, discard_no_unref } = options;
-    let mut own = vec![("file", node_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
-    own.extend(data_file.iter().map(|node| ("data-file", node_ref(node))));
+    let mut own = vec![("file", write_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
+    own.extend(data_file.iter().map(|node| ("data-file", write_ref(node))));
     own.extend(match backing {
         Backing::Implicit => None,
-        Backing::None => Some(("backing", Json::Null)),
-        Backing::Node(node) => Some(("backing", node_ref(node))),
+        Backing::None => Some(("backing", Value::Null)),
+        Backing::Node(node) => Some(("backing", write_ref(node))),
     });
     own.extend(pass_discard_request.map(|on| ("pass-discard-request", on.into())));
     own
 }
 
-fn null(NullOptions { size, latency_ns, read_zeroes }: &NullOptions) -> Own {
-    vec![
-        ("size", (*size).into()),
-        ("latency-ns", (*latency_ns).into()),
-        ("read-zeroes", (*read_zeroes).into()),
-    ]
-}
-
-fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions) -> Own {
+fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions) -> Members {
     let server = match server {
-        NbdServerAddr::Unix { path } => json!({"type": "unix", "path": self::path(path)}),
-        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => {
-            json!({
-                "type": "inet", "host": host, "port": port.to_string(), "ipv4": ipv4, "ipv6": ipv6,
-            })
+        NbdServerAddr::Unix { path } => {
+            object([("type", "unix".into()), ("path", write_path(path))])
         }
+        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => object([
+            ("type", "inet".into()),
+            ("host", host.as_str().into()),
+            ("port", port.to_string().into()),
+            ("ipv4", (*ipv4).into()),
+            ("ipv6", (*ipv6).into()),
+        ]),
     };
     vec![
         ("server", server),
@@ -139,11 +134,11 @@ fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions
     ]
 }
 
-fn throttle(ThrottleOptions { throttle_group, file }: &ThrottleOptions) -> Own {
-    vec![("throttle-group", throttle_group.as_str().into()), ("file", node_ref(file))]
+fn throttle(ThrottleOptions { throttle_group, file }: &ThrottleOptions) -> Members {
+    vec![("throttle-group", throttle_group.as_str().into()), ("file", write_ref(file))]
 }
 
-fn blkdebug(options: &BlkdebugOptions) -> Own {
+fn blkdebug(options: &BlkdebugOptions) -> Members {
     let BlkdebugOptions {
         image,
         config,
@@ -158,22 +153,22 @@ fn blkdebug(options: &BlkdebugOptions) -> Own {
         seed,
     } = options;
     let mut own = vec![
-        ("image", node_ref(image)),
+        ("image", write_ref(image)),
         ("align", (*align).into()),
         ("max-transfer", (*max_transfer).into()),
         ("opt-write-zero", (*opt_write_zero).into()),
         ("max-write-zero", (*max_write_zero).into()),
         ("opt-discard", (*opt_discard).into()),
         ("max-discard", (*max_discard).into()),
-        ("inject-error", inject_error.iter().map(rule).collect()),
-        ("set-state", set_state.iter().map(change_of_state).collect()),
+        ("inject-error", Value::List(inject_error.iter().map(rule).collect())),
+        ("set-state", Value::List(set_state.iter().map(change_of_state).collect())),
         ("seed", (*seed).into()),
     ];
-    own.extend(config.iter().map(|config| ("config", path(config))));
+    own.extend(config.iter().map(|config| ("config", write_path(config))));
     own
 }
 
-fn rule(rule: &InjectError) -> Json {
+fn rule(rule: &InjectError) -> Value {
     let InjectError {
         event,
         state,
@@ -212,27 +207,30 @@ fn rule(rule: &InjectError) -> Json {
     object(others.into_iter().chain(iotype).chain(sectors))
 }
 
-fn change_of_state(SetState { event, state, new_state }: &SetState) -> Json {
-    json!({"event": event.name(), "state": state, "new_state": new_state})
+fn change_of_state(SetState { event, state, new_state }: &SetState) -> Value {
+    let members = [("event", event.name().into()), ("state", (*state).into())];
+    object(members.into_iter().chain([("new_state", (*new_state).into())]))
 }
 
 #[cfg(test)]
 mod tests {
+    use ::options::table::Context;
+    use ::options::value::Dialect;
+    use ::options::{json, keyval};
+
     use super::*;
-    use crate::blockdev::{DRIVERS, read};
-    use crate::table::Context;
-    use crate::value::Dialect;
-    use crate::{json as json_text, keyval};
+    use crate::drivers;
+    use crate::options::read_blockdev;
 
     fn written_and_read(options: &BlockdevOptions) -> BlockdevOptions {
         let option = blockdev_option(options);
         let text = option.strip_prefix("--blockdev ").unwrap();
-        read(json_text::parse(text).unwrap(), &Context::new(Dialect::Json)).unwrap()
+        read_blockdev(json::parse(text).unwrap(), &Context::new(Dialect::Json)).unwrap()
     }
 
     fn given(text: &str) -> BlockdevOptions {
         let object = keyval::parse(text, Some("driver")).unwrap().object;
-        read(object, &Context::new(Dialect::Keyval)).unwrap()
+        read_blockdev(object, &Context::new(Dialect::Keyval)).unwrap()
     }
 
     #[test]
@@ -261,7 +259,7 @@ mod tests {
              inject-error.2.effect=short,set-state.0.event=flush_to_os,set-state.0.state=1,\
              set-state.0.new_state=2",
         ];
-        for text in DRIVERS.iter().map(|driver| driver.example).chain(more) {
+        for text in drivers::all().map(|driver| driver.example).chain(more) {
             let options = given(text);
             assert_eq!(written_and_read(&options), options, "{text}");
         }

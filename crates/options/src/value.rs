@@ -1,5 +1,7 @@
 //! Option values before they have a meaning: text, numbers, lists, objects.
 
+use std::fmt;
+
 /// The members of an object, in the order in which they were written.
 pub type Object = Vec<(String, Value)>;
 
@@ -28,7 +30,7 @@ pub enum Value {
 
 /// How a value was written, which decides how far text may stand for numbers and booleans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dialect {
+pub enum Dialect {
     /// `key=value,…`
     Keyval,
     /// `{"key": value, …}`
@@ -42,6 +44,49 @@ impl Value {
             Self::Text(text) => Some(text),
             _ => None,
         }
+    }
+}
+
+impl fmt::Display for Value {
+    /// Writes JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        serde_json::Value::from(self.clone()).fmt(f)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(on: bool) -> Self {
+        Self::Bool(on)
+    }
+}
+
+impl From<u64> for Value {
+    fn from(number: u64) -> Self {
+        i64::try_from(number).map_or(Self::Number(number as f64), Self::Integer)
+    }
+}
+
+impl From<u32> for Value {
+    fn from(number: u32) -> Self {
+        Self::Integer(number.into())
+    }
+}
+
+impl From<i32> for Value {
+    fn from(number: i32) -> Self {
+        Self::Integer(number.into())
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(text)
     }
 }
 

@@ -2,29 +2,28 @@
 
 use std::path::PathBuf;
 
-use block::options::{Aio, Driver, FileOptions, Locking};
+use crate::options::{Aio, Driver, FileOptions, ImageDraft, Inherited, Locking};
 
-use super::{DriverRow, Inherited, OwnTable};
-use crate::error::OptionError;
-use crate::rows::ImageDraft;
-use crate::table::{self, Field, Kind, Need, only_off, put};
+use crate::driver::{DriverKind, OptionTable};
+use ::options::OptionError;
+use ::options::table::{self, Field, Kind, Need, only_off, put};
 
-pub(super) static FILE: DriverRow = DriverRow {
+pub(in crate::drivers) static FILE: DriverKind = DriverKind {
     name: "file",
     help: "a regular file",
     example: "file,node-name=n,filename=/srv/disk.img,cache.direct=on,discard=unmap",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: Draft::new,
         build: |draft| Ok(Driver::File(draft.build("file")?)),
     },
 };
 
-pub(super) static HOST_DEVICE: DriverRow = DriverRow {
+pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
     name: "host_device",
     help: "a block device of the host",
     example: "host_device,node-name=n,filename=/dev/vg/disk,cache.direct=on",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: Draft::new,
         build: |draft| Ok(Driver::HostDevice(draft.build("host_device")?)),

@@ -1,4 +1,4 @@
-//! `null-co` and `null-aio`: a disk without a disk, for measuring what lies above it.
+//! A null disk's node and channel.
 
 use std::cell::RefCell;
 use std::io;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use event_loop::{EventLoop, IoBufs, IoTarget};
 use nix::errno::Errno;
 
+use super::NullOptions;
 use crate::node::{BlockNode, Channel, Geometry};
-use crate::options::NullOptions;
 use crate::request::{Op, Request};
 use crate::status::{self, Extent, State};
 

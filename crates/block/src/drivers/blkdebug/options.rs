@@ -2,23 +2,22 @@
 
 use std::path::PathBuf;
 
-use block::options::{
-    BlkdebugOptions, BlockdevRef, Driver, Effect, Event, InjectError, IoType, MILLION, SetState,
-    errno_from_number,
+use crate::options::{
+    BlkdebugOptions, BlockdevRef, Driver, Effect, Event, Inherited, InjectError, IoType, MILLION,
+    SetState, errno_from_number, read_ref, ref_shape,
 };
 
-use super::{DriverRow, Inherited, OwnTable, node_shape, read_ref};
-use crate::error::OptionError;
-use crate::shape::Shape;
-use crate::table::{self, Choice, Field, Kind, Need, put};
-use crate::value::Value;
+use crate::driver::{DriverKind, OptionTable};
+use ::options::shape::Shape;
+use ::options::table::{self, Choice, Field, Kind, Need, put};
+use ::options::{OptionError, Value};
 
-pub(super) static BLKDEBUG: DriverRow = DriverRow {
+pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
     name: "blkdebug",
     help: "another node, with requests that fail as told; for tests",
     example: "blkdebug,node-name=n,image=disk0,inject-error.0.event=write_aio,\
               inject-error.0.errno=28,inject-error.0.once=on",
-    own: &OwnTable {
+    options: &OptionTable {
         fields: FIELDS,
         start: |inherited| Draft { inherited, ..Draft::default() },
         build: |draft| {
@@ -61,7 +60,7 @@ static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "image",
         kind: Kind::Nested {
-            shape: node_shape,
+            shape: ref_shape,
             read: |node, value, at| {
                 node.image = Some(read_ref(value, node.inherited, at)?);
                 Ok(())

@@ -1,0 +1,352 @@
+//! What a block driver is: the seam between a driver's folder and all that handles nodes.
+//!
+//! A driver is a [`DriverKind`] in the [list](crate::drivers) and a type of options that is a [`BlockDriver`]. Nothing
+//! outside a driver's folder asks which driver a node has. What the answer would depend on is a method here, without a
+//! default where a driver that says nothing would lose data or reach too far.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ::options::shape::Member;
+use ::options::table::{self, Context, Field};
+use ::options::{Object, OptionError, Value};
+use event_loop::EventLoop;
+
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, Driver, Inherited};
+use crate::permissions::ChildUse;
+pub use crate::registry::OpenContext;
+
+/// A block driver as users name it: a line in the list of drivers.
+pub struct DriverKind {
+    /// Its name: the value of `driver`.
+    pub name: &'static str,
+    /// What it is for, in one line.
+    pub help: &'static str,
+    /// A whole `--blockdev` value, in which the nodes `disk0` and `disk1` may be referred to.
+    pub example: &'static str,
+    /// The options it has beside those of all drivers: an [`OptionTable`].
+    pub options: &'static dyn ReadOptions,
+}
+
+/// A driver's own options, with the type that they are read into erased.
+pub trait ReadOptions: Sync {
+    /// Reads the options out of `object`, in which nothing else is left.
+    ///
+    /// # Errors
+    ///
+    /// An option is unknown, missing or wrong; in QSD's words.
+    fn read(
+        &self,
+        object: Object,
+        inherited: Inherited,
+        at: &Context,
+        driver: &str,
+    ) -> Result<Driver, OptionError>;
+
+    /// Returns what the options are.
+    fn members(&self) -> Vec<Member>;
+}
+
+/// A driver's own options, and the driver made of them.
+pub struct OptionTable<T: 'static> {
+    /// The options.
+    pub fields: &'static [Field<T>],
+    /// Returns a draft in which nothing is given yet. A driver with children keeps what those inherit.
+    pub start: fn(Inherited) -> T,
+    /// Makes the driver of a draft, or says why its values do not go together.
+    pub build: fn(T) -> Result<Driver, OptionError>,
+}
+
+impl<T> ReadOptions for OptionTable<T> {
+    fn read(
+        &self,
+        mut object: Object,
+        inherited: Inherited,
+        at: &Context,
+        driver: &str,
+    ) -> Result<Driver, OptionError> {
+        let mut draft = (self.start)(inherited);
+        table::read(self.fields, &mut draft, &mut object, at)?;
+        let known = crate::options::common_names().chain(table::names(self.fields));
+        table::refuse_rest(&object, at, &format!("driver '{driver}'"), known)?;
+        (self.build)(draft)
+    }
+
+    fn members(&self) -> Vec<Member> {
+        table::members(self.fields)
+    }
+}
+
+/// A driver's options in a node's definition, and what the driver does with them.
+///
+/// The options' type has to be `Clone`, `PartialEq` and `Debug`: that makes it a [`DriverValue`].
+pub trait BlockDriver: DriverValue {
+    /// Returns the driver's line in the list.
+    fn kind(&self) -> &'static DriverKind;
+
+    /// Returns the options as text would give them. Reading them again gives the same value.
+    fn write(&self) -> Members;
+
+    /// Returns the children that the options name, in the order in which they are opened. An image may name more.
+    fn children(&self) -> Vec<ChildOption<'_>>;
+
+    /// Puts a child in place of the one with that role. Returns `false` if there can be none.
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool;
+
+    /// Returns where the node's bytes are.
+    fn layer(&self) -> Layer;
+
+    /// Returns the objects that the options refer to: each one's type and `id`.
+    fn objects(&self) -> Vec<(&'static str, &str)>;
+
+    /// Returns what the node reaches outside the process.
+    ///
+    /// The sandbox of a daemon without a monitor forbids everything else. System calls cannot be asked for: a node uses
+    /// those of its event loop.
+    fn needs(&self) -> Needs<'_>;
+
+    /// Returns how what the node was written gets to the process that takes over in an upgrade.
+    fn hand_over(&self) -> HandOver;
+
+    /// Changes the options so that the node takes no locks and writes nothing, while another process uses the image.
+    ///
+    /// # Errors
+    ///
+    /// The driver's nodes cannot be inactive.
+    fn look(&mut self, look: Look) -> Result<(), NeverInactive>;
+
+    /// Returns how QMP tells of the node. `child` is the file name of the first child, if it has one.
+    fn describe(&self, child: Option<&str>) -> Description;
+
+    /// Returns the file or block device of this host that holds the node's bytes one to one, if one does.
+    fn local_file(&self) -> Option<&Path>;
+
+    /// Opens the node. The children that [`children`](Self::children) returns are open.
+    ///
+    /// # Errors
+    ///
+    /// In QEMU's words where QEMU has the error, with what to do about it as the hint.
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError>;
+
+    /// Makes what opening needs and what takes long, on a loop that goes on meanwhile.
+    ///
+    /// [`OpenContext::connection`] gives it to [`open`](Self::open). `None`: opening takes no time.
+    fn connect(&self, _event_loop: &EventLoop) -> Option<Connecting> {
+        None
+    }
+
+    /// Checks that a node with the options `before` can get these options while it is in use.
+    ///
+    /// # Errors
+    ///
+    /// An option cannot be changed, or, unless a driver says otherwise, no option can.
+    fn check_reopen(&self, _before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        Err(NotReopened::Unsupported)
+    }
+
+    /// Opens a node that takes the place of an open one, which goes on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open).
+    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
+        Ok(Reopened { node: self.open(node)?, restore: None })
+    }
+}
+
+/// Options by name, in the order in which they are written.
+pub type Members = Vec<(&'static str, Value)>;
+
+/// What [`BlockDriver::connect`] makes.
+pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Any>, OpenError>>>>;
+
+/// A child that options name.
+#[derive(Debug, Clone, Copy)]
+pub struct ChildOption<'a> {
+    /// What it is to the node, in QEMU's words: `file`, `backing`, ….
+    pub role: &'static str,
+    /// What the node uses it for, which decides the permissions.
+    pub used_as: ChildUse,
+    /// The child, by name or defined in place.
+    pub node: &'a BlockdevRef,
+}
+
+/// Where a node's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layer {
+    /// The node is the lowest: it has no children.
+    Storage,
+    /// A part of the first child, or all of it.
+    Window,
+    /// The first child has them all, and shows through.
+    Filter,
+    /// In children, where metadata says. Writes may extend them, and the node writes when it is closed.
+    Format,
+}
+
+/// What a node reaches outside the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Needs<'a> {
+    /// Files and devices of the host that are opened.
+    pub files: Vec<&'a Path>,
+    /// Unix sockets that are connected to.
+    pub sockets: Vec<&'a Path>,
+    /// TCP servers that are connected to: host and port.
+    pub servers: Vec<(&'a str, u16)>,
+    /// Whether the node keeps a journal, in the [folder](crate::NodeRegistry::with_journals) of all.
+    pub journal: bool,
+}
+
+impl Needs<'_> {
+    /// Nothing.
+    pub const NONE: Needs<'static> =
+        Needs { files: Vec::new(), sockets: Vec::new(), servers: Vec::new(), journal: false };
+}
+
+/// How what a node was written gets to the process that takes over in an upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOver {
+    /// With the children, or with what the kernel has: nothing that was answered is in this process alone.
+    AtOnce,
+    /// The same; the node holds requests back, and releases them when its queues stop.
+    HoldsBack,
+    /// Through a journal: flushed beforehand as far as time allows. The other process opens the node last.
+    Journal,
+    /// Only a flush of this process makes what it has written durable: waited for.
+    Flush,
+}
+
+/// What a look at an inactive node's image is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// The geometry: images behind the image are left closed.
+    Geometry,
+    /// Reads.
+    Contents,
+}
+
+/// The driver's nodes cannot be inactive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeverInactive;
+
+/// Why a node does not get other options.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotReopened {
+    /// This option would change.
+    Option(&'static str),
+    /// The driver has no way to do it.
+    Unsupported,
+}
+
+impl NotReopened {
+    /// Fails with the first option that would change.
+    ///
+    /// # Errors
+    ///
+    /// One is `true`.
+    pub fn unless_same(changed: &[(&'static str, bool)]) -> Result<(), NotReopened> {
+        match changed.iter().find(|(_, changed)| *changed) {
+            Some((option, _)) => Err(NotReopened::Option(option)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How QMP tells of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Description {
+    /// What stands for all options, such as a path. `None`: the options are given.
+    pub filename: Option<String>,
+    /// The options that decide what is read, without children and without defaults.
+    pub options: Object,
+    /// `format-specific` of `ImageInfo`.
+    pub specific: Option<Object>,
+}
+
+/// A node that was opened to take the place of another one.
+pub struct Reopened {
+    /// The node.
+    pub node: Arc<dyn BlockNode>,
+    /// Called if the other node keeps its place.
+    pub restore: Option<Box<dyn FnOnce()>>,
+}
+
+/// What all types of options have in common. Implemented for each that is `Clone`, `PartialEq` and `Debug`.
+pub trait DriverValue: Any + fmt::Debug + Send + Sync {
+    /// Returns a clone.
+    fn boxed(&self) -> Box<dyn BlockDriver>;
+    /// Whether the other value has the same type and is equal.
+    fn is_same(&self, other: &dyn BlockDriver) -> bool;
+    /// For downcasts.
+    fn as_any(&self) -> &dyn Any;
+    /// For downcasts.
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl<T: BlockDriver + Clone + PartialEq> DriverValue for T {
+    fn boxed(&self) -> Box<dyn BlockDriver> {
+        Box::new(self.clone())
+    }
+
+    fn is_same(&self, other: &dyn BlockDriver) -> bool {
+        other.as_any().downcast_ref::<T>().is_some_and(|other| other == self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// A driver behind its trait.
+pub struct AnyDriver(Box<dyn BlockDriver>);
+
+impl AnyDriver {
+    pub(crate) fn new(driver: impl BlockDriver) -> Self {
+        AnyDriver(Box::new(driver))
+    }
+}
+
+impl Deref for AnyDriver {
+    type Target = dyn BlockDriver;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl DerefMut for AnyDriver {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.0
+    }
+}
+
+impl Clone for AnyDriver {
+    fn clone(&self) -> Self {
+        AnyDriver(self.0.boxed())
+    }
+}
+
+impl PartialEq for AnyDriver {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.is_same(&*other.0)
+    }
+}
+
+impl Eq for AnyDriver {}
+
+impl fmt::Debug for AnyDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

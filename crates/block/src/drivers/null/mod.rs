@@ -1,0 +1,181 @@
+//! `null-co` and `null-aio`: a disk without a disk, for measuring what lies above it.
+
+mod node;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ::options::table::{Field, Kind, Need, put};
+
+use self::node::{Answer, NullNode};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
+    NeverInactive, NotReopened, OpenContext, OptionTable,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, Driver, Inherited};
+
+/// A disk's size is a multiple of this.
+const SECTOR: u64 = 512;
+/// The size of a null node when none is given, as in QSD.
+const SIZE: u64 = 1 << 30;
+
+pub(super) static NULL_CO: DriverKind = DriverKind {
+    name: "null-co",
+    help: "reads and writes nothing, and answers at once; for measuring",
+    example: "null-co,node-name=n,size=8589934592",
+    options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_co(null)) },
+};
+
+pub(super) static NULL_AIO: DriverKind = DriverKind {
+    name: "null-aio",
+    help: "the same, answered from the event loop",
+    example: "null-aio,node-name=n,size=8589934592,latency-ns=100000",
+    options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_aio(null)) },
+};
+
+/// Options of `null-co` and `null-aio`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NullOptions {
+    /// `size` in bytes. QSD's default is 1 GiB.
+    pub size: u64,
+    /// `latency-ns`: how long each request takes, nanoseconds.
+    pub latency_ns: u64,
+    /// `read-zeroes`: whether reads clear their buffers. Off, they leave them as they are.
+    pub read_zeroes: bool,
+}
+
+fn new(_: Inherited) -> NullOptions {
+    NullOptions { size: SIZE, latency_ns: 0, read_zeroes: false }
+}
+
+static FIELDS: &[Field<NullOptions>] = &[
+    Field {
+        name: "size",
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |node, bytes| put(&mut node.size, bytes.unsigned_abs()),
+        },
+        need: Need::Default("1073741824"),
+        help: "size of the disk, in bytes",
+    },
+    Field {
+        name: "latency-ns",
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |node, ns| put(&mut node.latency_ns, ns.unsigned_abs()),
+        },
+        need: Need::Default("0"),
+        help: "how long each request takes, in nanoseconds",
+    },
+    Field {
+        name: "read-zeroes",
+        kind: Kind::Bool(|node, on| put(&mut node.read_zeroes, on)),
+        need: Need::Default("off"),
+        help: "clear the buffers of reads; off leaves them as they are",
+    },
+];
+
+impl Driver {
+    /// `null-co`: answers from within the submission.
+    pub fn null_co(options: NullOptions) -> Driver {
+        Driver::from(Null { answer: Answer::Inline, options })
+    }
+
+    /// `null-aio`: answers from the loop, after `latency-ns`.
+    pub fn null_aio(options: NullOptions) -> Driver {
+        Driver::from(Null { answer: Answer::FromLoop, options })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Null {
+    answer: Answer,
+    options: NullOptions,
+}
+
+impl BlockDriver for Null {
+    fn kind(&self) -> &'static DriverKind {
+        match self.answer {
+            Answer::Inline => &NULL_CO,
+            Answer::FromLoop => &NULL_AIO,
+        }
+    }
+
+    fn write(&self) -> Members {
+        let NullOptions { size, latency_ns, read_zeroes } = self.options;
+        vec![
+            ("size", size.into()),
+            ("latency-ns", latency_ns.into()),
+            ("read-zeroes", read_zeroes.into()),
+        ]
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        Vec::new()
+    }
+
+    fn set_child(&mut self, _role: &str, _child: BlockdevRef) -> bool {
+        false
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Storage
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::AtOnce
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Ok(())
+    }
+
+    fn describe(&self, _child: Option<&str>) -> Description {
+        let NullOptions { size, read_zeroes, latency_ns: _ } = self.options;
+        let (has_size, name) = (size != SIZE, self.kind().name);
+        let size = has_size.then(|| ("size".to_owned(), size.into()));
+        let zeroes = read_zeroes.then(|| ("read-zeroes".to_owned(), true.into()));
+        Description {
+            filename: (!has_size && !read_zeroes).then(|| format!("{name}://")),
+            options: size.into_iter().chain(zeroes).collect(),
+            specific: None,
+        }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let Null { answer, options: null } = *self;
+        if i64::try_from(null.size).is_err() {
+            return Err(OpenError::new(format!("size {} is invalid: too large", null.size)));
+        }
+        // As QEMU does: what is no multiple is rounded up.
+        let null = NullOptions { size: null.size.next_multiple_of(SECTOR), ..null };
+        let read_only = node.options().read_only;
+        Ok(Arc::new(NullNode::new(node.name().to_owned(), answer, null, read_only)))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let Some(before) = before.as_any().downcast_ref::<Self>().map(|before| before.options)
+        else {
+            return Err(NotReopened::Unsupported);
+        };
+        NotReopened::unless_same(&[
+            ("size", before.size != self.options.size),
+            ("latency-ns", before.latency_ns != self.options.latency_ns),
+            ("read-zeroes", before.read_zeroes != self.options.read_zeroes),
+        ])
+    }
+}
