@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use integration::nbd::{RawNbd, client_output, nbd_uri, request};
-use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded};
 use serde_json::{Value, json};
+use untested::untested;
 
 /// Size of the disks, bytes.
 const SIZE: u64 = 8 << 20;
@@ -336,6 +337,10 @@ fn a_file_that_cannot_be_written() {
     let top = json!({"node-name": "disk", "snapshot-file": scratch.path("top.qcow2"), "snapshot-node-name": "top"});
     qmp.refused("blockdev-snapshot-sync", top);
     assert_eq!(qmp.execute("query-block-exports", json!({}))[0]["node-name"], "disk");
+    // A reopened node gets its previous options back.
+    let why = qmp.refused("blockdev-reopen", json!({"options": [reopened(image.path(), true)]}));
+    assert!(why.starts_with("state file '"), "{why}");
+    assert!(!is_direct(&mut qmp));
     fill(&scratch, 4);
     fs::remove_dir(&obstacle).expect("the folder");
     qmp.execute("object-add", json!({"qom-type": "iothread", "id": "io"}));
@@ -345,6 +350,119 @@ fn a_file_that_cannot_be_written() {
     let server = start(&scratch);
     assert_eq!(all(&mut client(&server)), expected);
     check(&scratch, 4);
+    server.stop();
+}
+
+fn reopened(image: &Path, direct: bool) -> Value {
+    json!({"driver": "file", "node-name": "disk", "filename": image, "cache": {"direct": direct}})
+}
+
+fn is_direct(qmp: &mut Qmp) -> bool {
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let disk = nodes.as_array().expect("a list").iter().find(|node| node["node-name"] == "disk");
+    disk.expect("the node")["cache"]["direct"] == true
+}
+
+/// A raw node that cannot be recorded with another file or another part of it gets no writes there.
+#[test]
+fn a_reopened_node_that_cannot_be_recorded() {
+    let scratch = Scratch::new();
+    let (one, two) = (Image::filled(&scratch, "one.img", 1), Image::filled(&scratch, "two.img", 1));
+    let before = two.md5();
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, one.path());
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    let file = json!({"driver": "file", "node-name": "two", "filename": two.path()});
+    qmp.execute("blockdev-add", file);
+    let raw = |file: Value, offset: u64| {
+        let size = (1u64 << 20) - 4096;
+        json!({"driver": "raw", "node-name": "r", "file": file, "offset": offset, "size": size})
+    };
+    qmp.execute("blockdev-add", raw(json!("disk"), 0));
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "r", "name": "disk", "writable": true});
+    qmp.execute("block-export-add", export);
+    let mut client_of_r = RawNbd::go(&scratch.path("nbd.sock"), "disk");
+    fs::create_dir(scratch.path("state.new")).expect("a folder");
+    for options in [raw(json!("two"), 0), raw(json!("disk"), 4096)] {
+        let why = qmp.refused("blockdev-reopen", json!({"options": [options]}));
+        assert!(why.starts_with("state file '"), "{why}");
+        client_of_r.send(&request(1, 1, 0, 8));
+        client_of_r.send(&[0xab; 8]);
+        assert_eq!(client_of_r.reply(), (0, 1));
+        assert_eq!(one.read(0, 8), [0xab; 8]);
+        assert_ne!(one.read(4096, 8), [0xab; 8]);
+    }
+    assert_eq!(two.md5(), before);
+
+    // A node that was defined inside the reopened one is closed, and cannot come back.
+    let nested = json!({"driver": "file", "filename": scratch.path("three.img")});
+    let own = |file: Value| json!({"driver": "raw", "node-name": "own", "file": file});
+    let _three = Image::filled(&scratch, "three.img", 1);
+    qmp.refused("blockdev-add", own(nested));
+    let why = qmp.refused("blockdev-reopen", json!({"options": [own(json!("two"))]}));
+    assert!(why.starts_with("carried out, but not kept for a restart: state file '"), "{why}");
+    let told =
+        "node 'own': restoring its previous options failed: Cannot change the option 'file.driver'";
+    assert!(server.log().contains(told), "{}", server.log());
+    drop(client_of_r);
+    server.stop();
+}
+
+/// An overlay is used once a power cut cannot remove it any more. A state file whose folder could not be
+/// synced is replaced again by what the daemon has gone back to.
+#[test]
+fn folders_that_cannot_be_synced() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let preload = preloaded(&scratch, "folder_syncs_that_fail.c");
+    let tops = scratch.path("tops");
+    fs::create_dir(&tops).expect("a folder");
+    let server = command(&scratch).env("LD_PRELOAD", preload).start();
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, image.path());
+    let top = tops.join("top.qcow2");
+    let snapshot = json!({"node-name": "disk", "snapshot-file": top, "snapshot-node-name": "top"});
+    let node_of_export =
+        |qmp: &mut Qmp| qmp.execute("query-block-exports", json!({}))[0]["node-name"].clone();
+
+    fs::write(tops.join("unsynced"), "").expect("a file");
+    let why = qmp.refused("blockdev-snapshot-sync", snapshot.clone());
+    let expected = format!("fsync of the folder of '{}' failed: I/O error", top.display());
+    assert_eq!(why, expected);
+    assert_eq!(node_of_export(&mut qmp), "disk");
+    fs::remove_file(tops.join("unsynced")).expect("the file");
+
+    let before = fs::read_to_string(scratch.path("state")).expect("the file");
+    fs::write(scratch.path("unsynced"), "").expect("a file");
+    let why = qmp.refused("blockdev-snapshot-sync", snapshot.clone());
+    assert!(why.ends_with("fsync of its folder failed: I/O error"), "{why}");
+    qmp.refused("blockdev-reopen", json!({"options": [reopened(image.path(), true)]}));
+    assert!(!is_direct(&mut qmp));
+    let state = fs::read_to_string(scratch.path("state")).expect("the file");
+    assert_eq!(state, before);
+    fs::remove_file(scratch.path("unsynced")).expect("the file");
+
+    qmp.execute("blockdev-snapshot-sync", snapshot);
+    fill(&scratch, 6);
+    // The end of a mirror job is not a command.
+    let flat = Image::empty(&scratch, "flat.img", SIZE >> 20);
+    let file = json!({"driver": "file", "node-name": "flat", "filename": flat.path()});
+    qmp.execute("blockdev-add", file);
+    let mirror = json!({"job-id": "m", "device": "top", "target": "flat", "sync": "full"});
+    qmp.execute("blockdev-mirror", mirror);
+    qmp.wait_for("BLOCK_JOB_READY");
+    let before = fs::read_to_string(scratch.path("state")).expect("the file");
+    fs::write(scratch.path("unsynced"), "").expect("a file");
+    qmp.ask("job-complete", json!({"id": "m"}));
+    assert_eq!(qmp.wait_for("BLOCK_JOB_COMPLETED")["error"], why);
+    assert_eq!(fs::read_to_string(scratch.path("state")).expect("the file"), before);
+    server.kill();
+    fs::remove_file(scratch.path("unsynced")).expect("the file");
+    let server = start(&scratch);
+    assert_eq!(node_of_export(&mut client(&server)), "top");
+    check(&scratch, 6);
     server.stop();
 }
 
@@ -411,4 +529,48 @@ fn in_the_sandbox_and_in_the_background() {
     let nodes = client(&server).execute("query-named-block-nodes", json!({}));
     assert_eq!(names(&nodes, "node-name"), ["disk"]);
     server.stop();
+}
+
+/// With `--user`, the state file is that user's, and what it names is opened as that user.
+#[test]
+fn a_daemon_that_becomes_a_user() {
+    const USER: u32 = 65529;
+    if !nix::unistd::geteuid().is_root() {
+        return untested("root", "nobody but root becomes another user");
+    }
+    let scratch = Scratch::new();
+    let give = |path: &Path, user| chown(path, Some(user), None).expect("we are root");
+    let kept = scratch.path("kept");
+    fs::create_dir(&kept).expect("a folder");
+    let file = kept.join("file");
+    let command = || {
+        let user = format!("{USER}:{USER}");
+        let command = ServerCommand::new(&scratch).monitor("qmp");
+        command.args(["--user", &user, "--state", &file.display().to_string()])
+    };
+    let refused = |words: &str| {
+        let (status, log) = command().run();
+        assert!(!status.success() && log.contains(words), "{log}");
+    };
+    refused("making files in its folder failed: Permission denied");
+    give(&kept, USER);
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    give(image.path(), USER);
+    let server = command().start();
+    let add = json!({"driver": "file", "node-name": "disk", "filename": image.path()});
+    client(&server).execute("blockdev-add", add);
+    server.kill();
+    assert_eq!(fs::metadata(&file).expect("the file").uid(), USER);
+    let server = command().start();
+    let nodes = client(&server).execute("query-named-block-nodes", json!({}));
+    assert_eq!(names(&nodes, "node-name"), ["disk"]);
+    server.kill();
+
+    // A state file forged by a compromised daemon does not open root's files.
+    give(image.path(), 0);
+    fs::set_permissions(image.path(), fs::Permissions::from_mode(0o600)).expect("it is ours");
+    refused(&format!("Could not open '{}': Permission denied", image.path().display()));
+    give(image.path(), USER);
+    give(&file, USER + 1);
+    refused("others may write to it");
 }

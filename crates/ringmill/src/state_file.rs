@@ -144,6 +144,36 @@ impl StateFile {
         &self.path
     }
 
+    /// Checks that this process may make files in the folder, as [`replace`](Self::replace) does. Other failures,
+    /// such as a full disk, may pass.
+    ///
+    /// # Errors
+    ///
+    /// If it may not.
+    pub(crate) fn check_access(&self) -> Result<(), String> {
+        let new = self.new_path();
+        let made = unlink(&new).and_then(|()| create(&new).map(drop));
+        let _ = fs::remove_file(&new);
+        match made {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                let (path, why) = (self.path.display(), words(&error));
+                Err(format!("state file '{path}': making files in its folder failed: {why}"))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn new_path(&self) -> PathBuf {
+        let mut new = self.path.as_os_str().to_owned();
+        new.push(".new");
+        PathBuf::from(new)
+    }
+
     /// Replaces the file by one with this text. Blocks until the text is on stable storage. Does nothing if it
     /// already is.
     ///
@@ -163,9 +193,7 @@ impl StateFile {
         if !is_at(&current.file, &self.path) && fs::symlink_metadata(&self.path).is_ok() {
             return Err(format!("state file '{path}': another file is in its place"));
         }
-        let mut new = self.path.as_os_str().to_owned();
-        new.push(".new");
-        let new = PathBuf::from(new);
+        let new = self.new_path();
         let made = write_new(&new, text).map_err(|(what, error)| failed(what, &error));
         let file = made.inspect_err(|_| drop(fs::remove_file(&new)))?;
         fs::rename(&new, &self.path).map_err(|error| {
@@ -205,16 +233,24 @@ fn content(file: &File) -> io::Result<String> {
 /// Makes a locked file with this text, on stable storage. Removes a file that a killed process has left at
 /// `path`.
 fn write_new(path: &Path, text: &str) -> Result<File, (&'static str, io::Error)> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(("unlink", error)),
-        _ => {}
-    }
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
-    let mut file = file.map_err(|error| ("making the new one", error))?;
+    unlink(path).map_err(|error| ("unlink", error))?;
+    let mut file = create(path).map_err(|error| ("making the new one", error))?;
     file.write_all(text.as_bytes()).map_err(|error| ("writing the new one", error))?;
     file.sync_all().map_err(|error| ("fsync of the new one", error))?;
     pidfile::lock(&file).map_err(|errno| ("locking the new one", errno.into()))?;
     Ok(file)
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Removes a file, if there is one.
+fn unlink(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
 }
 
 /// Makes a file with an empty configuration, unless another process does so at the same time.

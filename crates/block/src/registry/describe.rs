@@ -27,6 +27,12 @@ impl NodeRegistry {
         described.nodes
     }
 
+    /// Returns options that describe a node, and the nodes defined inside it, as they are now.
+    pub fn current_options(&self, name: &str) -> Option<BlockdevOptions> {
+        let entry = self.nodes.get(name)?;
+        Some(self.describe_entry(name, entry, &mut Described::default()))
+    }
+
     /// The way to refer to a node, which is described by then. `None`: there is none of that name.
     fn describe_ref(&self, name: &str, described: &mut Described) -> Option<BlockdevRef> {
         let entry = self.nodes.get(name)?;

@@ -28,6 +28,31 @@ impl NodeRegistry {
     /// There is no such node, an option cannot be changed, or the image cannot be opened that way. Then
     /// the node is as it was; one below it that came first may have changed.
     pub fn reopen<'a>(&'a mut self, name: &'a str, options: &'a BlockdevOptions) -> Opening<'a> {
+        self.reopen_with(name, options, None)
+    }
+
+    /// Gives a node its previous options back, while [`reopen`](Self::reopen) still holds requests of its users.
+    ///
+    /// # Errors
+    ///
+    /// As of [`reopen`](Self::reopen). A node that was defined inside this one, and replaced by a named node, is
+    /// closed and cannot come back. Requests go on.
+    pub async fn undo_reopen(
+        &mut self,
+        name: &str,
+        before: &BlockdevOptions,
+        held: Drained,
+    ) -> Result<(), OpenError> {
+        self.reopen_with(name, before, Some(held)).await.map(drop)
+    }
+
+    /// `held` are the users of the node, if they are drained already.
+    fn reopen_with<'a>(
+        &'a mut self,
+        name: &'a str,
+        options: &'a BlockdevOptions,
+        held: Option<Drained>,
+    ) -> Opening<'a> {
         Box::pin(async move {
             let missing = || OpenError::new(format!("Failed to find node with node-name='{name}'"));
             let entry = self.nodes.get(name).ok_or_else(missing)?;
@@ -52,8 +77,12 @@ impl NodeRegistry {
             if self.grows(name) {
                 node.let_grow();
             }
-            let users =
-                drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
+            let users = match held {
+                Some(held) => held,
+                None => drain(self.edges(name))
+                    .await
+                    .map_err(|busy| OpenError::new(busy.to_string()))?,
+            };
             if let Err(error) = users.point_to(&node).await {
                 if let Some(restore) = restore {
                     restore();

@@ -137,8 +137,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// `blockdev-reopen`. Nodes are opened anew one after the other: when one cannot be, those before it
-    /// have changed.
+    /// `blockdev-reopen`. Nodes are opened anew one after the other: when one cannot be, or the state file
+    /// cannot be written, that node keeps its options, and those before it have changed.
     pub(super) async fn reopen(
         &mut self,
         mut nodes: Vec<BlockdevOptions>,
@@ -153,10 +153,24 @@ impl Daemon {
             let name = options.node_name.as_deref().unwrap_or_default();
             self.check_paths(&Action::Blockdev(options.clone()))?;
             let _moving = Moving::new(&self.moving);
+            let before = (self.nodes.current_options(name), self.graph.clone());
             // The reopened node may accept writes from now on: until the state file has it, requests are held.
-            let _held = self.nodes.reopen(name, options).await?;
+            let held = self.nodes.reopen(name, options).await?;
             self.graph = self.graph.with_reopened(options)?;
-            self.record().await.map_err(not_recorded)?;
+            if let Err(error) = self.record().await {
+                let (Some(options), graph) = before else { return Err(not_recorded(error)) };
+                if let Err(why) = self.nodes.undo_reopen(name, &options, held).await {
+                    log::error!(
+                        "node '{name}': restoring its previous options failed: {why}; a restart opens it \
+                         with the previous options, unless a later change is written to the state file"
+                    );
+                    return Err(not_recorded(error));
+                }
+                self.graph = graph;
+                // The new file may be in place, if only the fsync of its folder failed.
+                let _ = self.record().await;
+                return Err(error);
+            }
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! `blockdev-snapshot-sync` and `blockdev-snapshot`: an image comes between a node and its users.
 
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::thread;
 
@@ -15,6 +17,7 @@ use event_loop::{IoBufs, oneshot};
 
 use super::state::Moving;
 use super::{Daemon, DaemonError, nodes};
+use crate::errno::words;
 
 impl Daemon {
     /// `blockdev-snapshot-sync`.
@@ -126,7 +129,10 @@ impl Daemon {
         // Before there is the image, which is none of them.
         let users = self.nodes.edges(node);
         self.open_node(overlay).await?;
-        let moved = self.move_users(users, node, name).await;
+        let moved = match self.sync_folder(name).await {
+            Ok(()) => self.move_users(users, node, name).await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = moved {
             self.nodes.remove(name)?;
             return Err(error);
@@ -137,6 +143,23 @@ impl Daemon {
             log::warn!("node {node}: stays open for writing behind '{name}': {error}");
         }
         Ok(())
+    }
+
+    /// Syncs the folder of a node's image. Otherwise a power cut may remove a new image, with all that was
+    /// written to it since, although the state file names the image.
+    async fn sync_folder(&self, name: &str) -> Result<(), DaemonError> {
+        let Some(image) = self.nodes.image_path(name) else { return Ok(()) };
+        let path = image.display().to_string();
+        let Err((what, error)) = on_a_thread(move || sync_folder(&image)).await? else {
+            return Ok(());
+        };
+        let why = format!("{what} the folder of '{path}' failed: {}", words(&error));
+        if error.kind() == ErrorKind::PermissionDenied {
+            // A folder in which files may be made, and that may not be read.
+            log::warn!("node {name}: {why}: a power cut may remove a new image");
+            return Ok(());
+        }
+        Err(DaemonError::new(why))
     }
 
     /// Moves the users of `from` to `to`. Writes are held until the users have moved and the state file names
@@ -173,16 +196,35 @@ impl Daemon {
             self.definitions.remove_node(to);
             let node = self.nodes.node(from)?;
             users.point_to(&node).await.map_err(DaemonError::new)?;
+            // The new file may be in place, if only the fsync of its folder failed.
+            let _ = self.record().await;
         }
         recorded
     }
 }
 
-/// Makes an image, on a thread of its own, since that waits for the disk.
+/// Makes an image.
 async fn make(path: &Path, create: CreateQcow2) -> Result<(), DaemonError> {
-    let (done, is_done) = oneshot::channel();
     let path = path.to_owned();
-    let make = move || done.send(create_qcow2(&path, &create));
-    thread::Builder::new().name("create".into()).spawn(make).map_err(DaemonError::new)?;
-    Ok(is_done.await.map_err(DaemonError::new)??)
+    Ok(on_a_thread(move || create_qcow2(&path, &create)).await??)
+}
+
+/// Runs work that waits for the disk on a thread of its own.
+async fn on_a_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, DaemonError> {
+    let (done, is_done) = oneshot::channel();
+    let work = move || done.send(work());
+    thread::Builder::new().name("create".into()).spawn(work).map_err(DaemonError::new)?;
+    is_done.await.map_err(DaemonError::new)
+}
+
+/// Syncs the folder that has the file. An error comes with the call that failed.
+fn sync_folder(file: &Path) -> Result<(), (&'static str, io::Error)> {
+    let open = || {
+        // The file may be a link.
+        let file = fs::canonicalize(file)?;
+        File::open(file.parent().unwrap_or(Path::new("/")))
+    };
+    open().map_err(|error| ("opening", error))?.sync_all().map_err(|error| ("fsync of", error))
 }

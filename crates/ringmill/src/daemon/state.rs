@@ -78,6 +78,8 @@ impl Daemon {
     pub(super) async fn make_kept(&mut self) -> Result<(), DaemonError> {
         let kept = std::mem::take(&mut self.kept);
         let Some(keeping) = &self.keeping else { return Ok(()) };
+        // The user of `--user` may have no access to the folder.
+        keeping.file.check_access().map_err(DaemonError::new)?;
         let path = keeping.file.path().display().to_string();
         self.make(&kept).await.map_err(|error| error.of(&format!("state file '{path}'")))?;
         self.record().await

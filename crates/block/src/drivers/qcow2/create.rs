@@ -37,8 +37,8 @@ impl CreateQcow2 {
     }
 }
 
-/// Creates an image in the file at `path`, which is made, or made empty before. Blocks until it is on
-/// stable storage.
+/// Creates an image in the file at `path`, which is made, or made empty before. Blocks until its content is
+/// on stable storage. The caller syncs the folder of a new file.
 ///
 /// # Errors
 ///

@@ -280,6 +280,8 @@ impl Daemon {
                 elsewhere.point_to(&self.nodes.node(replaced)?).await.map_err(failed)?;
             }
             users.point_to(&source).await.map_err(failed)?;
+            // The new file may be in place, if only the fsync of its folder failed.
+            let _ = self.record().await;
             return Err(error);
         }
         self.graph = self.graph.with_replaced(replaced, &copying.target);
