@@ -45,12 +45,8 @@ pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
         Member::new("device", Reply::Text, "empty: a node is no device"),
         Member::optional("node-name", Reply::Text, "the image's node"),
         Member::new("msg", Reply::Text, "what was found, for people"),
-        Member::optional(
-            "offset",
-            Reply::Int,
-            "never told: first byte of the access, in the image",
-        ),
-        Member::optional("size", Reply::Int, "never told: bytes of the access"),
+        Member::optional("offset", Reply::Int, "never present: there is no overlap check"),
+        Member::optional("size", Reply::Int, "never present, as offset"),
         Member::new(
             "fatal",
             Reply::Bool,
