@@ -23,6 +23,7 @@ mod server;
 mod terminal;
 pub mod tls;
 mod wait;
+pub mod walkthrough;
 pub mod wire;
 
 pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, request};

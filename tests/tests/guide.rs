@@ -1,0 +1,78 @@
+//! The guide: its commands run as they are written. `documents.rs` checks its links.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use integration::walkthrough::{Walkthrough, blocks, repository};
+
+/// Where the chapters are.
+const FOLDER: &str = "docs/guide/src";
+/// How long a chapter may be, in lines.
+const LONGEST: usize = 300;
+
+/// Runs the commands of a chapter, in order, in a folder of their own.
+fn walk_through(chapter: &str) {
+    let walk = Walkthrough::new().with_program();
+    let mut runs = 0;
+    for block in blocks(&format!("{FOLDER}/{chapter}.md")) {
+        match block.language.as_str() {
+            "sh" => {
+                walk.run(&block);
+                runs += 1;
+            }
+            // Commands that take a guest, root or systemd have a prompt.
+            "console" => assert!(block.text.starts_with(['$', '#']), "{}", block.place),
+            "text" | "yaml" | "toml" | "rust" => {}
+            other => panic!("{}: {other} is neither commands nor output", block.place),
+        }
+    }
+    assert!(runs > 0, "{chapter} has no commands");
+}
+
+macro_rules! chapters {
+    ($($test:ident: $chapter:literal;)*) => {
+        $(#[test] fn $test() { walk_through($chapter); })*
+
+        /// The chapters whose commands run.
+        const WALKED: &[&str] = &[$($chapter),*];
+    };
+}
+
+chapters! {
+    serving_a_disk: "serving";
+    coming_from_qsd: "from-qsd";
+    several_disks_and_threads: "disks-and-threads";
+    snapshots_mirrors_backups: "snapshots";
+    upgrades_and_kills: "upgrade";
+    monitoring: "monitoring";
+    tls: "tls";
+    sandbox: "sandbox";
+    tuning: "tuning";
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn markdown_in(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(repository().join(folder)).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
+}
+
+#[test]
+fn each_chapter_is_listed_once_is_short_and_runs() {
+    let folder = repository().join(FOLDER);
+    let summary = read(&folder.join("SUMMARY.md"));
+    for path in markdown_in(FOLDER) {
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("UTF-8");
+        if name == "SUMMARY" {
+            continue;
+        }
+        assert_eq!(summary.matches(&format!("({name}.md)")).count(), 1, "{name} in SUMMARY.md");
+        let text = read(&path);
+        assert!(text.lines().count() <= LONGEST, "{name} is longer than {LONGEST} lines");
+        let has_commands = text.contains("\n```sh\n");
+        assert_eq!(WALKED.contains(&name), has_commands, "{name}: a test runs its commands");
+    }
+}
