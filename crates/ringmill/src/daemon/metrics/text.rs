@@ -82,7 +82,7 @@ fn metrics() -> Vec<Metric> {
     use Unit::{Bytes, Seconds};
     let info = |name, help, of| Metric { kind: MetricType::Info, ..gauge(name, help, of) };
     vec![
-        info("build", "which version this is", Of::Build),
+        info("build", "the version of ringmill", Of::Build),
         info("export", "the exports and the nodes they offer", Of::Node),
         gauge(
             "export_connected",
@@ -91,14 +91,18 @@ fn metrics() -> Vec<Metric> {
         ),
         gauge(
             "export_io_status",
-            "0; 1 while requests are held as there is no space, 2 after another error",
+            "0: running; requests are held after an error: 1 no space left, 2 another error",
             Of::Export(|export| match export.io_status {
                 IoStatus::Ok => 0,
                 IoStatus::NoSpace => 1,
                 IoStatus::Failed => 2,
             }),
         ),
-        counter("export_requests", "requests carried out", Of::Requests(|requests| requests.done)),
+        counter(
+            "export_requests",
+            "requests completed without an error",
+            Of::Requests(|requests| requests.done),
+        ),
         counter(
             "export_failed_requests",
             "requests that failed",
@@ -106,14 +110,14 @@ fn metrics() -> Vec<Metric> {
         ),
         counter(
             "export_invalid_requests",
-            "requests refused without an attempt",
+            "requests refused because they are malformed or not allowed",
             Of::Requests(|requests| requests.invalid),
         ),
         in_unit(
             Bytes,
             counter(
                 "export_transferred",
-                "bytes read, written, discarded or made zeroes by requests carried out",
+                "bytes read, written, discarded or zeroed by completed requests",
                 Of::Requests(|requests| requests.bytes),
             ),
         ),
@@ -123,7 +127,7 @@ fn metrics() -> Vec<Metric> {
                 kind: MetricType::Histogram,
                 ..gauge(
                     "export_request_duration",
-                    "time from when a request was taken to its answer, failed ones included",
+                    "time from taking a request to its answer, failed requests included",
                     Of::Latencies,
                 )
             },
@@ -155,7 +159,7 @@ fn metrics() -> Vec<Metric> {
             Seconds,
             gauge(
                 "iothread_poll_window",
-                "how long the thread polls before it sleeps, as it is now",
+                "present limit of a busy poll before the thread sleeps",
                 Of::Thread(|thread| Some(seconds(thread.handle.stats().poll_window_ns.get()))),
             ),
         ),
@@ -163,18 +167,18 @@ fn metrics() -> Vec<Metric> {
             Seconds,
             gauge(
                 "iothread_poll_max",
-                "the longest that the poll window may be: poll-max-ns",
+                "upper limit of the poll window: poll-max-ns",
                 Of::Thread(|thread| Some(seconds(thread.poll_max_ns))),
             ),
         ),
         counter(
             "iothread_polls_succeeded",
-            "busy polls that found something",
+            "busy polls that found an event",
             Of::Loop(|stats| stats.poll_hits.get()),
         ),
         counter(
             "iothread_polls_failed",
-            "busy polls that found nothing in their window",
+            "busy polls that ended without an event",
             Of::Loop(|stats| stats.poll_misses.get()),
         ),
         counter(
@@ -184,23 +188,27 @@ fn metrics() -> Vec<Metric> {
         ),
         counter(
             "iothread_enters",
-            "calls of io_uring_enter, or of epoll_pwait2 where there is no io_uring",
+            "calls of io_uring_enter(2), or of epoll_pwait2(2) without io_uring",
             Of::Loop(|stats| stats.enters.get()),
         ),
         counter(
             "iothread_aio_submits",
-            "calls of io_submit, of Linux AIO",
+            "calls of io_submit(2), for Linux AIO",
             Of::Loop(|stats| stats.aio_submits.get()),
         ),
-        counter("iothread_sleeps", "calls that could sleep", Of::Loop(|stats| stats.sleeps.get())),
+        counter(
+            "iothread_sleeps",
+            "system calls that could sleep",
+            Of::Loop(|stats| stats.sleeps.get()),
+        ),
         counter(
             "iothread_sleeps_called_off",
-            "sleeps announced and called off, as something came in between",
+            "sleeps announced and cancelled because work arrived",
             Of::Loop(|stats| stats.sleeps_called_off.get()),
         ),
         counter(
             "iothread_wakeups",
-            "times that another thread had to wake this one",
+            "wake-ups of this thread by another thread",
             Of::Loop(|stats| stats.wakes.get()),
         ),
         counter(
@@ -210,7 +218,7 @@ fn metrics() -> Vec<Metric> {
         ),
         counter(
             "iothread_completed_operations",
-            "operations that the kernel has completed",
+            "operations completed by the kernel",
             Of::Loop(|stats| stats.completed.get()),
         ),
         in_unit(
@@ -225,7 +233,7 @@ fn metrics() -> Vec<Metric> {
             Bytes,
             gauge(
                 "process_resident_memory",
-                "resident memory, guests' memory that is mapped included",
+                "resident memory, including mapped guest memory",
                 Of::Process(|process| process.resident_bytes.map(|bytes| bytes as f64)),
             ),
         ),
@@ -238,7 +246,7 @@ fn metrics() -> Vec<Metric> {
             Seconds,
             gauge(
                 "process_start_time",
-                "when the process was started, since the epoch",
+                "start time of the process, in seconds since the epoch",
                 Of::Process(|process| process.started_at),
             ),
         ),
