@@ -112,7 +112,7 @@ impl World {
         let null = world::node_options(None, Driver::null_co(null));
         let config = Some(world::path_of(&self.file).into());
         let options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(null)));
-        let driver = Driver::Blkdebug(Box::new(BlkdebugOptions { config, ..options }));
+        let driver = Driver::from(BlkdebugOptions { config, ..options });
         world::node_options(Some("image"), driver)
     }
 }

@@ -1,6 +1,5 @@
 //! What a block node is opened with: QSD's `--blockdev` options, as text and parsed.
 
-mod blkdebug;
 mod elsewhere;
 mod read;
 mod rows;
@@ -9,17 +8,17 @@ mod write;
 use std::fmt;
 use std::path::PathBuf;
 
-pub use blkdebug::{
-    BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
-};
-
 pub(crate) use self::read::common_names;
 pub use self::read::{
     Inherited, node_options, node_shape, read_blockdev, read_blockdevs, read_ref, ref_shape,
 };
 pub use self::rows::{ImageDraft, NodeDraft};
-pub use self::write::{blockdev_option, write_path, write_ref};
+pub use self::write::{blockdev_option, write_object, write_path, write_ref};
+pub use crate::drivers::blkdebug::settings::{
+    BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
+};
 pub use crate::drivers::null::NullOptions;
+pub use crate::drivers::throttle::options::ThrottleOptions;
 
 use crate::driver::{AnyDriver, BlockDriver, ChildOption};
 use crate::permissions::ChildUse;
@@ -106,10 +105,6 @@ pub enum Driver {
     Qcow2(Qcow2Options),
     /// `nbd`: an export of an NBD server.
     Nbd(NbdOptions),
-    /// `throttle`: another node, at the pace of a group.
-    Throttle(ThrottleOptions),
-    /// `blkdebug`: another node, with faults.
-    Blkdebug(Box<BlkdebugOptions>),
     /// A driver that says by itself what it does.
     Any(AnyDriver),
 }
@@ -135,8 +130,6 @@ impl Driver {
                 };
                 [("file", &qcow2.file)].into_iter().chain(data_file).chain(backing).collect()
             }
-            Driver::Throttle(throttle) => vec![("file", &throttle.file)],
-            Driver::Blkdebug(blkdebug) => vec![("image", &blkdebug.image)],
             Driver::Any(driver) => {
                 let child = |ChildOption { role, node, .. }| (role, node);
                 driver.children().into_iter().map(child).collect()
@@ -148,7 +141,7 @@ impl Driver {
     pub fn child_use(&self, role: &str) -> ChildUse {
         match self {
             Driver::Raw(raw) if raw.offset > 0 || raw.size.is_some() => ChildUse::Window,
-            Driver::Raw(_) | Driver::Throttle(_) | Driver::Blkdebug(_) => ChildUse::Filtered,
+            Driver::Raw(_) => ChildUse::Filtered,
             Driver::Qcow2(_) => match role {
                 "backing" => ChildUse::Backing,
                 "data-file" => ChildUse::Data,
@@ -238,15 +231,6 @@ pub enum Backing {
     None,
     /// That node.
     Node(BlockdevRef),
-}
-
-/// Options of `throttle`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ThrottleOptions {
-    /// `throttle-group`: the group whose limits the node keeps to.
-    pub throttle_group: String,
-    /// `file`: the node below, named or nested.
-    pub file: BlockdevRef,
 }
 
 /// A node, by name or defined in place.

@@ -20,12 +20,11 @@ use nix::unistd::geteuid;
 
 pub use self::context::OpenContext;
 use crate::connections::Connections;
-use crate::drivers::blkdebug::BlkdebugNode;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
 use crate::drivers::nbd::NbdNode;
 use crate::drivers::qcow2::{Damage, Damages, Journals};
 use crate::drivers::raw::RawNode;
-use crate::drivers::throttle::{ThrottleGroup, ThrottleNode};
+use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
 use crate::graph::Edge;
 use crate::inherited::{Images, Inherited};
@@ -423,18 +422,6 @@ impl NodeRegistry {
                 let connection = self.connections.take(nbd)?;
                 let connector = self.connector()?;
                 Arc::new(NbdNode::new(name, options, nbd, connection, connector)?)
-            }
-            Driver::Throttle(throttle) => {
-                let group = &throttle.throttle_group;
-                let Some(group) = self.throttle_groups.get(group).cloned() else {
-                    return Err(OpenError::new(format!("Throttle group '{group}' does not exist")));
-                };
-                let file = child(children, "file", &name)?;
-                Arc::new(ThrottleNode::new(name, options, group, file)?)
-            }
-            Driver::Blkdebug(blkdebug) => {
-                let image = child(children, "image", &name)?;
-                Arc::new(BlkdebugNode::new(name, options, blkdebug, image)?)
             }
             Driver::Any(driver) => {
                 let registry = self;

@@ -35,10 +35,8 @@ fn faulty(name: &str, change: impl FnOnce(&mut BlkdebugOptions)) -> Faulty {
     let image = TempFile::new(&tmpfs(), &format!("blkdebug-{name}"), SIZE);
     let mut options = options(&image);
     change(&mut options);
-    let node = BlockdevOptions {
-        discard: Discard::Unmap,
-        ..blockdev("node", Driver::Blkdebug(Box::new(options)))
-    };
+    let node =
+        BlockdevOptions { discard: Discard::Unmap, ..blockdev("node", Driver::from(options)) };
     let node = NodeRegistry::new().open(&node).unwrap();
     Faulty { image, rig: Rig::new(node) }
 }
@@ -227,7 +225,7 @@ fn requests_are_late_and_then_fail_or_do_not() {
         let mut options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(null)));
         options.inject_error =
             vec![rule(|rule| (rule.delay_ns, rule.errno, rule.immediately) = (DELAY, errno, true))];
-        let node = blockdev("node", Driver::Blkdebug(Box::new(options)));
+        let node = blockdev("node", Driver::from(options));
         let node = NodeRegistry::new().open(&node).unwrap();
         let sim = Sim::new(1, Faults::default());
         let mut rig = Rig::on(sim.event_loop(LoopConfig::default()).unwrap(), node);
@@ -309,8 +307,7 @@ fn lost_requests_are_said_to_be_done() {
     let image = TempFile::new(&tmpfs(), "blkdebug-lost", SIZE);
     let mut below = options(&image);
     below.inject_error = vec![rule(|_| {})];
-    let below =
-        BlockdevOptions { node_name: None, ..blockdev("", Driver::Blkdebug(Box::new(below))) };
+    let below = BlockdevOptions { node_name: None, ..blockdev("", Driver::from(below)) };
     let mut options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(below)));
     let lost = |iotype| {
         rule(|rule| {
@@ -318,8 +315,7 @@ fn lost_requests_are_said_to_be_done() {
         })
     };
     options.inject_error = vec![lost(IoType::Flush), lost(IoType::Write)];
-    let node =
-        NodeRegistry::new().open(&blockdev("node", Driver::Blkdebug(Box::new(options)))).unwrap();
+    let node = NodeRegistry::new().open(&blockdev("node", Driver::from(options))).unwrap();
     let mut faulty = Faulty { image, rig: Rig::new(node) };
     assert_eq!(faulty.op(Op::Flush, 0, 0), Ok(()));
     assert_eq!(faulty.op(WRITE, 0, 8), Ok(()));
@@ -408,8 +404,7 @@ fn what_cannot_be_is_refused() {
     let open = |change: fn(&mut BlkdebugOptions)| {
         let mut options = options(&image);
         change(&mut options);
-        let opened =
-            NodeRegistry::new().open(&blockdev("node", Driver::Blkdebug(Box::new(options))));
+        let opened = NodeRegistry::new().open(&blockdev("node", Driver::from(options)));
         opened.err().map(|error| error.to_string())
     };
     assert_eq!(open(|_| {}), None);

@@ -36,7 +36,7 @@ fn export(name: &str, [rerror, werror]: [OnError; 2], rules: &[InjectError]) -> 
     let file = BlockdevOptions { node_name: None, ..blockdev("", file(&image.0, None)) };
     let mut options = BlkdebugOptions::new(BlockdevRef::Inline(Box::new(file)));
     options.inject_error = rules.to_vec();
-    let node = blockdev("node", Driver::Blkdebug(Box::new(options)));
+    let node = blockdev("node", Driver::from(options));
     let node = NodeRegistry::new().open(&node).unwrap();
     let (policy, errors) = ErrorPolicy::new(rerror, werror);
     let mut rig = Rig::new(with_policy(node, policy.clone()));

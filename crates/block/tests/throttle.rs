@@ -36,7 +36,7 @@ fn nodes(limits: ThrottleLimits, names: &[&str]) -> (Arc<ThrottleGroup>, Vec<Arc
             ..blockdev(name, Driver::null_co(null))
         }));
         let throttle = ThrottleOptions { throttle_group: "group".into(), file };
-        registry.open(&blockdev(name, Driver::Throttle(throttle))).unwrap()
+        registry.open(&blockdev(name, Driver::from(throttle))).unwrap()
     };
     (group, names.iter().map(open).collect())
 }

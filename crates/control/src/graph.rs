@@ -430,9 +430,6 @@ impl Graph {
     /// Adds a node, after those that are defined inside it. Returns its name.
     fn node(&mut self, options: &BlockdevOptions) -> Result<String, OptionError> {
         let mut objects = Vec::new();
-        if let Driver::Throttle(throttle) = &options.driver {
-            objects.push(self.throttle_group(&throttle.throttle_group)?);
-        }
         if let Driver::Any(driver) = &options.driver {
             for (kind, id) in driver.objects() {
                 objects.push(self.object(kind, id)?);

@@ -305,8 +305,7 @@ fn relative_path_of_node(node: &BlockdevOptions) -> Option<&Path> {
             NbdServerAddr::Unix { path } => Some(path.as_path()),
             NbdServerAddr::Inet { .. } => None,
         },
-        Driver::Blkdebug(blkdebug) => blkdebug.config.as_deref(),
-        Driver::Raw(_) | Driver::Qcow2(_) | Driver::Throttle(_) => None,
+        Driver::Raw(_) | Driver::Qcow2(_) => None,
         Driver::Any(driver) => {
             let needs = driver.needs();
             let mut paths = needs.files.into_iter().chain(needs.sockets);

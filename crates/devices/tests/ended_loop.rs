@@ -24,7 +24,7 @@ fn slow_node() -> Arc<dyn BlockNode> {
     registry.add_throttle_group("group", ThrottleGroup::new(limits).unwrap());
     let file = BlockdevRef::Inline(Box::new(BlockdevOptions { node_name: None, ..null_options() }));
     let throttle = ThrottleOptions { throttle_group: "group".into(), file };
-    registry.open(&BlockdevOptions::new(Some("slow"), Driver::Throttle(throttle))).unwrap()
+    registry.open(&BlockdevOptions::new(Some("slow"), Driver::from(throttle))).unwrap()
 }
 
 fn memory_of_record() -> Arc<GuestMemory> {

@@ -409,5 +409,5 @@ fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
     }
     let file = BlockdevRef::Inline(Box::new(of(None, format)));
     let throttle_group = GROUP.into();
-    of(Some(name), Driver::Throttle(ThrottleOptions { throttle_group, file }))
+    of(Some(name), Driver::from(ThrottleOptions { throttle_group, file }))
 }

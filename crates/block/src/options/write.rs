@@ -5,9 +5,8 @@ use std::path::Path;
 use ::options::Value;
 
 use super::{
-    Aio, Backing, BlkdebugOptions, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard,
-    Driver, Effect, FileOptions, InjectError, Locking, NbdOptions, NbdServerAddr, Qcow2Options,
-    RawOptions, SetState, ThrottleOptions,
+    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
+    Locking, NbdOptions, NbdServerAddr, Qcow2Options, RawOptions,
 };
 use crate::driver::Members;
 
@@ -44,8 +43,6 @@ fn node(options: &BlockdevOptions) -> Value {
         Driver::Raw(own) => ("raw", raw(own)),
         Driver::Qcow2(own) => ("qcow2", qcow2(own)),
         Driver::Nbd(own) => ("nbd", nbd(own)),
-        Driver::Throttle(own) => ("throttle", throttle(own)),
-        Driver::Blkdebug(own) => ("blkdebug", blkdebug(own)),
         Driver::Any(own) => (own.kind().name, own.write()),
     };
     let common = [
@@ -55,13 +52,14 @@ fn node(options: &BlockdevOptions) -> Value {
         ("discard", discard.into()),
         ("detect-zeroes", detect_zeroes.into()),
         ("active", (*active).into()),
-        ("cache", object([("direct", (*direct).into()), ("no-flush", (*no_flush).into())])),
+        ("cache", write_object([("direct", (*direct).into()), ("no-flush", (*no_flush).into())])),
     ];
     let node_name = node_name.iter().map(|name| ("node-name", name.as_str().into()));
-    object(common.into_iter().chain(node_name).chain(own))
+    write_object(common.into_iter().chain(node_name).chain(own))
 }
 
-pub(crate) fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+/// An object of these members.
+pub fn write_object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
     Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
@@ -116,9 +114,9 @@ fn qcow2(options: &Qcow2Options) -> Members {
 fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions) -> Members {
     let server = match server {
         NbdServerAddr::Unix { path } => {
-            object([("type", "unix".into()), ("path", write_path(path))])
+            write_object([("type", "unix".into()), ("path", write_path(path))])
         }
-        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => object([
+        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => write_object([
             ("type", "inet".into()),
             ("host", host.as_str().into()),
             ("port", port.to_string().into()),
@@ -132,84 +130,6 @@ fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions
         ("reconnect-delay", (*reconnect_delay).into()),
         ("open-timeout", (*open_timeout).into()),
     ]
-}
-
-fn throttle(ThrottleOptions { throttle_group, file }: &ThrottleOptions) -> Members {
-    vec![("throttle-group", throttle_group.as_str().into()), ("file", write_ref(file))]
-}
-
-fn blkdebug(options: &BlkdebugOptions) -> Members {
-    let BlkdebugOptions {
-        image,
-        config,
-        align,
-        max_transfer,
-        opt_write_zero,
-        max_write_zero,
-        opt_discard,
-        max_discard,
-        inject_error,
-        set_state,
-        seed,
-    } = options;
-    let mut own = vec![
-        ("image", write_ref(image)),
-        ("align", (*align).into()),
-        ("max-transfer", (*max_transfer).into()),
-        ("opt-write-zero", (*opt_write_zero).into()),
-        ("max-write-zero", (*max_write_zero).into()),
-        ("opt-discard", (*opt_discard).into()),
-        ("max-discard", (*max_discard).into()),
-        ("inject-error", Value::List(inject_error.iter().map(rule).collect())),
-        ("set-state", Value::List(set_state.iter().map(change_of_state).collect())),
-        ("seed", (*seed).into()),
-    ];
-    own.extend(config.iter().map(|config| ("config", write_path(config))));
-    own
-}
-
-fn rule(rule: &InjectError) -> Value {
-    let InjectError {
-        event,
-        state,
-        iotype,
-        sectors,
-        once,
-        immediately,
-        delay_ns,
-        count,
-        probability_ppm,
-        effect,
-        errno,
-    } = rule;
-    let effect = match effect {
-        Effect::Error => "error",
-        Effect::Lost => "lost",
-        Effect::Short => "short",
-        Effect::Torn => "torn",
-    };
-    let iotype = iotype.map(|iotype| ("iotype", iotype.name().into()));
-    let sectors = sectors
-        .map(|(sector, sectors)| [("sector", sector.into()), ("sectors", sectors.into())])
-        .into_iter()
-        .flatten();
-    let others = [
-        ("event", event.name().into()),
-        ("state", (*state).into()),
-        ("once", (*once).into()),
-        ("immediately", (*immediately).into()),
-        ("delay-ns", (*delay_ns).into()),
-        ("count", (*count).into()),
-        ("probability-ppm", (*probability_ppm).into()),
-        ("effect", effect.into()),
-        ("errno", errno.map_or(0, |errno| errno as i32).into()),
-    ];
-    object(others.into_iter().chain(iotype).chain(sectors))
-}
-
-fn change_of_state(SetState { event, state, new_state }: &SetState) -> Value {
-    let members = [("event", event.name().into()), ("state", (*state).into())];
-    object(members.into_iter().chain([("new_state", (*new_state).into())]))
 }
 
 #[cfg(test)]

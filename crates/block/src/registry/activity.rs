@@ -193,8 +193,6 @@ impl NodeRegistry {
         match &mut looking.driver {
             Driver::File(file) | Driver::HostDevice(file) => file.locking = Locking::Off,
             Driver::Raw(raw) => raw.file = below(&raw.file)?,
-            Driver::Throttle(throttle) => throttle.file = below(&throttle.file)?,
-            Driver::Blkdebug(blkdebug) => blkdebug.image = below(&blkdebug.image)?,
             Driver::Qcow2(qcow2) => {
                 looking.read_only = true;
                 qcow2.file = below(&qcow2.file)?;

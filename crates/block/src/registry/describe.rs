@@ -103,8 +103,6 @@ fn is_given(name: &str) -> bool {
 pub(super) fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
     match driver {
         Driver::Raw(raw) => raw.file = child,
-        Driver::Throttle(throttle) => throttle.file = child,
-        Driver::Blkdebug(blkdebug) => blkdebug.image = child,
         Driver::Qcow2(qcow2) => match role {
             "backing" => qcow2.backing = Backing::Node(child),
             "data-file" => qcow2.data_file = Some(child),

@@ -123,12 +123,7 @@ impl NodeRegistry {
             {
                 self.reopen(name, &options).await.map(drop)
             }
-            Driver::Raw(_)
-            | Driver::Qcow2(_)
-            | Driver::Any(_)
-            | Driver::Nbd(_)
-            | Driver::Throttle(_)
-            | Driver::Blkdebug(_) => {
+            Driver::Raw(_) | Driver::Qcow2(_) | Driver::Any(_) | Driver::Nbd(_) => {
                 entry.options = options;
                 Ok(())
             }
@@ -197,7 +192,9 @@ fn unsupported(name: &str, driver: &Driver) -> OpenError {
         Driver::Qcow2(_) => "qcow2",
         Driver::Nbd(_) => "nbd",
         Driver::Any(driver) => driver.kind().name,
-        _ => "of another node",
+        Driver::File(_) => "file",
+        Driver::HostDevice(_) => "host_device",
+        Driver::Raw(_) => "raw",
     };
     OpenError::new(format!(
         "Block format '{format}' used by node '{name}' does not support reopening files"

@@ -228,7 +228,7 @@ fn stopping() -> (Rig, Arc<ErrorPolicy>) {
         immediately: true,
         ..InjectError::new(Event::None)
     }];
-    let node = BlockdevOptions::new(Some("node"), Driver::Blkdebug(Box::new(options)));
+    let node = BlockdevOptions::new(Some("node"), Driver::from(options));
     let node = NodeRegistry::new().open(&node).unwrap();
     let (policy, _) = ErrorPolicy::new(OnError::Report, OnError::Stop);
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();

@@ -5,9 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use block::driver::Layer;
-use block::options::{
-    Backing, BlkdebugOptions, BlockdevOptions, DetectZeroes, Driver, NbdOptions, NbdServerAddr,
-};
+use block::options::{Backing, BlockdevOptions, DetectZeroes, Driver, NbdOptions, NbdServerAddr};
 use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
@@ -95,8 +93,6 @@ pub(super) fn name(driver: &Driver) -> &'static str {
         Driver::Raw(_) => "raw",
         Driver::Qcow2(_) => "qcow2",
         Driver::Any(driver) => driver.kind().name,
-        Driver::Throttle(_) => "throttle",
-        Driver::Blkdebug(_) => "blkdebug",
         Driver::Nbd(_) => "nbd",
     }
 }
@@ -109,8 +105,6 @@ fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a
 /// What shows through a node where it has nothing of its own: everywhere if it is a filter.
 fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
     let role = match &node.options.driver {
-        Driver::Throttle(_) => "file",
-        Driver::Blkdebug(_) => "image",
         Driver::Any(driver) if driver.layer() == Layer::Filter => return below(nodes, node),
         _ => "backing",
     };
@@ -202,10 +196,6 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
                 options[name] = value.into();
             }
         }
-        Driver::Throttle(throttle) => {
-            options["throttle-group"] = throttle.throttle_group.as_str().into();
-        }
-        Driver::Blkdebug(blkdebug) => blkdebug_options(blkdebug, &mut options),
         Driver::Nbd(nbd) => {
             options["server"] = match &nbd.server {
                 NbdServerAddr::Unix { path } => json!({"type": "unix", "path": path}),
@@ -217,42 +207,6 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
         }
     }
     options
-}
-
-/// Those that differ from the defaults.
-fn blkdebug_options(blkdebug: &BlkdebugOptions, options: &mut Json) {
-    if let Some(config) = &blkdebug.config {
-        options["config"] = config.display().to_string().into();
-    }
-    let limits = [
-        ("align", blkdebug.align),
-        ("max-transfer", blkdebug.max_transfer),
-        ("opt-write-zero", blkdebug.opt_write_zero),
-        ("max-write-zero", blkdebug.max_write_zero),
-        ("opt-discard", blkdebug.opt_discard),
-        ("max-discard", blkdebug.max_discard),
-        ("seed", blkdebug.seed),
-    ];
-    for (name, limit) in limits.into_iter().filter(|(_, limit)| *limit != 0) {
-        options[name] = limit.into();
-    }
-    for (n, rule) in blkdebug.inject_error.iter().enumerate() {
-        options[format!("inject-error.{n}.event")] = rule.event.name().into();
-        if let Some((sector, _)) = rule.sectors {
-            options[format!("inject-error.{n}.sector")] = sector.into();
-        }
-        if let Some(iotype) = rule.iotype {
-            options[format!("inject-error.{n}.iotype")] = iotype.name().into();
-        }
-        if rule.errno != rule.effect.default_errno() {
-            let errno = rule.errno.map_or(0, |errno| errno as i32);
-            options[format!("inject-error.{n}.errno")] = errno.into();
-        }
-    }
-    for (n, rule) in blkdebug.set_state.iter().enumerate() {
-        options[format!("set-state.{n}.event")] = rule.event.name().into();
-        options[format!("set-state.{n}.new_state")] = rule.new_state.into();
-    }
 }
 
 /// Bytes that the image takes on its file system.

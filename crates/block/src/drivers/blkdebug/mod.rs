@@ -5,9 +5,11 @@
 
 mod channel;
 mod config;
+mod driver;
 mod limits;
 pub(super) mod options;
 mod rules;
+pub(crate) mod settings;
 
 use std::io;
 use std::rc::Rc;

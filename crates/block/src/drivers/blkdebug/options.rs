@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::options::{
-    BlkdebugOptions, BlockdevRef, Driver, Effect, Event, Inherited, InjectError, IoType, MILLION,
-    SetState, errno_from_number, read_ref, ref_shape,
+    BlkdebugOptions, BlockdevRef, Effect, Event, Inherited, InjectError, IoType, MILLION, SetState,
+    errno_from_number, read_ref, ref_shape,
 };
 
 use crate::driver::{DriverKind, OptionTable};
@@ -22,7 +22,7 @@ pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
         start: |inherited| Draft { inherited, ..Draft::default() },
         build: |draft| {
             let image = draft.image.ok_or_else(|| table::missing("image"))?;
-            Ok(Driver::Blkdebug(Box::new(BlkdebugOptions {
+            Ok(BlkdebugOptions {
                 config: draft.config,
                 align: draft.align,
                 max_transfer: draft.max_transfer,
@@ -34,7 +34,8 @@ pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
                 set_state: draft.set_state,
                 seed: draft.seed,
                 ..BlkdebugOptions::new(image)
-            })))
+            }
+            .into())
         },
     },
 };

@@ -1,9 +1,10 @@
 //! `throttle`: a node that holds requests back until the limits of its group let them go.
 
 mod channel;
+mod driver;
 mod group;
 mod limits;
-pub(super) mod options;
+pub(crate) mod options;
 mod schedule;
 
 use std::io;

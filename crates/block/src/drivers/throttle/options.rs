@@ -1,6 +1,6 @@
 //! `throttle`: another node, at the pace of a throttle group.
 
-use crate::options::{BlockdevRef, Driver, Inherited, ThrottleOptions, read_ref, ref_shape};
+use crate::options::{BlockdevRef, Inherited, read_ref, ref_shape};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::table::{self, Field, Kind, Need, put};
@@ -15,10 +15,19 @@ pub(in crate::drivers) static THROTTLE: DriverKind = DriverKind {
         build: |draft| {
             let Draft { throttle_group, file, .. } = draft;
             let file = file.ok_or_else(|| table::missing("file"))?;
-            Ok(Driver::Throttle(ThrottleOptions { throttle_group, file }))
+            Ok(ThrottleOptions { throttle_group, file }.into())
         },
     },
 };
+
+/// Options of `throttle`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThrottleOptions {
+    /// `throttle-group`: the group whose limits the node keeps to.
+    pub throttle_group: String,
+    /// `file`: the node below, named or nested.
+    pub file: BlockdevRef,
+}
 
 /// What was given.
 struct Draft {

@@ -145,9 +145,7 @@ impl Daemon {
 
     /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
     fn holds_back(&self, name: &str) -> bool {
-        self.is_any(name, |driver| {
-            matches!(driver, Driver::Throttle(_)) || hands_over(driver, &[HandOver::HoldsBack])
-        })
+        self.is_any(name, |driver| hands_over(driver, &[HandOver::HoldsBack]))
     }
 
     /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a

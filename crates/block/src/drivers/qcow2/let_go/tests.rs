@@ -538,7 +538,7 @@ fn an_image_is_let_go_whatever_the_limits_below_it_are() {
     nodes.add_throttle_group("slow", group.clone());
     let file = BlockdevRef::Inline(Box::new(home.file(Locking::Auto)));
     let throttle = ThrottleOptions { throttle_group: "slow".into(), file };
-    let throttle = BlockdevOptions::new(Some("slow"), Driver::Throttle(throttle));
+    let throttle = BlockdevOptions::new(Some("slow"), Driver::from(throttle));
     let disk = Disk::over(nodes.open(&throttle).unwrap(), &home);
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);

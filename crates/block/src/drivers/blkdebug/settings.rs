@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::BlockdevRef;
+use crate::options::BlockdevRef;
 
 /// Options of `blkdebug`.
 ///

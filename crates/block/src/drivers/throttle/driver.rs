@@ -1,0 +1,73 @@
+//! What a throttle node is to the rest of the daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::ThrottleNode;
+use super::options::{THROTTLE, ThrottleOptions};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
+    NeverInactive, OpenContext,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_ref};
+use crate::permissions::ChildUse;
+
+impl BlockDriver for ThrottleOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &THROTTLE
+    }
+
+    fn write(&self) -> Members {
+        let ThrottleOptions { throttle_group, file } = self;
+        vec![("throttle-group", throttle_group.as_str().into()), ("file", write_ref(file))]
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        vec![ChildOption { role: "file", used_as: ChildUse::Filtered, node: &self.file }]
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        let is_file = role == "file";
+        if is_file {
+            self.file = child;
+        }
+        is_file
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Filter
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        vec![("throttle-group", &self.throttle_group)]
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::HoldsBack
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Ok(())
+    }
+
+    fn describe(&self, _child: Option<&str>) -> Description {
+        let group = ("throttle-group".to_owned(), self.throttle_group.as_str().into());
+        Description { filename: None, options: vec![group], specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let group = node.throttle_group(&self.throttle_group)?;
+        let (name, child) = (node.name().to_owned(), node.child("file")?);
+        Ok(Arc::new(ThrottleNode::new(name, node.options(), group, child)?))
+    }
+}
