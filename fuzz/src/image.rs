@@ -101,7 +101,7 @@ impl World {
         let file = file_node(&self.file);
         world::node_options(
             Some("image"),
-            Driver::Raw(RawOptions { file, offset, size, keep_raw: false }),
+            Driver::from(RawOptions { file, offset, size, keep_raw: false }),
         )
     }
 

@@ -165,7 +165,7 @@ pub trait BlockDriver: DriverValue {
 pub type Members = Vec<(&'static str, Value)>;
 
 /// What [`BlockDriver::connect`] makes.
-pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Any>, OpenError>>>>;
+pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Any + Send>, OpenError>>>>;
 
 /// A child that options name.
 #[derive(Debug, Clone, Copy)]

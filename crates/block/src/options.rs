@@ -5,8 +5,9 @@ mod read;
 mod rows;
 mod write;
 
-use std::fmt;
 use std::path::PathBuf;
+
+use event_loop::EventLoop;
 
 pub(crate) use self::read::common_names;
 pub use self::read::{
@@ -17,10 +18,12 @@ pub use self::write::{blockdev_option, write_object, write_path, write_ref};
 pub use crate::drivers::blkdebug::settings::{
     BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
 };
+pub use crate::drivers::nbd::options::{NbdOptions, NbdServerAddr};
 pub use crate::drivers::null::NullOptions;
+pub use crate::drivers::raw::options::RawOptions;
 pub use crate::drivers::throttle::options::ThrottleOptions;
 
-use crate::driver::{AnyDriver, BlockDriver, ChildOption};
+use crate::driver::{AnyDriver, BlockDriver, ChildOption, Connecting};
 use crate::permissions::ChildUse;
 
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
@@ -99,12 +102,8 @@ pub enum Driver {
     File(FileOptions),
     /// `host_device`: a block device.
     HostDevice(FileOptions),
-    /// `raw`: a part of, or all of, another node.
-    Raw(RawOptions),
     /// `qcow2`: QEMU's image format.
     Qcow2(Qcow2Options),
-    /// `nbd`: an export of an NBD server.
-    Nbd(NbdOptions),
     /// A driver that says by itself what it does.
     Any(AnyDriver),
 }
@@ -116,12 +115,27 @@ impl<T: BlockDriver> From<T> for Driver {
 }
 
 impl Driver {
+    /// Returns the driver's options, if they are a `T`.
+    pub fn downcast_ref<T: BlockDriver>(&self) -> Option<&T> {
+        match self {
+            Driver::Any(driver) => driver.as_any().downcast_ref(),
+            Driver::File(_) | Driver::HostDevice(_) | Driver::Qcow2(_) => None,
+        }
+    }
+
+    /// Returns the same, mutable.
+    pub fn downcast_mut<T: BlockDriver>(&mut self) -> Option<&mut T> {
+        match self {
+            Driver::Any(driver) => driver.as_any_mut().downcast_mut(),
+            Driver::File(_) | Driver::HostDevice(_) | Driver::Qcow2(_) => None,
+        }
+    }
+
     /// The nodes below that the options tell, each with what it is to this one, as QEMU names it: `file`,
     /// `backing`, …. An image may name more.
     pub fn children(&self) -> Vec<(&'static str, &BlockdevRef)> {
         match self {
-            Driver::File(_) | Driver::HostDevice(_) | Driver::Nbd(_) => Vec::new(),
-            Driver::Raw(raw) => vec![("file", &raw.file)],
+            Driver::File(_) | Driver::HostDevice(_) => Vec::new(),
             Driver::Qcow2(qcow2) => {
                 let data_file = qcow2.data_file.iter().map(|node| ("data-file", node));
                 let backing = match &qcow2.backing {
@@ -137,11 +151,17 @@ impl Driver {
         }
     }
 
+    /// See [`BlockDriver::connect`].
+    pub(crate) fn connect(&self, event_loop: &EventLoop) -> Option<Connecting> {
+        match self {
+            Driver::Any(driver) => driver.connect(event_loop),
+            Driver::File(_) | Driver::HostDevice(_) | Driver::Qcow2(_) => None,
+        }
+    }
+
     /// Returns what a node of this driver uses the child with that role for.
     pub fn child_use(&self, role: &str) -> ChildUse {
         match self {
-            Driver::Raw(raw) if raw.offset > 0 || raw.size.is_some() => ChildUse::Window,
-            Driver::Raw(_) => ChildUse::Filtered,
             Driver::Qcow2(_) => match role {
                 "backing" => ChildUse::Backing,
                 "data-file" => ChildUse::Data,
@@ -152,7 +172,7 @@ impl Driver {
                 child.map_or(ChildUse::Filtered, |child| child.used_as)
             }
             // These drivers have no children.
-            Driver::File(_) | Driver::HostDevice(_) | Driver::Nbd(_) => ChildUse::Filtered,
+            Driver::File(_) | Driver::HostDevice(_) => ChildUse::Filtered,
         }
     }
 }
@@ -191,20 +211,6 @@ pub enum Locking {
     Off,
 }
 
-/// Options of `raw`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RawOptions {
-    /// `file`: the node below, named or nested.
-    pub file: BlockdevRef,
-    /// `offset` of the first byte used, in bytes.
-    pub offset: u64,
-    /// `size` in bytes; `None` means up to the end of the node below.
-    pub size: Option<u64>,
-    /// Refuse writes that would turn the disk into a qcow2 image. No option sets this field: the format
-    /// was detected as raw, and the next start has to detect the same.
-    pub keep_raw: bool,
-}
-
 /// Options of `qcow2`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qcow2Options {
@@ -240,51 +246,4 @@ pub enum BlockdevRef {
     Name(String),
     /// A nested definition.
     Inline(Box<BlockdevOptions>),
-}
-
-/// Options of `nbd`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NbdOptions {
-    /// `server`.
-    pub server: NbdServerAddr,
-    /// `export`: its name, at most 4096 bytes; the default export's is empty.
-    pub export: String,
-    /// `reconnect-delay`, seconds: how long requests wait for the server to come back once the
-    /// connection is lost. 0: they fail at once.
-    pub reconnect_delay: u32,
-    /// `open-timeout`, seconds: how long connecting is tried when the node is opened. 0: once.
-    pub open_timeout: u32,
-}
-
-/// `server` of `nbd`: where the server listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NbdServerAddr {
-    /// `server.type=unix`.
-    Unix {
-        /// `server.path`: 1 to 107 bytes.
-        path: PathBuf,
-    },
-    /// `server.type=inet`: TCP.
-    Inet {
-        /// `server.host`: a name or an address.
-        host: String,
-        /// `server.port`.
-        port: u16,
-        /// `server.ipv4`: whether IPv4 addresses are used.
-        ipv4: bool,
-        /// `server.ipv6`: whether IPv6 addresses are used.
-        ipv6: bool,
-    },
-}
-
-impl fmt::Display for NbdServerAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NbdServerAddr::Unix { path } => write!(f, "{}", path.display()),
-            NbdServerAddr::Inet { host, port, .. } if host.contains(':') => {
-                write!(f, "[{host}]:{port}")
-            }
-            NbdServerAddr::Inet { host, port, .. } => write!(f, "{host}:{port}"),
-        }
-    }
 }

@@ -21,9 +21,7 @@ use nix::unistd::geteuid;
 pub use self::context::OpenContext;
 use crate::connections::Connections;
 use crate::drivers::file::{FileNode, ImageLock, Kind};
-use crate::drivers::nbd::NbdNode;
 use crate::drivers::qcow2::{Damage, Damages, Journals};
-use crate::drivers::raw::RawNode;
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
 use crate::graph::Edge;
@@ -407,21 +405,8 @@ impl NodeRegistry {
         Ok(match &options.driver {
             Driver::File(file) => self.open_file(name, Kind::File, options, file)?,
             Driver::HostDevice(file) => self.open_file(name, Kind::HostDevice, options, file)?,
-            Driver::Raw(raw) => {
-                let file = child(children, "file", &name)?;
-                let node = Arc::new(RawNode::new(name, options, raw, file)?);
-                if !self.looks {
-                    warn_of_foreign_format(&node);
-                }
-                node
-            }
             Driver::Qcow2(qcow2) => {
                 Arc::new(self.open_qcow2(name, options, qcow2, children, nested)?)
-            }
-            Driver::Nbd(nbd) => {
-                let connection = self.connections.take(nbd)?;
-                let connector = self.connector()?;
-                Arc::new(NbdNode::new(name, options, nbd, connection, connector)?)
             }
             Driver::Any(driver) => {
                 let registry = self;
@@ -519,17 +504,6 @@ fn child(children: &[Child], role: &str, name: &str) -> Result<Arc<dyn BlockNode
     let found = children.iter().find(|child| child.role == role);
     let missing = || OpenError::new(format!("Node '{name}' has no child '{role}'"));
     found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
-}
-
-/// Warns of a raw image with another format's signature, which is usually opened by mistake.
-fn warn_of_foreign_format(node: &RawNode) {
-    if let Some(format) = node.foreign_format() {
-        let (name, format) = (node.name(), format.name());
-        log::warn!(
-            "node '{name}': its image has the header of a {format} image and is opened as raw: reads give, and \
-             writes destroy, what {format} keeps there"
-        );
-    }
 }
 
 fn duplicate(name: &str) -> OpenError {

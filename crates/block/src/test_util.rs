@@ -63,7 +63,7 @@ fn open(mut nodes: NodeRegistry, fd: &OwnedFd, format: Format) -> Arc<dyn BlockN
     let file = FileOptions { filename: path_of(fd), aio: None, locking: Locking::Off };
     let file = BlockdevRef::Inline(Box::new(blockdev("file", Driver::File(file))));
     let driver = match format {
-        Format::Raw => Driver::Raw(RawOptions { file, offset: 0, size: None, keep_raw: false }),
+        Format::Raw => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
         Format::Qcow2 => Driver::Qcow2(Qcow2Options {
             file,
             data_file: None,

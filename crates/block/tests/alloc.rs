@@ -132,7 +132,7 @@ fn partition_of_a_file() {
         size: None,
         keep_raw: false,
     };
-    assert_eq!(allocations(&blockdev("part", Driver::Raw(raw)), &READ_WRITE, 0, 0), 0);
+    assert_eq!(allocations(&blockdev("part", Driver::from(raw)), &READ_WRITE, 0, 0), 0);
 }
 
 /// The counter counts: what the tests above rely on.

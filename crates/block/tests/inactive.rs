@@ -18,7 +18,7 @@ fn below(path: &Path) -> BlockdevRef {
 }
 
 fn raw(path: &Path) -> Driver {
-    Driver::Raw(RawOptions { file: below(path), offset: 0, size: None, keep_raw: false })
+    Driver::from(RawOptions { file: below(path), offset: 0, size: None, keep_raw: false })
 }
 
 fn qcow2(path: &Path) -> Driver {

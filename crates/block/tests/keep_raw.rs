@@ -23,7 +23,7 @@ fn probed(path: &Path, direct: bool) -> BlockdevOptions {
         size: None,
         keep_raw: true,
     };
-    BlockdevOptions { cache, ..blockdev("disk", Driver::Raw(raw)) }
+    BlockdevOptions { cache, ..blockdev("disk", Driver::from(raw)) }
 }
 
 fn with_header(len: usize) -> Vec<u8> {
@@ -89,7 +89,7 @@ fn what_is_checked_is_what_is_written() {
 fn without_a_guess_all_may_be_written() {
     let image = TempFile::new(&disk(), "not-keep-raw", 1 << 20);
     let mut options = probed(&image.0, false);
-    if let Driver::Raw(raw) = &mut options.driver {
+    if let Some(raw) = options.driver.downcast_mut::<RawOptions>() {
         raw.keep_raw = false;
     }
     let mut rig = Rig::new(NodeRegistry::new().open(&options).unwrap());

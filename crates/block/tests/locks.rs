@@ -156,7 +156,7 @@ fn locks_are_given_up_where_nobody_is_busy_and_no_format_has_to_write() {
     }
     let on = |name: &str| BlockdevRef::Name(name.into());
     let raw = |file: &str| {
-        Driver::Raw(RawOptions { file: on(file), offset: 0, size: None, keep_raw: false })
+        Driver::from(RawOptions { file: on(file), offset: 0, size: None, keep_raw: false })
     };
     nodes.open(&blockdev("top", raw("busy"))).unwrap();
     let qcow2 = Qcow2Options {

@@ -126,7 +126,7 @@ fn opening_says_what_is_wrong() {
         NodeRegistry::new().open(&options).err().map(|error| error.to_string())
     };
     let nbd = |options: &mut BlockdevOptions, change: &dyn Fn(&mut NbdOptions)| {
-        let Driver::Nbd(nbd) = &mut options.driver else { panic!() };
+        let nbd: &mut NbdOptions = options.driver.downcast_mut().unwrap();
         nbd.export = "disk".into();
         change(nbd);
     };

@@ -23,7 +23,7 @@ const LEN: usize = 64 << 10;
 /// A rig whose requests wait that many seconds for the server.
 fn open(server: &NbdServer, reconnect_delay: u32) -> Connected {
     let nbd = NbdOptions { reconnect_delay, ..server.options() };
-    Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap())
+    Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::from(nbd))).unwrap())
 }
 
 /// Reads until that goes well, as it has to in the end.
@@ -180,7 +180,7 @@ fn a_server_that_shakes_hands_and_leaves_is_not_run_after() {
     let nbd = NbdOptions { server, export: String::new(), reconnect_delay: 3, open_timeout: 0 };
     let begun = Instant::now();
     let mut rig =
-        Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::Nbd(nbd))).unwrap());
+        Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::from(nbd))).unwrap());
     // It waits for an answer no longer than for a server that is not there.
     assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
     assert!(begun.elapsed() >= Duration::from_secs(3), "it waited");

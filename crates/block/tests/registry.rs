@@ -15,7 +15,7 @@ fn null(size: u64) -> Driver {
 }
 
 fn raw(file: BlockdevRef, offset: u64, size: Option<u64>) -> Driver {
-    Driver::Raw(RawOptions { file, offset, size, keep_raw: false })
+    Driver::from(RawOptions { file, offset, size, keep_raw: false })
 }
 
 fn inline(options: BlockdevOptions) -> BlockdevRef {

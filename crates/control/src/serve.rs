@@ -175,7 +175,7 @@ impl ServeOptions {
                 pass_discard_request: None,
                 discard_no_unref: false,
             }),
-            ServeFormat::ProbedRaw if !self.read_only => Driver::Raw(RawOptions {
+            ServeFormat::ProbedRaw if !self.read_only => Driver::from(RawOptions {
                 file: below(driver),
                 offset: 0,
                 size: None,

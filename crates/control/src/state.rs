@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use block::options::{BlockdevOptions, BlockdevRef, Driver, NbdServerAddr};
+use block::options::{BlockdevOptions, BlockdevRef, Driver};
 use serde_json::json;
 
 use crate::cli::read_options;
@@ -301,11 +301,7 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
 fn relative_path_of_node(node: &BlockdevOptions) -> Option<&Path> {
     let own = match &node.driver {
         Driver::File(file) | Driver::HostDevice(file) => Some(file.filename.as_path()),
-        Driver::Nbd(nbd) => match &nbd.server {
-            NbdServerAddr::Unix { path } => Some(path.as_path()),
-            NbdServerAddr::Inet { .. } => None,
-        },
-        Driver::Raw(_) | Driver::Qcow2(_) => None,
+        Driver::Qcow2(_) => None,
         Driver::Any(driver) => {
             let needs = driver.needs();
             let mut paths = needs.files.into_iter().chain(needs.sockets);

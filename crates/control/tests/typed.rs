@@ -239,8 +239,8 @@ fn sizes_take_suffixes_where_they_do_in_qsd() {
 /// As `query-named-block-nodes` shows it of QSD's nested nodes.
 #[test]
 fn nested_nodes_inherit_what_they_inherit_in_qsd() {
-    let below = |text: &str| match node(text).driver {
-        Driver::Raw(RawOptions { file: BlockdevRef::Inline(below), .. }) => *below,
+    let below = |text: &str| match node(text).driver.downcast_ref() {
+        Some(RawOptions { file: BlockdevRef::Inline(below), .. }) => *below.clone(),
         other => panic!("{other:?}"),
     };
     let inherits = below(
@@ -269,7 +269,8 @@ fn nested_nodes_inherit_what_they_inherit_in_qsd() {
         "raw,node-name=r,read-only=on,cache.direct=on,file=f,offset=1024,size=2048",
     ]);
     match named.steps.last().map(|step| &step.action) {
-        Some(Action::Blockdev(BlockdevOptions { driver: Driver::Raw(raw), .. })) => {
+        Some(Action::Blockdev(BlockdevOptions { driver, .. })) => {
+            let raw: &RawOptions = driver.downcast_ref().expect("a raw node");
             assert_eq!(raw.file, BlockdevRef::Name("f".to_owned()));
             assert_eq!((raw.offset, raw.size), (1024, Some(2048)));
         }

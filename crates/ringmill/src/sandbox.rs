@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use block::driver::Needs;
-use block::options::{BlockdevOptions, BlockdevRef, Driver, NbdServerAddr};
+use block::options::{BlockdevOptions, BlockdevRef, Driver};
 use control::{
     Action, Addr, ChardevBackend, ChardevOptions, ExportKind, ExportOptions, MetricsOptions,
     NbdAddr, SandboxMode, SandboxOptions, SocketAddr, Step, UserOptions,
@@ -212,11 +212,6 @@ impl Named {
             Driver::File(file) | Driver::HostDevice(file) => {
                 self.images.push(file.filename.clone())
             }
-            Driver::Nbd(nbd) => {
-                if let NbdServerAddr::Inet { host, port, .. } = &nbd.server {
-                    self.add_server(host, *port);
-                }
-            }
             Driver::Qcow2(_) => self.has_qcow2 = true,
             Driver::Any(driver) => {
                 let Needs { files, sockets: _, servers, journal } = driver.needs();
@@ -224,7 +219,6 @@ impl Named {
                 servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
                 self.has_qcow2 |= journal;
             }
-            _ => {}
         }
         for (_, child) in options.driver.children() {
             if let BlockdevRef::Inline(options) = child {

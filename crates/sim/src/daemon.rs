@@ -395,7 +395,7 @@ fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
     let file = Driver::File(FileOptions { filename, aio: None, locking: Locking::Off });
     let file = BlockdevRef::Inline(Box::new(of(None, file)));
     let format = match disk.image.format {
-        Format::Raw => Driver::Raw(RawOptions { file, offset: 0, size: None, keep_raw: false }),
+        Format::Raw => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
         Format::Qcow2(_) => Driver::Qcow2(Qcow2Options {
             file,
             data_file: None,

@@ -6,7 +6,7 @@ use ::options::Value;
 
 use super::{
     Aio, Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
-    Locking, NbdOptions, NbdServerAddr, Qcow2Options, RawOptions,
+    Locking, Qcow2Options,
 };
 use crate::driver::Members;
 
@@ -40,9 +40,7 @@ fn node(options: &BlockdevOptions) -> Value {
     let (name, own) = match driver {
         Driver::File(own) => ("file", file(own)),
         Driver::HostDevice(own) => ("host_device", file(own)),
-        Driver::Raw(own) => ("raw", raw(own)),
         Driver::Qcow2(own) => ("qcow2", qcow2(own)),
-        Driver::Nbd(own) => ("nbd", nbd(own)),
         Driver::Any(own) => (own.kind().name, own.write()),
     };
     let common = [
@@ -92,12 +90,6 @@ fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Members {
     own
 }
 
-fn raw(RawOptions { file, offset, size, keep_raw: _ }: &RawOptions) -> Members {
-    let mut own = vec![("file", write_ref(file)), ("offset", (*offset).into())];
-    own.extend(size.map(|size| ("size", size.into())));
-    own
-}
-
 fn qcow2(options: &Qcow2Options) -> Members {
     let Qcow2Options { file, data_file, backing, pass_discard_request, discard_no_unref } = options;
     let mut own = vec![("file", write_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
@@ -109,27 +101,6 @@ fn qcow2(options: &Qcow2Options) -> Members {
     });
     own.extend(pass_discard_request.map(|on| ("pass-discard-request", on.into())));
     own
-}
-
-fn nbd(NbdOptions { server, export, reconnect_delay, open_timeout }: &NbdOptions) -> Members {
-    let server = match server {
-        NbdServerAddr::Unix { path } => {
-            write_object([("type", "unix".into()), ("path", write_path(path))])
-        }
-        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => write_object([
-            ("type", "inet".into()),
-            ("host", host.as_str().into()),
-            ("port", port.to_string().into()),
-            ("ipv4", (*ipv4).into()),
-            ("ipv6", (*ipv6).into()),
-        ]),
-    };
-    vec![
-        ("server", server),
-        ("export", export.as_str().into()),
-        ("reconnect-delay", (*reconnect_delay).into()),
-        ("open-timeout", (*open_timeout).into()),
-    ]
 }
 
 #[cfg(test)]

@@ -192,7 +192,6 @@ impl NodeRegistry {
         };
         match &mut looking.driver {
             Driver::File(file) | Driver::HostDevice(file) => file.locking = Locking::Off,
-            Driver::Raw(raw) => raw.file = below(&raw.file)?,
             Driver::Qcow2(qcow2) => {
                 looking.read_only = true;
                 qcow2.file = below(&qcow2.file)?;
@@ -218,9 +217,6 @@ impl NodeRegistry {
                 for (role, child) in told {
                     driver.set_child(role, below(&child)?);
                 }
-            }
-            Driver::Nbd(_) => {
-                return Err(OpenError::new("A node of this driver cannot be inactive"));
             }
         }
         Ok(looking)

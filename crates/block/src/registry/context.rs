@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use event_loop::IoThread;
+
 use super::{Child, NodeRegistry, child};
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
@@ -44,6 +46,27 @@ impl OpenContext<'_> {
     pub fn throttle_group(&self, name: &str) -> Result<Arc<ThrottleGroup>, OpenError> {
         let group = self.registry.throttle_group(name).cloned();
         group.ok_or_else(|| OpenError::new(format!("Throttle group '{name}' does not exist")))
+    }
+
+    /// Returns what [`BlockDriver::connect`](crate::driver::BlockDriver::connect) has made for the node.
+    ///
+    /// # Errors
+    ///
+    /// Those of connecting; or what was made is no `T`.
+    pub fn connection<T: 'static>(&mut self) -> Result<T, OpenError> {
+        let connection = self.registry.connections.take(&self.options.driver)?.downcast();
+        connection.map(|connection| *connection).map_err(|_| {
+            OpenError::new(format!("node '{}' has a connection of another kind", self.name))
+        })
+    }
+
+    /// Returns the thread that connects anew, for which no loop with requests waits.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    pub fn connector(&mut self) -> Result<Arc<IoThread>, OpenError> {
+        self.registry.connector()
     }
 
     /// Whether the node is opened for a look at an image that another process uses: no lock, no warning.

@@ -102,14 +102,13 @@ fn is_given(name: &str) -> bool {
 
 pub(super) fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
     match driver {
-        Driver::Raw(raw) => raw.file = child,
         Driver::Qcow2(qcow2) => match role {
             "backing" => qcow2.backing = Backing::Node(child),
             "data-file" => qcow2.data_file = Some(child),
             _ => qcow2.file = child,
         },
         // Nothing lies below those.
-        Driver::File(_) | Driver::HostDevice(_) | Driver::Nbd(_) => {}
+        Driver::File(_) | Driver::HostDevice(_) => {}
         Driver::Any(driver) => {
             driver.set_child(role, child);
         }

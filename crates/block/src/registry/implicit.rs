@@ -93,7 +93,7 @@ impl NodeRegistry {
                 pass_discard_request: None,
                 discard_no_unref: false,
             }),
-            false => Driver::Raw(RawOptions { file, offset: 0, size: None, keep_raw: false }),
+            false => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
         };
         Ok(in_place(driver, common, true))
     }
@@ -108,9 +108,7 @@ impl NodeRegistry {
 
     /// The path of the file that the image of the node of that name lies in, if it is all of that file.
     pub fn image_path(&self, name: &str) -> Option<PathBuf> {
-        let whole = |options: &RawOptions| options.offset == 0 && options.size.is_none();
         match &self.nodes.get(name)?.options.driver {
-            Driver::Raw(raw) if !whole(raw) => None,
             Driver::Any(driver)
                 if driver.children().first().is_some_and(|c| c.used_as == ChildUse::Window) =>
             {
@@ -133,14 +131,12 @@ impl NodeRegistry {
         };
         match &options.driver {
             Driver::File(file) | Driver::HostDevice(file) => Some(Path::to_owned(&file.filename)),
-            Driver::Raw(raw) => self.path_of(&raw.file),
             Driver::Qcow2(qcow2) => self.path_of(&qcow2.file),
             Driver::Any(driver) => match driver.layer() {
                 Layer::Storage => driver.local_file().map(Path::to_owned),
                 Layer::Window | Layer::Format => self.path_of(driver.children().first()?.node),
                 Layer::Filter => None,
             },
-            _ => None,
         }
     }
 }

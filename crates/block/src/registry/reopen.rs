@@ -7,7 +7,6 @@ use super::activity::is_format;
 use super::{Child, Held, NodeRegistry, OpenContext};
 use crate::driver::{Layer, NotReopened, Reopened};
 use crate::drivers::file::{FileNode, Kind};
-use crate::drivers::raw::RawNode;
 use crate::error::OpenError;
 use crate::graph::{Drained, drain};
 use crate::node::BlockNode;
@@ -123,7 +122,7 @@ impl NodeRegistry {
             {
                 self.reopen(name, &options).await.map(drop)
             }
-            Driver::Raw(_) | Driver::Qcow2(_) | Driver::Any(_) | Driver::Nbd(_) => {
+            Driver::Qcow2(_) | Driver::Any(_) => {
                 entry.options = options;
                 Ok(())
             }
@@ -152,10 +151,6 @@ impl NodeRegistry {
         match &options.driver {
             Driver::File(file) => open_file(Kind::File, file),
             Driver::HostDevice(file) => open_file(Kind::HostDevice, file),
-            Driver::Raw(raw) => {
-                let file = super::child(children, "file", name)?;
-                Ok((Arc::new(RawNode::new(name.to_owned(), options, raw, file)?), None))
-            }
             Driver::Any(driver) => {
                 let (name, children) = (name.to_owned(), &mut children.to_vec());
                 let mut node = OpenContext { registry: self, name, options, children };
@@ -190,11 +185,9 @@ impl NodeRegistry {
 fn unsupported(name: &str, driver: &Driver) -> OpenError {
     let format = match driver {
         Driver::Qcow2(_) => "qcow2",
-        Driver::Nbd(_) => "nbd",
         Driver::Any(driver) => driver.kind().name,
         Driver::File(_) => "file",
         Driver::HostDevice(_) => "host_device",
-        Driver::Raw(_) => "raw",
     };
     OpenError::new(format!(
         "Block format '{format}' used by node '{name}' does not support reopening files"
@@ -219,11 +212,6 @@ fn check(name: &str, before: &Driver, after: &Driver) -> Result<(), OpenError> {
             });
         }
         (Driver::Any(_), Driver::Any(_)) => [("driver", true), ("", false), ("", false)],
-        (Driver::Raw(before), Driver::Raw(after)) => {
-            let into = matches!(before.file, BlockdevRef::Name(_))
-                && matches!(after.file, BlockdevRef::Inline(_));
-            [("file.driver", into), ("", false), ("", false)]
-        }
         (before, after) if std::mem::discriminant(before) == std::mem::discriminant(after) => {
             return Err(unsupported(name, before));
         }

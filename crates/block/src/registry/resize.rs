@@ -71,7 +71,6 @@ impl NodeRegistry {
 
 fn has_size_of_child(driver: &Driver) -> bool {
     match driver {
-        Driver::Raw(_) => true,
         Driver::Any(driver) => matches!(driver.layer(), Layer::Window | Layer::Filter),
         _ => false,
     }

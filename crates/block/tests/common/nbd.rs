@@ -68,7 +68,7 @@ impl NbdServer {
 
     /// A node's options, with its default export.
     pub fn node(&self) -> BlockdevOptions {
-        super::blockdev("disk", Driver::Nbd(self.options()))
+        super::blockdev("disk", Driver::from(self.options()))
     }
 
     /// How many connections it has now.

@@ -139,7 +139,7 @@ impl Kind {
         let below = BlockdevRef::Name(FILE.into());
         let driver = match self.is_qcow2() {
             false => {
-                Driver::Raw(RawOptions { file: below, offset: 0, size: None, keep_raw: false })
+                Driver::from(RawOptions { file: below, offset: 0, size: None, keep_raw: false })
             }
             true => Driver::Qcow2(Qcow2Options {
                 file: below,

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use block::driver::Layer;
-use block::options::{Backing, BlockdevOptions, DetectZeroes, Driver, NbdOptions, NbdServerAddr};
+use block::options::{Backing, BlockdevOptions, DetectZeroes, Driver};
 use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
@@ -90,10 +90,8 @@ pub(super) fn name(driver: &Driver) -> &'static str {
     match driver {
         Driver::File(_) => "file",
         Driver::HostDevice(_) => "host_device",
-        Driver::Raw(_) => "raw",
         Driver::Qcow2(_) => "qcow2",
         Driver::Any(driver) => driver.kind().name,
-        Driver::Nbd(_) => "nbd",
     }
 }
 
@@ -135,24 +133,8 @@ fn filename(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> String {
 fn path(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
     match &node.options.driver {
         Driver::File(file) | Driver::HostDevice(file) => Some(file.filename.display().to_string()),
-        Driver::Raw(raw) if raw.offset == 0 && raw.size.is_none() => {
-            path(nodes, &below(nodes, node)?)
-        }
         Driver::Qcow2(_) => path(nodes, &below(nodes, node)?),
         Driver::Any(driver) => driver.describe(path_below(nodes, node).as_deref()).filename,
-        Driver::Nbd(nbd) => Some(nbd_uri(nbd)),
-        _ => None,
-    }
-}
-
-fn nbd_uri(nbd: &NbdOptions) -> String {
-    let export = &nbd.export;
-    match &nbd.server {
-        NbdServerAddr::Unix { path } => {
-            format!("nbd+unix:///{export}?socket={}", path.display())
-        }
-        server @ NbdServerAddr::Inet { .. } if export.is_empty() => format!("nbd://{server}"),
-        server @ NbdServerAddr::Inet { .. } => format!("nbd://{server}/{export}"),
     }
 }
 
@@ -178,14 +160,6 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
         Driver::File(file) | Driver::HostDevice(file) => {
             options["filename"] = file.filename.display().to_string().into();
         }
-        Driver::Raw(raw) => {
-            if raw.offset > 0 {
-                options["offset"] = raw.offset.into();
-            }
-            if let Some(size) = raw.size {
-                options["size"] = size.into();
-            }
-        }
         Driver::Qcow2(qcow2) => {
             if qcow2.backing == Backing::None {
                 options["backing"] = Json::Null;
@@ -195,15 +169,6 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
             for (name, value) in driver.describe(path_below(nodes, node).as_deref()).options {
                 options[name] = value.into();
             }
-        }
-        Driver::Nbd(nbd) => {
-            options["server"] = match &nbd.server {
-                NbdServerAddr::Unix { path } => json!({"type": "unix", "path": path}),
-                NbdServerAddr::Inet { host, port, .. } => {
-                    json!({"type": "inet", "host": host, "port": port.to_string()})
-                }
-            };
-            options["export"] = nbd.export.as_str().into();
         }
     }
     options

@@ -9,9 +9,10 @@
 mod agreed;
 mod channel;
 mod connect;
+mod driver;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod hostile;
-pub(super) mod options;
+pub(crate) mod options;
 mod remote;
 mod slots;
 mod state;
@@ -33,7 +34,7 @@ use crate::options::{BlockdevOptions, DetectZeroes, Discard, NbdOptions};
 use crate::request::{Op, Request};
 use agreed::Agreed;
 use channel::Connection;
-pub(crate) use connect::Connected;
+use connect::Connected;
 use remote::{Job, Remote, keep};
 
 /// A disk's size is a multiple of this.
@@ -67,10 +68,7 @@ struct Shared {
 }
 
 /// Connects to the server of a node that is to be opened, in a task.
-pub(crate) async fn connect(
-    event_loop: &EventLoop,
-    options: &NbdOptions,
-) -> Result<Connected, OpenError> {
+async fn connect(event_loop: &EventLoop, options: &NbdOptions) -> Result<Connected, OpenError> {
     connect::open(event_loop, options).await.map_err(|error| OpenError::new(error.to_string()))
 }
 

@@ -1,8 +1,7 @@
 //! `nbd`: an export of an NBD server.
 
+use std::fmt;
 use std::path::PathBuf;
-
-use crate::options::{Driver, NbdOptions, NbdServerAddr};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::address::{InetDraft, addresses, check_socket_path, tight};
@@ -23,10 +22,57 @@ pub(in crate::drivers) static NBD: DriverKind = DriverKind {
         build: |draft| {
             let Draft { server, export, reconnect_delay, open_timeout } = draft;
             let server = server.ok_or_else(|| table::missing("server"))?;
-            Ok(Driver::Nbd(NbdOptions { server, export, reconnect_delay, open_timeout }))
+            Ok(NbdOptions { server, export, reconnect_delay, open_timeout }.into())
         },
     },
 };
+
+/// Options of `nbd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdOptions {
+    /// `server`.
+    pub server: NbdServerAddr,
+    /// `export`: its name, at most 4096 bytes; the default export's is empty.
+    pub export: String,
+    /// `reconnect-delay`, seconds: how long requests wait for the server to come back once the
+    /// connection is lost. 0: they fail at once.
+    pub reconnect_delay: u32,
+    /// `open-timeout`, seconds: how long connecting is tried when the node is opened. 0: once.
+    pub open_timeout: u32,
+}
+
+/// `server` of `nbd`: where the server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdServerAddr {
+    /// `server.type=unix`.
+    Unix {
+        /// `server.path`: 1 to 107 bytes.
+        path: PathBuf,
+    },
+    /// `server.type=inet`: TCP.
+    Inet {
+        /// `server.host`: a name or an address.
+        host: String,
+        /// `server.port`.
+        port: u16,
+        /// `server.ipv4`: whether IPv4 addresses are used.
+        ipv4: bool,
+        /// `server.ipv6`: whether IPv6 addresses are used.
+        ipv6: bool,
+    },
+}
+
+impl fmt::Display for NbdServerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NbdServerAddr::Unix { path } => write!(f, "{}", path.display()),
+            NbdServerAddr::Inet { host, port, .. } if host.contains(':') => {
+                write!(f, "[{host}]:{port}")
+            }
+            NbdServerAddr::Inet { host, port, .. } => write!(f, "{host}:{port}"),
+        }
+    }
+}
 
 /// What was given.
 #[derive(Default)]

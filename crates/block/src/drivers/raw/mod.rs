@@ -1,6 +1,7 @@
 //! `raw`: a part of, or all of, another node, seen as a disk.
 
-pub(super) mod options;
+mod driver;
+pub(crate) mod options;
 
 use std::io;
 use std::rc::Rc;

@@ -1,6 +1,6 @@
 //! `raw`: a part of, or all of, another node.
 
-use crate::options::{BlockdevRef, Driver, Inherited, RawOptions, read_ref, ref_shape};
+use crate::options::{BlockdevRef, Inherited, read_ref, ref_shape};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::OptionError;
@@ -16,10 +16,24 @@ pub(in crate::drivers) static RAW: DriverKind = DriverKind {
         build: |draft| {
             let Draft { file, offset, size, .. } = draft;
             let file = file.ok_or_else(|| table::missing("file"))?;
-            Ok(Driver::Raw(RawOptions { file, offset, size, keep_raw: false }))
+            Ok(RawOptions { file, offset, size, keep_raw: false }.into())
         },
     },
 };
+
+/// Options of `raw`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawOptions {
+    /// `file`: the node below, named or nested.
+    pub file: BlockdevRef,
+    /// `offset` of the first byte used, in bytes.
+    pub offset: u64,
+    /// `size` in bytes; `None` means up to the end of the node below.
+    pub size: Option<u64>,
+    /// Refuse writes that would turn the disk into a qcow2 image. No option sets this field: the format
+    /// was detected as raw, and the next start has to detect the same.
+    pub keep_raw: bool,
+}
 
 /// What was given.
 struct Draft {

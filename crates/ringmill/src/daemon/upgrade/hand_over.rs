@@ -265,16 +265,14 @@ impl Daemon {
     /// need not be written for another process to have it.
     fn keeps_back(&self, name: &str) -> bool {
         self.is_any(name, |driver| {
-            matches!(driver, Driver::Qcow2(_) | Driver::Nbd(_))
+            matches!(driver, Driver::Qcow2(_))
                 || hands_over(driver, &[HandOver::Journal, HandOver::Flush])
         })
     }
 
     /// Whether what a node is written, or one below it, is durable only for who has written it.
     fn is_elsewhere(&self, name: &str) -> bool {
-        self.is_any(name, |driver| {
-            matches!(driver, Driver::Nbd(_)) || hands_over(driver, &[HandOver::Flush])
-        })
+        self.is_any(name, |driver| hands_over(driver, &[HandOver::Flush]))
     }
 
     /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try. `flushed`:
