@@ -43,7 +43,7 @@ fn memory() -> File {
 fn file_node(file: &File) -> BlockdevRef {
     let filename = world::path_of(file).into();
     let file = FileOptions { filename, aio: None, locking: Locking::Off };
-    BlockdevRef::Inline(Box::new(world::node_options(None, Driver::File(file))))
+    BlockdevRef::Inline(Box::new(world::node_options(None, Driver::file(file))))
 }
 
 fn fill(file: &File, contents: &[u8]) {
@@ -77,7 +77,7 @@ impl World {
         contents.get_mut(FEATURES).into_iter().for_each(|byte| *byte &= !DATA_FILE);
         fill(&self.file, &contents);
         fill(&self.overlay, &self.contents);
-        let driver = Driver::Qcow2(Qcow2Options {
+        let driver = Driver::from(Qcow2Options {
             file: file_node(&self.overlay),
             data_file: None,
             backing: Backing::Implicit,

@@ -29,8 +29,8 @@ pub(crate) fn options(path: String, read_only: bool) -> BlockdevOptions {
         BlockdevOptions { read_only, ..node }
     };
     let file = FileOptions { filename: path.into(), aio: None, locking: Locking::Off };
-    let driver = Driver::Qcow2(Qcow2Options {
-        file: BlockdevRef::Inline(Box::new(node(None, Driver::File(file)))),
+    let driver = Driver::from(Qcow2Options {
+        file: BlockdevRef::Inline(Box::new(node(None, Driver::file(file)))),
         data_file: None,
         backing: Backing::None,
         pass_discard_request: None,

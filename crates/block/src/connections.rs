@@ -27,7 +27,7 @@ impl Connections {
             if let Some(connecting) = driver.connect(event_loop) {
                 connections.push((driver.clone(), connecting.await?));
             }
-            unseen.extend(driver.children().into_iter().filter_map(|(_, child)| match child {
+            unseen.extend(driver.children().into_iter().filter_map(|child| match child.node {
                 BlockdevRef::Inline(options) => Some(&**options),
                 BlockdevRef::Name(_) => None,
             }));

@@ -19,7 +19,7 @@ use event_loop::EventLoop;
 
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, Driver, Inherited};
+use crate::options::{BlockdevRef, Inherited};
 use crate::permissions::ChildUse;
 pub use crate::registry::OpenContext;
 
@@ -308,16 +308,28 @@ impl<T: BlockDriver + Clone + PartialEq> DriverValue for T {
     }
 }
 
-/// A driver behind its trait.
-pub struct AnyDriver(Box<dyn BlockDriver>);
+/// A driver with its own options, whichever it is.
+pub struct Driver(Box<dyn BlockDriver>);
 
-impl AnyDriver {
-    pub(crate) fn new(driver: impl BlockDriver) -> Self {
-        AnyDriver(Box::new(driver))
+impl<T: BlockDriver> From<T> for Driver {
+    fn from(driver: T) -> Driver {
+        Driver(Box::new(driver))
     }
 }
 
-impl Deref for AnyDriver {
+impl Driver {
+    /// Returns the driver's options, if they are a `T`.
+    pub fn downcast_ref<T: BlockDriver>(&self) -> Option<&T> {
+        self.0.as_any().downcast_ref()
+    }
+
+    /// Returns the same, mutable.
+    pub fn downcast_mut<T: BlockDriver>(&mut self) -> Option<&mut T> {
+        self.0.as_any_mut().downcast_mut()
+    }
+}
+
+impl Deref for Driver {
     type Target = dyn BlockDriver;
 
     fn deref(&self) -> &Self::Target {
@@ -325,27 +337,27 @@ impl Deref for AnyDriver {
     }
 }
 
-impl DerefMut for AnyDriver {
+impl DerefMut for Driver {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut *self.0
     }
 }
 
-impl Clone for AnyDriver {
+impl Clone for Driver {
     fn clone(&self) -> Self {
-        AnyDriver(self.0.boxed())
+        Driver(self.0.boxed())
     }
 }
 
-impl PartialEq for AnyDriver {
+impl PartialEq for Driver {
     fn eq(&self, other: &Self) -> bool {
         self.0.is_same(&*other.0)
     }
 }
 
-impl Eq for AnyDriver {}
+impl Eq for Driver {}
 
-impl fmt::Debug for AnyDriver {
+impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

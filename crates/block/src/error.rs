@@ -28,12 +28,12 @@ pub(crate) enum LockedBy {
 
 impl OpenError {
     /// An error that no system call reported.
-    pub(crate) fn new(message: impl Into<String>) -> Self {
+    pub fn new(message: impl Into<String>) -> Self {
         OpenError { message: message.into(), errno: None, hint: None, locked_by: None }
     }
 
     /// A system call failed: `message` says which and on what, the errno why.
-    pub(crate) fn os(message: impl Into<String>, errno: Errno) -> Self {
+    pub fn os(message: impl Into<String>, errno: Errno) -> Self {
         OpenError { errno: Some(errno), ..OpenError::new(message) }
     }
 
@@ -54,7 +54,8 @@ impl OpenError {
     }
 
     /// The same error, with what to do about it.
-    pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }

@@ -4,8 +4,8 @@ mod activity;
 mod context;
 mod describe;
 mod hand_over;
-mod implicit;
 mod locks;
+mod paths;
 mod reopen;
 mod resize;
 
@@ -20,14 +20,15 @@ use nix::unistd::geteuid;
 
 pub use self::context::OpenContext;
 use crate::connections::Connections;
-use crate::drivers::file::{FileNode, ImageLock, Kind};
+use crate::driver::ChildOption;
+use crate::drivers::file::ImageLock;
 use crate::drivers::qcow2::{Damage, Damages, Journals};
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
 use crate::graph::Edge;
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
-use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard, Driver, FileOptions};
+use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard};
 
 /// Longest node name, bytes: QEMU's limit.
 const MAX_NAME: usize = 31;
@@ -385,34 +386,14 @@ impl NodeRegistry {
             ));
         }
         let mut children = Vec::new();
-        for (role, child) in options.driver.children() {
-            let edge = self.open_child(&name, child, nested).map_err(|e| e.of_child(role))?;
+        for ChildOption { role, node, .. } in options.driver.children() {
+            let edge = self.open_child(&name, node, nested).map_err(|e| e.of_child(role))?;
             children.push(Child { role, edge });
         }
-        let node = self.open_driver(name.clone(), options, &mut children, nested)?;
+        let mut context =
+            OpenContext { registry: self, name: &name, options, children: &mut children, nested };
+        let node = options.driver.open(&mut context)?;
         Ok(Opened { name, node, options: options.clone(), children })
-    }
-
-    /// Opens a node on top of `children`, which are there for all that [`Driver::children`] names. If the
-    /// image names others, they are opened before it.
-    fn open_driver(
-        &mut self,
-        name: String,
-        options: &BlockdevOptions,
-        children: &mut Vec<Child>,
-        nested: &mut Vec<Opened>,
-    ) -> Result<Arc<dyn BlockNode>, OpenError> {
-        Ok(match &options.driver {
-            Driver::File(file) => self.open_file(name, Kind::File, options, file)?,
-            Driver::HostDevice(file) => self.open_file(name, Kind::HostDevice, options, file)?,
-            Driver::Qcow2(qcow2) => {
-                Arc::new(self.open_qcow2(name, options, qcow2, children, nested)?)
-            }
-            Driver::Any(driver) => {
-                let registry = self;
-                driver.open(&mut OpenContext { registry, name, options, children })?
-            }
-        })
     }
 
     /// The thread that connects to NBD servers, started by whoever opens the first such node. It lives as
@@ -431,18 +412,6 @@ impl NodeRegistry {
             }
         };
         Ok(self.connector.insert(thread).clone())
-    }
-
-    fn open_file(
-        &mut self,
-        name: String,
-        kind: Kind,
-        options: &BlockdevOptions,
-        file: &FileOptions,
-    ) -> Result<Arc<dyn BlockNode>, OpenError> {
-        let node = FileNode::open(name.clone(), kind, options, file, &mut self.inherited)?;
-        self.remember_image(&name, file, &node);
-        Ok(Arc::new(node))
     }
 
     fn open_child(

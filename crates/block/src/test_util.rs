@@ -61,10 +61,10 @@ fn open(mut nodes: NodeRegistry, fd: &OwnedFd, format: Format) -> Arc<dyn BlockN
         ..BlockdevOptions::new(Some(node_name), driver)
     };
     let file = FileOptions { filename: path_of(fd), aio: None, locking: Locking::Off };
-    let file = BlockdevRef::Inline(Box::new(blockdev("file", Driver::File(file))));
+    let file = BlockdevRef::Inline(Box::new(blockdev("file", Driver::file(file))));
     let driver = match format {
         Format::Raw => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
-        Format::Qcow2 => Driver::Qcow2(Qcow2Options {
+        Format::Qcow2 => Driver::from(Qcow2Options {
             file,
             data_file: None,
             backing: Backing::None,

@@ -18,7 +18,7 @@ use nix::libc;
 const SIZE: u64 = 1 << 20;
 
 fn options(path: &Path) -> BlockdevOptions {
-    blockdev("disk", Driver::HostDevice(file_options(path, None)))
+    blockdev("disk", Driver::host_device(file_options(path, None)))
 }
 
 /// Claims the device, as a mount does.
@@ -42,7 +42,7 @@ fn a_device_that_something_has_claimed_is_not_written_to() {
     // Reading needs no claim, and `locking=off` allows sharing.
     open(&BlockdevOptions { read_only: true, ..options.clone() }).unwrap();
     let shared = FileOptions { locking: Locking::Off, ..file_options(zram.path(), None) };
-    open(&blockdev("disk", Driver::HostDevice(shared))).unwrap();
+    open(&blockdev("disk", Driver::host_device(shared))).unwrap();
     drop(mounted);
     open(&options).unwrap();
 }

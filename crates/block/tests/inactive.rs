@@ -22,7 +22,7 @@ fn raw(path: &Path) -> Driver {
 }
 
 fn qcow2(path: &Path) -> Driver {
-    Driver::Qcow2(Qcow2Options {
+    Driver::from(Qcow2Options {
         file: below(path),
         data_file: None,
         backing: Backing::Implicit,

@@ -110,7 +110,7 @@ fn a_writer_elsewhere_is_named() {
         assert!(hint.contains(&format!("qemu-io (pid {})", qemu.0.id())), "{hint}");
     }
     let mut unlocked = options(&image.0, false);
-    let Driver::File(file) = &mut unlocked.driver else { unreachable!() };
+    let file = unlocked.driver.as_file_mut().unwrap();
     file.locking = Locking::Off;
     assert!(NodeRegistry::new().open(&unlocked).is_ok(), "locking=off does not ask");
     drop(qemu);
@@ -166,7 +166,7 @@ fn locks_are_given_up_where_nobody_is_busy_and_no_format_has_to_write() {
         pass_discard_request: None,
         discard_no_unref: false,
     };
-    nodes.open(&blockdev("qcow2", Driver::Qcow2(qcow2))).unwrap();
+    nodes.open(&blockdev("qcow2", Driver::from(qcow2))).unwrap();
     let is_free = |image: &TempFile| tool("qemu-io", &WRITE, &image.0).0;
     nodes.give_up_locks(&["top".into()]);
     assert_eq!([&busy, &idle, &under].map(is_free), [false, true, false]);

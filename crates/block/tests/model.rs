@@ -267,7 +267,7 @@ fn device_with_large_blocks() {
             for_random_batches(12, |batches| {
                 let start = pattern(size);
                 std::fs::write(zram.path(), &start).unwrap();
-                let driver = Driver::HostDevice(file_options(zram.path(), Some(aio)));
+                let driver = Driver::host_device(file_options(zram.path(), Some(aio)));
                 let mut options = blockdev("disk", driver);
                 options.cache.direct = direct;
                 options.discard = Discard::Unmap;

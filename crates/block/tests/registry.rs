@@ -111,7 +111,7 @@ fn files_that_cannot_be_opened() {
         "'file' driver requires '/dev/null' to be a regular file"
     );
     let image = TempFile::new(&disk(), "kind", 512);
-    let device = Driver::HostDevice(file_options(&image.0, None));
+    let device = Driver::host_device(file_options(&image.0, None));
     let error = NodeRegistry::new().open(&blockdev("n", device)).map(drop).unwrap_err();
     assert!(error.to_string().ends_with("to be a block device"), "{error}");
     assert_eq!(error.hint(), Some("driver=file opens regular files"));
@@ -260,7 +260,7 @@ fn nodes_are_described_as_they_are() {
         blockdev("part", raw(named("below"), 0, Some(4096))),
         blockdev("other", null(4096)),
         BlockdevOptions { active: false, ..blockdev("off", null(512)) },
-        blockdev("image", Driver::Qcow2(qcow2.clone())),
+        blockdev("image", Driver::from(qcow2.clone())),
     ] {
         nodes.open(&options).unwrap();
     }
@@ -269,11 +269,11 @@ fn nodes_are_described_as_they_are() {
     let names: Vec<_> = described.iter().flat_map(|node| node.node_name.as_deref()).collect();
     assert_eq!(names, order);
     // Who comes first has it within, and the other refers to it.
-    let child = |node: &BlockdevOptions| node.driver.children().first().map(|c| c.1.clone());
+    let child = |node: &BlockdevOptions| node.driver.children().first().map(|c| c.node.clone());
     assert_eq!(child(&described[0]), Some(inline(blockdev("below", null(8192)))));
     assert_eq!(child(&described[1]), Some(named("below")));
     assert!(!described[3].active);
-    assert_eq!(described[4].driver, Driver::Qcow2(qcow2));
+    assert_eq!(described[4].driver, Driver::from(qcow2));
 
     let control = event_loop::EventLoop::new(event_loop::LoopConfig::default()).unwrap();
     let nodes = control
@@ -293,9 +293,8 @@ fn nodes_are_described_as_they_are() {
     let names: Vec<_> = described.iter().flat_map(|node| node.node_name.as_deref()).collect();
     assert_eq!(names, ["other", "part", "top", "off", "image"]);
     assert_eq!(child(&described[1]), Some(named("other")));
-    let Driver::Qcow2(Qcow2Options {
-        backing: Backing::Node(BlockdevRef::Inline(backing)), ..
-    }) = &described[4].driver
+    let Some(Qcow2Options { backing: Backing::Node(BlockdevRef::Inline(backing)), .. }) =
+        described[4].driver.downcast_ref()
     else {
         panic!("{:?}", described[4])
     };

@@ -8,7 +8,8 @@ mod permissions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::driver::ChildOption;
+use block::options::{BlockdevOptions, BlockdevRef};
 use block::permissions::ChildUse;
 
 use crate::chardev::ChardevBackend;
@@ -331,8 +332,7 @@ impl Graph {
             return Err(OptionError::new(message));
         };
         node.read_only = options.read_only;
-        for (role, child) in options.driver.children() {
-            let used_as = options.driver.child_use(role);
+        for ChildOption { role, used_as, node: child } in options.driver.children() {
             let BlockdevRef::Name(below) = child else { continue };
             if below == name || self.lies_on(below, name) {
                 let message =
@@ -430,13 +430,11 @@ impl Graph {
     /// Adds a node, after those that are defined inside it. Returns its name.
     fn node(&mut self, options: &BlockdevOptions) -> Result<String, OptionError> {
         let mut objects = Vec::new();
-        if let Driver::Any(driver) = &options.driver {
-            for (kind, id) in driver.objects() {
-                objects.push(self.object(kind, id)?);
-            }
+        for (kind, id) in options.driver.objects() {
+            objects.push(self.object(kind, id)?);
         }
         let mut children = Vec::new();
-        for (role, child) in options.driver.children() {
+        for ChildOption { role, used_as, node: child } in options.driver.children() {
             let (name, owned) = match child {
                 BlockdevRef::Inline(below) => (self.node(below)?, true),
                 BlockdevRef::Name(name) => {
@@ -444,7 +442,6 @@ impl Graph {
                     (name.clone(), false)
                 }
             };
-            let used_as = options.driver.child_use(role);
             children.push(Child { role, used_as, name, owned });
         }
         let serial = self.serial();

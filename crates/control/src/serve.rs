@@ -154,8 +154,8 @@ impl ServeOptions {
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
         let driver = match kind {
-            ImageKind::File => Driver::File(file),
-            ImageKind::BlockDevice => Driver::HostDevice(file),
+            ImageKind::File => Driver::file(file),
+            ImageKind::BlockDevice => Driver::host_device(file),
         };
         let common = |name, driver| BlockdevOptions {
             read_only: self.read_only,
@@ -168,7 +168,7 @@ impl ServeOptions {
         };
         let below = |driver| BlockdevRef::Inline(Box::new(common(None, driver)));
         let driver = match format {
-            ServeFormat::Qcow2 => Driver::Qcow2(Qcow2Options {
+            ServeFormat::Qcow2 => Driver::from(Qcow2Options {
                 file: below(driver),
                 data_file: None,
                 backing: Backing::Implicit,

@@ -14,7 +14,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::driver::Needs;
+use block::options::{BlockdevOptions, BlockdevRef};
 use serde_json::json;
 
 use crate::cli::read_options;
@@ -299,20 +300,13 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
 }
 
 fn relative_path_of_node(node: &BlockdevOptions) -> Option<&Path> {
-    let own = match &node.driver {
-        Driver::File(file) | Driver::HostDevice(file) => Some(file.filename.as_path()),
-        Driver::Qcow2(_) => None,
-        Driver::Any(driver) => {
-            let needs = driver.needs();
-            let mut paths = needs.files.into_iter().chain(needs.sockets);
-            paths.find(|path| path.is_relative())
-        }
-    };
+    let Needs { files, sockets, servers: _, journal: _ } = node.driver.needs();
+    let own = files.into_iter().chain(sockets).find(|path| path.is_relative());
     let below = || {
-        node.driver.children().into_iter().find_map(|(_, child)| match child {
+        node.driver.children().into_iter().find_map(|child| match child.node {
             BlockdevRef::Inline(options) => relative_path_of_node(options),
             BlockdevRef::Name(_) => None,
         })
     };
-    own.filter(|path| path.is_relative()).or_else(below)
+    own.or_else(below)
 }

@@ -197,7 +197,7 @@ fn both_syntaxes_give_the_same_node() {
         detect_zeroes: DetectZeroes::Unmap,
         active: true,
         cache: Cache { direct: true, no_flush: true },
-        driver: Driver::File(FileOptions {
+        driver: Driver::file(FileOptions {
             filename: PathBuf::from("a,b"),
             aio: Some(Aio::Threads),
             locking: Locking::Off,
@@ -252,7 +252,7 @@ fn nested_nodes_inherit_what_they_inherit_in_qsd() {
     assert_eq!(inherits.cache, Cache { direct: true, no_flush: true });
     assert_eq!(inherits.detect_zeroes, DetectZeroes::Off);
     assert_eq!(inherits.discard, Discard::Unmap);
-    assert_eq!(inherits.driver, Driver::File(file("a.img")));
+    assert_eq!(inherits.driver, Driver::file(file("a.img")));
 
     let decides = below(
         "raw,node-name=r,read-only=on,file.driver=file,file.filename=a.img,file.read-only=off,\
@@ -364,7 +364,7 @@ fn serve_is_steps_too() {
         Action::Blockdev(BlockdevOptions {
             discard: Discard::Unmap,
             cache: Cache { direct: true, no_flush: false },
-            driver: Driver::HostDevice(FileOptions {
+            driver: Driver::host_device(FileOptions {
                 aio: Some(Aio::IoUring),
                 ..file("/images/disk.img")
             }),
@@ -428,7 +428,7 @@ fn serve_modes() {
     let (node, export) = steps(&["--read-only", "--discard", "ignore", "--locking=off"]);
     assert!(node.read_only && !export.writable);
     assert_eq!(node.discard, Discard::Ignore);
-    assert_eq!(node.driver, Driver::File(FileOptions { locking: Locking::Off, ..file("a") }));
+    assert_eq!(node.driver, Driver::file(FileOptions { locking: Locking::Off, ..file("a") }));
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn file_options(name: &str) -> BlockdevOptions {
     std::fs::write(&path, vec![0x77; 4 << 20]).unwrap();
     let file = FileOptions { filename: path, aio: None, locking: Locking::Off };
     BlockdevOptions {
-        driver: Driver::File(file),
+        driver: Driver::file(file),
         cache: Cache { direct: true, no_flush: false },
         ..null_options()
     }

@@ -53,7 +53,7 @@ fn write(
         detect_zeroes,
         active: true,
         cache: Cache { direct, no_flush: false },
-        driver: Driver::File(file),
+        driver: Driver::file(file),
     };
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let node = NodeRegistry::new().open(&options).unwrap();

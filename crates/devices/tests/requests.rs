@@ -18,7 +18,7 @@ fn file(name: &str) -> (Rig, std::path::PathBuf) {
     let path = std::env::temp_dir().join(format!("virtio-blk-{name}-{}", std::process::id()));
     std::fs::write(&path, vec![0x55; 1 << 20]).unwrap();
     let file = FileOptions { filename: path.clone(), aio: None, locking: Locking::Off };
-    let options = BlockdevOptions { driver: Driver::File(file), ..null_options() };
+    let options = BlockdevOptions { driver: Driver::file(file), ..null_options() };
     (Rig::new(&options, 64, 0), path)
 }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use block::driver::Needs;
-use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::options::{BlockdevOptions, BlockdevRef};
 use control::{
     Action, Addr, ChardevBackend, ChardevOptions, ExportKind, ExportOptions, MetricsOptions,
     NbdAddr, SandboxMode, SandboxOptions, SocketAddr, Step, UserOptions,
@@ -126,7 +126,7 @@ fn reach(
             }
         }
     }
-    if has_monitor || named.has_qcow2 {
+    if has_monitor || named.has_journal {
         add(journals, Purpose::Use);
     }
     if has_monitor {
@@ -166,7 +166,7 @@ struct Named {
     /// That are connected to.
     ports: Vec<u16>,
     looks_names_up: bool,
-    has_qcow2: bool,
+    has_journal: bool,
 }
 
 impl Named {
@@ -208,20 +208,13 @@ impl Named {
     }
 
     fn add_node(&mut self, options: &BlockdevOptions) {
-        match &options.driver {
-            Driver::File(file) | Driver::HostDevice(file) => {
-                self.images.push(file.filename.clone())
-            }
-            Driver::Qcow2(_) => self.has_qcow2 = true,
-            Driver::Any(driver) => {
-                let Needs { files, sockets: _, servers, journal } = driver.needs();
-                self.images.extend(files.into_iter().map(Path::to_owned));
-                servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
-                self.has_qcow2 |= journal;
-            }
-        }
-        for (_, child) in options.driver.children() {
-            if let BlockdevRef::Inline(options) = child {
+        // Unix sockets stay in reach.
+        let Needs { files, sockets: _, servers, journal } = options.driver.needs();
+        self.images.extend(files.into_iter().map(Path::to_owned));
+        servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
+        self.has_journal |= journal;
+        for child in options.driver.children() {
+            if let BlockdevRef::Inline(options) = child.node {
                 self.add_node(options);
             }
         }

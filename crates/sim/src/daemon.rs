@@ -392,11 +392,11 @@ fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
         ..BlockdevOptions::new(name, driver)
     };
     let filename = disk.image.path();
-    let file = Driver::File(FileOptions { filename, aio: None, locking: Locking::Off });
+    let file = Driver::file(FileOptions { filename, aio: None, locking: Locking::Off });
     let file = BlockdevRef::Inline(Box::new(of(None, file)));
     let format = match disk.image.format {
         Format::Raw => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
-        Format::Qcow2(_) => Driver::Qcow2(Qcow2Options {
+        Format::Qcow2(_) => Driver::from(Qcow2Options {
             file,
             data_file: None,
             backing: Backing::None,

@@ -200,7 +200,8 @@ pub fn direct(path: &Path) -> Result<BlockdevOptions> {
     use std::os::unix::fs::FileTypeExt;
     let kind = std::fs::metadata(path).with_context(|| path.display().to_string())?.file_type();
     let file = FileOptions { filename: path.to_path_buf(), aio: None, locking: Locking::default() };
-    let driver = if kind.is_block_device() { Driver::HostDevice(file) } else { Driver::File(file) };
+    let driver =
+        if kind.is_block_device() { Driver::host_device(file) } else { Driver::file(file) };
     Ok(options(Cache { direct: true, no_flush: false }, driver))
 }
 

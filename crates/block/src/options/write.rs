@@ -4,11 +4,7 @@ use std::path::Path;
 
 use ::options::Value;
 
-use super::{
-    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions,
-    Locking, Qcow2Options,
-};
-use crate::driver::Members;
+use super::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard};
 
 /// The option of the command line, `--blockdev` and JSON, that makes this node. A path that is not UTF-8
 /// shows by a [replacement character](char::REPLACEMENT_CHARACTER).
@@ -37,14 +33,8 @@ fn node(options: &BlockdevOptions) -> Value {
         DetectZeroes::On => "on",
         DetectZeroes::Unmap => "unmap",
     };
-    let (name, own) = match driver {
-        Driver::File(own) => ("file", file(own)),
-        Driver::HostDevice(own) => ("host_device", file(own)),
-        Driver::Qcow2(own) => ("qcow2", qcow2(own)),
-        Driver::Any(own) => (own.kind().name, own.write()),
-    };
     let common = [
-        ("driver", name.into()),
+        ("driver", driver.kind().name.into()),
         ("read-only", (*read_only).into()),
         ("auto-read-only", (*auto_read_only).into()),
         ("discard", discard.into()),
@@ -53,7 +43,7 @@ fn node(options: &BlockdevOptions) -> Value {
         ("cache", write_object([("direct", (*direct).into()), ("no-flush", (*no_flush).into())])),
     ];
     let node_name = node_name.iter().map(|name| ("node-name", name.as_str().into()));
-    write_object(common.into_iter().chain(node_name).chain(own))
+    write_object(common.into_iter().chain(node_name).chain(driver.write()))
 }
 
 /// An object of these members.
@@ -72,35 +62,6 @@ pub fn write_ref(node: &BlockdevRef) -> Value {
 /// A path; one that is not UTF-8 shows by a [replacement character](char::REPLACEMENT_CHARACTER).
 pub fn write_path(path: &Path) -> Value {
     path.to_string_lossy().into_owned().into()
-}
-
-fn file(FileOptions { filename, aio, locking }: &FileOptions) -> Members {
-    let aio = aio.map(|aio| match aio {
-        Aio::Threads => "threads",
-        Aio::IoUring => "io_uring",
-        Aio::Native => "native",
-    });
-    let locking = match locking {
-        Locking::Auto => "auto",
-        Locking::On => "on",
-        Locking::Off => "off",
-    };
-    let mut own = vec![("filename", write_path(filename)), ("locking", locking.into())];
-    own.extend(aio.map(|aio| ("aio", aio.into())));
-    own
-}
-
-fn qcow2(options: &Qcow2Options) -> Members {
-    let Qcow2Options { file, data_file, backing, pass_discard_request, discard_no_unref } = options;
-    let mut own = vec![("file", write_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
-    own.extend(data_file.iter().map(|node| ("data-file", write_ref(node))));
-    own.extend(match backing {
-        Backing::Implicit => None,
-        Backing::None => Some(("backing", Value::Null)),
-        Backing::Node(node) => Some(("backing", write_ref(node))),
-    });
-    own.extend(pass_discard_request.map(|on| ("pass-discard-request", on.into())));
-    own
 }
 
 #[cfg(test)]
@@ -160,8 +121,8 @@ mod tests {
     fn a_path_that_is_no_text_shows() {
         use std::os::unix::ffi::OsStringExt;
         let mut options = given("file,node-name=n,filename=a");
-        let Driver::File(file) = &mut options.driver else { panic!() };
-        file.filename = std::ffi::OsString::from_vec(vec![b'a', 0xff]).into();
+        options.driver.as_file_mut().unwrap().filename =
+            std::ffi::OsString::from_vec(vec![b'a', 0xff]).into();
         assert!(blockdev_option(&options).contains(char::REPLACEMENT_CHARACTER));
     }
 }

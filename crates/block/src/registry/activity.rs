@@ -8,15 +8,14 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
-use super::describe::set_child;
 use super::{Child, Held, NodeRegistry, Opened};
-use crate::driver::{Layer, Look};
+use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
 use crate::error::OpenError;
 use crate::graph::drain;
 use crate::node::{BlockNode, Geometry};
-use crate::options::{Backing, BlockdevOptions, BlockdevRef, Discard, Driver, Locking};
+use crate::options::{BlockdevOptions, BlockdevRef, Discard, Driver};
 use crate::request::Op;
 use crate::submit::submit;
 
@@ -61,7 +60,9 @@ impl NodeRegistry {
         let before = std::mem::replace(&mut entry.node, Held::Top(inactive));
         let named = entry.options.driver.children();
         let stays = |role: &str| {
-            named.iter().any(|(r, child)| *r == role && matches!(child, BlockdevRef::Name(_)))
+            named
+                .iter()
+                .any(|child| child.role == role && matches!(child.node, BlockdevRef::Name(_)))
         };
         let (stay, go): (Vec<_>, Vec<_>) =
             std::mem::take(&mut entry.children).into_iter().partition(|child| stays(child.role));
@@ -133,12 +134,12 @@ impl NodeRegistry {
         options: &BlockdevOptions,
     ) -> Result<(Arc<dyn BlockNode>, Vec<Child>), OpenError> {
         let mut children = Vec::new();
-        for (role, child) in options.driver.children() {
-            if let BlockdevRef::Name(below) = child {
+        for ChildOption { role, node, .. } in options.driver.children() {
+            if let BlockdevRef::Name(below) = node {
                 children.push(Child { role, edge: self.get_edge(below)? });
             }
         }
-        let looking = self.for_a_look(options, Backing::None)?;
+        let looking = self.for_a_look(options, Look::Geometry)?;
         let geometry = self.look(name, &looking)?.node.geometry();
         let geometry = match formats(&looking) {
             true if !options.read_only => Geometry {
@@ -156,7 +157,7 @@ impl NodeRegistry {
 
     /// Opens an inactive node's image for reading, without locks on it and on its backing images.
     fn open_reader(&mut self, name: &str, options: &BlockdevOptions) -> Option<Arc<dyn BlockNode>> {
-        let mut reading = self.for_a_look(options, Backing::Implicit).ok()?;
+        let mut reading = self.for_a_look(options, Look::Contents).ok()?;
         set_read_only(&mut reading);
         let opened = self.look(name, &reading);
         let why =
@@ -173,12 +174,11 @@ impl NodeRegistry {
     }
 
     /// Returns options that open the same node without locks. The nodes have no names, since the nodes that are
-    /// referred to are inactive too. Formats, which keep state, are read-only: nothing is written. `backing`: what
-    /// replaces a backing image that the header names.
+    /// referred to are inactive too. Formats, which keep state, are read-only: nothing is written.
     fn for_a_look(
         &self,
         options: &BlockdevOptions,
-        backing: Backing,
+        look: Look,
     ) -> Result<BlockdevOptions, OpenError> {
         let mut looking = BlockdevOptions { node_name: None, active: true, ..options.clone() };
         let below = |child: &BlockdevRef| -> Result<BlockdevRef, OpenError> {
@@ -188,36 +188,13 @@ impl NodeRegistry {
                     &self.nodes.get(name).ok_or_else(|| not_found(name))?.options
                 }
             };
-            Ok(BlockdevRef::Inline(Box::new(self.for_a_look(options, backing.clone())?)))
+            Ok(BlockdevRef::Inline(Box::new(self.for_a_look(options, look)?)))
         };
-        match &mut looking.driver {
-            Driver::File(file) | Driver::HostDevice(file) => file.locking = Locking::Off,
-            Driver::Qcow2(qcow2) => {
-                looking.read_only = true;
-                qcow2.file = below(&qcow2.file)?;
-                if let Some(data_file) = &qcow2.data_file {
-                    qcow2.data_file = Some(below(data_file)?);
-                }
-                qcow2.backing = match &qcow2.backing {
-                    Backing::Node(node) if backing != Backing::None => Backing::Node(below(node)?),
-                    Backing::Implicit => backing.clone(),
-                    Backing::Node(_) | Backing::None => Backing::None,
-                };
-            }
-            Driver::Any(driver) => {
-                let look = match backing {
-                    Backing::None => Look::Geometry,
-                    Backing::Implicit | Backing::Node(_) => Look::Contents,
-                };
-                let refused = |_| OpenError::new("A node of this driver cannot be inactive");
-                driver.look(look).map_err(refused)?;
-                looking.read_only |= driver.layer() == Layer::Format;
-                let told = driver.children().into_iter();
-                let told: Vec<_> = told.map(|child| (child.role, child.node.clone())).collect();
-                for (role, child) in told {
-                    driver.set_child(role, below(&child)?);
-                }
-            }
+        let refused = |_| OpenError::new("A node of this driver cannot be inactive");
+        looking.driver.look(look).map_err(refused)?;
+        looking.read_only |= looking.driver.layer() == Layer::Format;
+        for (role, child) in own_children(&looking.driver) {
+            looking.driver.set_child(role, below(&child)?);
         }
         Ok(looking)
     }
@@ -226,31 +203,23 @@ impl NodeRegistry {
 /// Makes the node and all nodes defined inside it read-only.
 fn set_read_only(options: &mut BlockdevOptions) {
     options.read_only = true;
-    let told = options.driver.children().into_iter();
-    let told: Vec<_> = told.map(|(role, child)| (role, child.clone())).collect();
-    for (role, mut child) in told {
+    for (role, mut child) in own_children(&options.driver) {
         if let BlockdevRef::Inline(below) = &mut child {
             set_read_only(below);
-            set_child(&mut options.driver, role, child);
+            options.driver.set_child(role, child);
         }
     }
 }
 
-/// Whether there is a format in it, of which another node than itself was opened.
-fn formats(options: &BlockdevOptions) -> bool {
-    is_format(&options.driver)
-        || options
-            .driver
-            .children()
-            .iter()
-            .any(|(_, child)| matches!(child, BlockdevRef::Inline(options) if formats(options)))
+fn own_children(driver: &Driver) -> Vec<(&'static str, BlockdevRef)> {
+    driver.children().into_iter().map(|child| (child.role, child.node.clone())).collect()
 }
 
-/// Whether a node of the driver keeps metadata in its children.
-pub(super) fn is_format(driver: &Driver) -> bool {
-    match driver {
-        Driver::Qcow2(_) => true,
-        Driver::Any(driver) => driver.layer() == Layer::Format,
-        _ => false,
-    }
+/// Whether there is a format in it, of which another node than itself was opened.
+fn formats(options: &BlockdevOptions) -> bool {
+    let is_inside = |child: ChildOption<'_>| match child.node {
+        BlockdevRef::Inline(options) => formats(options),
+        BlockdevRef::Name(_) => false,
+    };
+    options.driver.layer() == Layer::Format || options.driver.children().into_iter().any(is_inside)
 }

@@ -1,31 +1,38 @@
 //! What a driver opens a node with.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 
 use event_loop::IoThread;
 
-use super::{Child, NodeRegistry, child};
+use super::{Child, NodeRegistry, Opened, child};
+use crate::drivers::file::{FileNode, ImageLock};
+use crate::drivers::qcow2::{Damages, Journals};
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
+use crate::inherited::Inherited;
 use crate::node::BlockNode;
-use crate::options::BlockdevOptions;
+use crate::options::{BlockdevOptions, BlockdevRef};
 
 /// A node that is being opened: its name, its options and what is there for it.
 pub struct OpenContext<'a> {
     pub(super) registry: &'a mut NodeRegistry,
-    pub(super) name: String,
+    pub(super) name: &'a str,
     pub(super) options: &'a BlockdevOptions,
     pub(super) children: &'a mut Vec<Child>,
+    /// Nodes that were opened for this one, or for the one on top of it.
+    pub(super) nested: &'a mut Vec<Opened>,
 }
 
-impl OpenContext<'_> {
+impl<'a> OpenContext<'a> {
     /// Returns the node's name.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> &'a str {
+        self.name
     }
 
     /// Returns the options that every driver has, and with them the driver's own.
-    pub fn options(&self) -> &BlockdevOptions {
+    pub fn options(&self) -> &'a BlockdevOptions {
         self.options
     }
 
@@ -35,7 +42,7 @@ impl OpenContext<'_> {
     ///
     /// The options name none, and the driver has not opened one.
     pub fn child(&self, role: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
-        child(self.children, role, &self.name)
+        child(self.children, role, self.name)
     }
 
     /// Returns the throttle group of that name.
@@ -72,5 +79,72 @@ impl OpenContext<'_> {
     /// Whether the node is opened for a look at an image that another process uses: no lock, no warning.
     pub fn is_look(&self) -> bool {
         self.registry.looks
+    }
+
+    /// Opens a child that the image names and the options do not.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening that node.
+    pub fn open_child(&mut self, role: &'static str, node: &BlockdevRef) -> Result<(), OpenError> {
+        let edge = self.registry.open_child(self.name, node, self.nested);
+        let edge = edge.map_err(|error| error.of_child(role))?;
+        self.children.push(Child { role, edge });
+        Ok(())
+    }
+
+    /// Opens a node for a look, which no node refers to.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening that node.
+    pub fn open_aside(&mut self, node: &BlockdevRef) -> Result<Arc<dyn BlockNode>, OpenError> {
+        match node {
+            BlockdevRef::Name(name) => self.registry.node(name),
+            BlockdevRef::Inline(options) => {
+                let name = self.registry.generate_name();
+                Ok(self.registry.open_tree(name, options, &mut Vec::new())?.node)
+            }
+        }
+    }
+
+    /// Returns how many nodes were opened for this one and for those on top of it.
+    pub fn opened_below(&self) -> usize {
+        self.nested.len()
+    }
+
+    /// Returns the path of the file of this host that a node lies in.
+    pub fn path_of(&self, node: &BlockdevRef) -> Option<PathBuf> {
+        self.registry.path_of(node)
+    }
+
+    /// Images that another process has handed over.
+    pub(crate) fn inherited(&mut self) -> &mut Inherited {
+        &mut self.registry.inherited
+    }
+
+    /// Has a node that is opened anew take over the image's lock, and another process the image.
+    pub(crate) fn remember_image(&mut self, path: &Path, node: &FileNode) {
+        self.registry.remember_image(self.name, path, node);
+    }
+
+    /// The lock of the node that this one takes the place of.
+    pub(crate) fn image_lock(&self) -> Option<Arc<ImageLock>> {
+        self.registry.locks.get(self.name).and_then(Weak::upgrade)
+    }
+
+    /// Whether a flush of the node that this one takes the place of has failed.
+    pub(crate) fn flush_failed(&self) -> Option<Arc<AtomicBool>> {
+        self.registry.images.flush_failed(self.name)
+    }
+
+    /// Where damage of qcow2 images is reported.
+    pub(crate) fn damages(&self) -> Option<Damages> {
+        self.registry.damages.clone()
+    }
+
+    /// The journals of qcow2 images.
+    pub(crate) fn journals(&self) -> Option<&Journals> {
+        self.registry.journals.as_ref()
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{Child, Entry, Held, NodeRegistry};
-use crate::options::{Backing, BlockdevOptions, BlockdevRef, Driver};
+use crate::options::{BlockdevOptions, BlockdevRef};
 
 /// What was described so far.
 #[derive(Default)]
@@ -64,12 +64,12 @@ impl NodeRegistry {
         // Of an inactive node those defined inside it are closed: they stay as its options have them.
         for Child { role, edge } in &entry.children {
             let below = self.below_filter(edge.node().name());
-            let is_told = entry.options.driver.children().iter().any(|(told, _)| told == role);
+            let is_told = entry.options.driver.children().iter().any(|told| told.role == *role);
             if !is_told && self.is_as_named(&below) {
                 continue;
             }
             if let Some(below) = self.describe_ref(&below, described) {
-                set_child(&mut driver, role, below);
+                driver.set_child(role, below);
             }
         }
         let node_name = is_given(name).then(|| name.to_owned());
@@ -98,19 +98,4 @@ impl NodeRegistry {
 /// Whether a name may have come from options.
 fn is_given(name: &str) -> bool {
     super::check_name(name).is_ok()
-}
-
-pub(super) fn set_child(driver: &mut Driver, role: &str, child: BlockdevRef) {
-    match driver {
-        Driver::Qcow2(qcow2) => match role {
-            "backing" => qcow2.backing = Backing::Node(child),
-            "data-file" => qcow2.data_file = Some(child),
-            _ => qcow2.file = child,
-        },
-        // Nothing lies below those.
-        Driver::File(_) | Driver::HostDevice(_) => {}
-        Driver::Any(driver) => {
-            driver.set_child(role, child);
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Gives up image locks before their nodes are closed.
 
 use super::NodeRegistry;
-use super::activity::is_format;
+use crate::driver::Layer;
 use crate::drivers::file::Claims;
 
 impl NodeRegistry {
@@ -15,7 +15,9 @@ impl NodeRegistry {
             return;
         }
         let writes = |info: &super::NodeInfo<'_>| {
-            info.active && is_format(&info.options.driver) && !info.node.geometry().read_only
+            info.active
+                && info.options.driver.layer() == Layer::Format
+                && !info.node.geometry().read_only
         };
         let formats = self.all().filter(writes).map(|info| info.name.to_owned());
         let mut needed: Vec<String> = busy.iter().cloned().chain(formats).collect();

@@ -1,19 +1,15 @@
 //! Opening a node anew, with other options, while it is in use: `blockdev-reopen`.
 
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::activity::is_format;
 use super::{Child, Held, NodeRegistry, OpenContext};
-use crate::driver::{Layer, NotReopened, Reopened};
-use crate::drivers::file::{FileNode, Kind};
+use crate::driver::{ChildOption, Layer, NotReopened, Reopened};
+use crate::drivers::file::FileNode;
 use crate::error::OpenError;
 use crate::graph::{Drained, drain};
-use crate::node::BlockNode;
-use crate::options::{BlockdevOptions, BlockdevRef, Driver, FileOptions};
-
-/// Called if the node that was open keeps its place.
-type Restore = Box<dyn FnOnce()>;
+use crate::options::{BlockdevOptions, BlockdevRef, Driver};
 
 /// Opening one node, for a node that opens others.
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Drained, OpenError>> + 'a>>;
@@ -58,7 +54,7 @@ impl NodeRegistry {
             check(name, &entry.options.driver, &options.driver)?;
             let before = entry.children.clone();
             let mut children = Vec::new();
-            for (role, child) in options.driver.children() {
+            for ChildOption { role, node: child, .. } in options.driver.children() {
                 let old = before.iter().find(|old| old.role == role).ok_or_else(missing)?;
                 let below = old.edge.node().name().to_owned();
                 let edge = match child {
@@ -72,7 +68,15 @@ impl NodeRegistry {
                 };
                 children.push(Child { role, edge });
             }
-            let (node, restore) = self.open_anew(name, options, &children)?;
+            let mut nested = Vec::new();
+            let mut context = OpenContext {
+                registry: self,
+                name,
+                options,
+                children: &mut children,
+                nested: &mut nested,
+            };
+            let Reopened { node, restore } = options.driver.reopen(&mut context)?;
             if self.grows(name) {
                 node.let_grow();
             }
@@ -88,6 +92,10 @@ impl NodeRegistry {
                 }
                 return Err(OpenError::new(error.to_string()));
             }
+            self.nodes.extend(nested.into_iter().map(|nested| {
+                let held = Held::Nested(Arc::downgrade(&nested.node));
+                nested.entry(held)
+            }));
             let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
             let held = match entry.node {
                 Held::Top(_) => Held::Top(node),
@@ -114,51 +122,13 @@ impl NodeRegistry {
         let missing = || OpenError::new(format!("Failed to find node with node-name='{name}'"));
         let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
         let options = BlockdevOptions { read_only: true, ..entry.options.clone() };
-        match options.driver {
+        let driver = &options.driver;
+        if driver.layer() == Layer::Storage && driver.check_reopen(&**driver).is_ok() {
             // Gives up the write lock, which lets other processes read the file.
-            Driver::File(_) | Driver::HostDevice(_) => self.reopen(name, &options).await.map(drop),
-            Driver::Any(ref driver)
-                if driver.layer() == Layer::Storage && driver.check_reopen(&**driver).is_ok() =>
-            {
-                self.reopen(name, &options).await.map(drop)
-            }
-            Driver::Qcow2(_) | Driver::Any(_) => {
-                entry.options = options;
-                Ok(())
-            }
+            return self.reopen(name, &options).await.map(drop);
         }
-    }
-
-    /// A node that is not in use yet, and its image's lock with what that claimed before.
-    fn open_anew(
-        &mut self,
-        name: &str,
-        options: &BlockdevOptions,
-        children: &[Child],
-    ) -> Result<(Arc<dyn BlockNode>, Option<Restore>), OpenError> {
-        let mut open_file = |kind, file: &FileOptions| {
-            let held = self.locks.get(name).and_then(std::sync::Weak::upgrade);
-            let restore = held.clone().map(|lock| {
-                let claims = lock.claims();
-                // Less than what it has now, or what it had a moment ago.
-                Box::new(move || drop(lock.change(claims))) as Restore
-            });
-            let flush_failed = self.images.flush_failed(name);
-            let node = FileNode::reopen(name.to_owned(), kind, options, file, held, flush_failed)?;
-            self.remember_image(name, file, &node);
-            Ok::<_, OpenError>((Arc::new(node) as Arc<dyn BlockNode>, restore))
-        };
-        match &options.driver {
-            Driver::File(file) => open_file(Kind::File, file),
-            Driver::HostDevice(file) => open_file(Kind::HostDevice, file),
-            Driver::Any(driver) => {
-                let (name, children) = (name.to_owned(), &mut children.to_vec());
-                let mut node = OpenContext { registry: self, name, options, children };
-                let Reopened { node, restore } = driver.reopen(&mut node)?;
-                Ok((node, restore))
-            }
-            _ => Err(unsupported(name, &options.driver)),
-        }
+        entry.options = options;
+        Ok(())
     }
 
     /// Whether a format lies on a node that finds room in it as it needs.
@@ -167,14 +137,14 @@ impl NodeRegistry {
             let is_below =
                 |child: &Child| child.role != "backing" && child.edge.node().name() == name;
             entry.children.iter().any(is_below)
-                && (is_format(&entry.options.driver) || self.grows(above))
+                && (entry.options.driver.layer() == Layer::Format || self.grows(above))
         })
     }
 
     /// So that whoever opens the image anew takes its lock over, and another process the image.
-    pub(super) fn remember_image(&mut self, name: &str, options: &FileOptions, node: &FileNode) {
+    pub(super) fn remember_image(&mut self, name: &str, path: &Path, node: &FileNode) {
         let lock = node.lock().map(|lock| lock.fd());
-        self.images.remember(name, &options.filename, node.fd(), lock, node.flush_failed());
+        self.images.remember(name, path, node.fd(), lock, node.flush_failed());
         self.locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = node.lock() {
             self.locks.insert(name.to_owned(), Arc::downgrade(lock));
@@ -182,43 +152,19 @@ impl NodeRegistry {
     }
 }
 
-fn unsupported(name: &str, driver: &Driver) -> OpenError {
-    let format = match driver {
-        Driver::Qcow2(_) => "qcow2",
-        Driver::Any(driver) => driver.kind().name,
-        Driver::File(_) => "file",
-        Driver::HostDevice(_) => "host_device",
-    };
-    OpenError::new(format!(
-        "Block format '{format}' used by node '{name}' does not support reopening files"
-    ))
-}
-
 /// Checks that what stays the same does. The messages are QEMU's.
 fn check(name: &str, before: &Driver, after: &Driver) -> Result<(), OpenError> {
-    let changed = match (before, after) {
-        (Driver::File(before), Driver::File(after))
-        | (Driver::HostDevice(before), Driver::HostDevice(after)) => [
-            ("filename", before.filename != after.filename),
-            ("aio", before.aio != after.aio),
-            ("locking", before.locking != after.locking),
-        ],
-        (Driver::Any(old), Driver::Any(new)) if old.kind().name == new.kind().name => {
-            return new.check_reopen(&**old).map_err(|error| match error {
-                NotReopened::Option(option) => {
-                    OpenError::new(format!("Cannot change the option '{option}'"))
-                }
-                NotReopened::Unsupported => unsupported(name, before),
-            });
-        }
-        (Driver::Any(_), Driver::Any(_)) => [("driver", true), ("", false), ("", false)],
-        (before, after) if std::mem::discriminant(before) == std::mem::discriminant(after) => {
-            return Err(unsupported(name, before));
-        }
-        _ => [("driver", true), ("", false), ("", false)],
+    let kind = after.kind().name;
+    let checked = match before.kind().name == kind {
+        true => after.check_reopen(&**before),
+        false => Err(NotReopened::Option("driver")),
     };
-    match changed.iter().find(|(_, changed)| *changed) {
-        Some((option, _)) => Err(OpenError::new(format!("Cannot change the option '{option}'"))),
-        None => Ok(()),
-    }
+    checked.map_err(|error| match error {
+        NotReopened::Option(option) => {
+            OpenError::new(format!("Cannot change the option '{option}'"))
+        }
+        NotReopened::Unsupported => OpenError::new(format!(
+            "Block format '{kind}' used by node '{name}' does not support reopening files"
+        )),
+    })
 }

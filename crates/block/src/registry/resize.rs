@@ -10,7 +10,6 @@ use crate::driver::Layer;
 use crate::error::OpenError;
 use crate::graph::drain;
 use crate::node::ResizeError;
-use crate::options::Driver;
 
 impl NodeRegistry {
     /// Gives a node's image another size, as `block_resize` does. What is to become smaller is drained
@@ -59,19 +58,12 @@ impl NodeRegistry {
     fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
         while let Some(entry) = self.nodes.get(name)
-            && has_size_of_child(&entry.options.driver)
+            && matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter)
             && let Some(child) = entry.children.first()
             && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
         {
             name = below;
         }
         name
-    }
-}
-
-fn has_size_of_child(driver: &Driver) -> bool {
-    match driver {
-        Driver::Any(driver) => matches!(driver.layer(), Layer::Window | Layer::Filter),
-        _ => false,
     }
 }

@@ -58,7 +58,7 @@ pub fn blockdev(name: &str, driver: Driver) -> BlockdevOptions {
 }
 
 pub fn file(path: &Path, aio: Option<Aio>) -> Driver {
-    Driver::File(file_options(path, aio))
+    Driver::file(file_options(path, aio))
 }
 
 pub fn file_options(path: &Path, aio: Option<Aio>) -> FileOptions {

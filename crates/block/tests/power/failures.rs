@@ -79,9 +79,9 @@ impl Life<'_> {
         let fd = sim.file(image).unwrap();
         let file = FileOptions { locking: Locking::Off, ..file_options(&path_of(&fd), None) };
         let mut file =
-            BlockdevOptions { discard: Discard::Unmap, ..blockdev("file", Driver::File(file)) };
+            BlockdevOptions { discard: Discard::Unmap, ..blockdev("file", Driver::file(file)) };
         file.cache.direct = direct;
-        let driver = Driver::Qcow2(Qcow2Options {
+        let driver = Driver::from(Qcow2Options {
             file: BlockdevRef::Inline(Box::new(file)),
             data_file: None,
             backing: Backing::None,

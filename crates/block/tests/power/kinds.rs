@@ -133,7 +133,7 @@ impl Kind {
     ) -> [BlockdevOptions; 2] {
         let (discard, detect_zeroes) = freeing(random);
         let locking = Locking::Off;
-        let file = Driver::File(FileOptions { locking, ..file_options(&path_of(fd), None) });
+        let file = Driver::file(FileOptions { locking, ..file_options(&path_of(fd), None) });
         let mut file = BlockdevOptions { discard, detect_zeroes, ..blockdev(FILE, file) };
         file.cache.direct = self.direct;
         let below = BlockdevRef::Name(FILE.into());
@@ -141,7 +141,7 @@ impl Kind {
             false => {
                 Driver::from(RawOptions { file: below, offset: 0, size: None, keep_raw: false })
             }
-            true => Driver::Qcow2(Qcow2Options {
+            true => Driver::from(Qcow2Options {
                 file: below,
                 data_file: None,
                 backing: match &start.behind_file {
@@ -150,7 +150,7 @@ impl Kind {
                         let file = FileOptions { locking, ..file_options(&path_of(file), None) };
                         Backing::Node(BlockdevRef::Inline(Box::new(BlockdevOptions {
                             read_only: true,
-                            ..blockdev("behind", Driver::File(file))
+                            ..blockdev("behind", Driver::file(file))
                         })))
                     }
                 },

@@ -68,7 +68,7 @@ pub(crate) fn driver(path: &Path, backing: Backing) -> Driver {
         discard: Discard::Unmap,
         ..blockdev("", file(path, None))
     };
-    Driver::Qcow2(Qcow2Options {
+    Driver::from(Qcow2Options {
         file: BlockdevRef::Inline(Box::new(below)),
         data_file: None,
         backing,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use block::NodeRegistry;
 use block::node::BlockNode;
-use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::options::{BlockdevOptions, BlockdevRef, Qcow2Options};
 use block::request::Op;
 use event_loop::IoBufs;
 
@@ -426,7 +426,7 @@ fn what_is_left_is_seen_by_all_who_look() {
     let may = case.kill(50);
     let look = || {
         let mut options = BlockdevOptions { read_only: true, ..options(&case.image) };
-        let Driver::Qcow2(qcow2) = &mut options.driver else { unreachable!() };
+        let qcow2: &mut Qcow2Options = options.driver.downcast_mut().unwrap();
         let BlockdevRef::Inline(file) = &mut qcow2.file else { unreachable!() };
         // They share it.
         file.read_only = true;

@@ -1,7 +1,7 @@
 //! What images may be like, and what is refused.
 
 use block::NodeRegistry;
-use block::options::{Backing, BlockdevOptions, BlockdevRef, Driver};
+use block::options::{Backing, BlockdevOptions, BlockdevRef, Qcow2Options};
 
 use crate::image::{Folder, contents, driver, open, options, qemu_img, qemu_io};
 
@@ -81,7 +81,7 @@ fn backing_may_be_told_or_left_out() {
         &["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "disk.qcow2", "disk.qcow2"],
     );
     let mut read_only = BlockdevOptions { read_only: true, ..options(&path) };
-    let Driver::Qcow2(qcow2) = &mut read_only.driver else { unreachable!() };
+    let qcow2: &mut Qcow2Options = read_only.driver.downcast_mut().unwrap();
     let BlockdevRef::Inline(below) = &mut qcow2.file else { unreachable!() };
     below.read_only = true;
     let refused = refusal(&read_only);

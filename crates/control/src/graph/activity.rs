@@ -1,5 +1,6 @@
 //! Which nodes are active, and which become so, or are not any more, with others.
 
+use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
 
 use super::{Address, Graph};
@@ -131,7 +132,7 @@ impl Graph {
             self.set_inactive(name);
             return Ok(());
         }
-        for (role, child) in options.driver.children() {
+        for ChildOption { role, node: child, .. } in options.driver.children() {
             let (below, active) = match child {
                 BlockdevRef::Name(below) => (below.as_str(), self.is_active(below).is_ok()),
                 BlockdevRef::Inline(below) => {

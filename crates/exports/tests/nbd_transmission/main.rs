@@ -3,6 +3,7 @@
 
 mod durability;
 mod handover;
+mod own_driver;
 mod rig;
 
 use std::io::{Read, Write};
@@ -33,7 +34,7 @@ impl File {
 
     fn node(&self, aio: Aio, direct: bool) -> Arc<dyn BlockNode> {
         let (filename, aio) = (self.0.clone(), Some(aio));
-        blockdev(Driver::File(FileOptions { filename, aio, locking: Locking::Off }), direct)
+        blockdev(Driver::file(FileOptions { filename, aio, locking: Locking::Off }), direct)
     }
 }
 

@@ -82,13 +82,14 @@ impl Rig {
             held: false,
         };
         let server = NbdServer::start(&event_loop, config).unwrap();
+        let writable = !node.geometry().read_only;
         let export = server.add(NbdExportConfig {
             id: "disk".into(),
             name: "disk".into(),
             description: String::new(),
             node,
             io_threads,
-            writable: true,
+            writable,
             writethrough,
         });
         let added = Rc::new(RefCell::new(None));

@@ -56,7 +56,7 @@ impl Case {
     fn node(&self, image: &Path, journals: &Path) -> Arc<dyn BlockNode> {
         let file =
             FileOptions { filename: image.to_owned(), aio: Some(self.aio), locking: Locking::Auto };
-        let mut file = BlockdevOptions::new(Some("file"), Driver::File(file));
+        let mut file = BlockdevOptions::new(Some("file"), Driver::file(file));
         // The thread pool uses the page cache, which is another path for data than direct I/O.
         file.cache = Cache { direct: self.aio != Aio::Threads, no_flush: false };
         file.discard = Discard::Unmap;
@@ -75,7 +75,7 @@ impl Case {
             pass_discard_request: None,
             discard_no_unref: false,
         };
-        let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2));
+        let options = BlockdevOptions::new(Some("disk"), Driver::from(qcow2));
         nodes.open(&BlockdevOptions { discard: Discard::Unmap, ..options }).unwrap()
     }
 

@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
-use block::driver::Layer;
-use block::options::{Backing, BlockdevOptions, DetectZeroes, Driver};
+use block::driver::{Description, Layer};
+use block::options::{BlockdevOptions, DetectZeroes};
 use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
@@ -29,7 +28,7 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     };
     json!({
         "node-name": node.name,
-        "drv": name(driver),
+        "drv": driver.kind().name,
         "file": filename(nodes, node),
         "ro": node.options.read_only || node.node.geometry().read_only,
         "encrypted": false,
@@ -57,7 +56,7 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     let geometry = node.node.geometry();
     let mut image = json!({
         "filename": filename(nodes, node),
-        "format": name(driver),
+        "format": driver.kind().name,
         "virtual-size": geometry.size,
         "actual-size": actual_size(nodes, node),
         "limits": {
@@ -67,16 +66,11 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
             "max-iov": MAX_IOV,
         },
     });
-    if local_file(&image_at(nodes, node).options.driver).is_some() {
+    if image_at(nodes, node).options.driver.local_file().is_some() {
         image["dirty-flag"] = false.into();
     }
-    if let Driver::Any(driver) = driver
-        && let Some(specific) = driver.describe(path_below(nodes, node).as_deref()).specific
-    {
+    if let Some(specific) = describe(nodes, node).specific {
         image["format-specific"] = control::Value::Object(specific).into();
-    }
-    if let Driver::File(_) | Driver::HostDevice(_) = driver {
-        image["format-specific"] = json!({"type": "file", "data": {}});
     }
     if let Some(behind) = behind(nodes, node)
         && !flat
@@ -86,15 +80,6 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     image
 }
 
-pub(super) fn name(driver: &Driver) -> &'static str {
-    match driver {
-        Driver::File(_) => "file",
-        Driver::HostDevice(_) => "host_device",
-        Driver::Qcow2(_) => "qcow2",
-        Driver::Any(driver) => driver.kind().name,
-    }
-}
-
 /// The first of the nodes below.
 fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
     nodes.info(node.children.first()?.edge.node().name())
@@ -102,12 +87,13 @@ fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a
 
 /// What shows through a node where it has nothing of its own: everywhere if it is a filter.
 fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
-    let role = match &node.options.driver {
-        Driver::Any(driver) if driver.layer() == Layer::Filter => return below(nodes, node),
-        _ => "backing",
-    };
-    let child = node.children.iter().find(|child| child.role == role)?;
-    nodes.info(child.edge.node().name())
+    match node.options.driver.layer() {
+        Layer::Filter => below(nodes, node),
+        Layer::Storage | Layer::Window | Layer::Format => {
+            let child = node.children.iter().find(|child| child.role == "backing")?;
+            nodes.info(child.edge.node().name())
+        }
+    }
 }
 
 /// How many images lie behind one another.
@@ -127,49 +113,29 @@ fn image_at<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'a>) -> NodeInfo<'a> {
 /// What the image would be called on QEMU's command line: its path where that says it all, else
 /// options in JSON.
 fn filename(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> String {
-    path(nodes, node).unwrap_or_else(|| format!("json:{}", as_options(nodes, node)))
+    let filename = describe(nodes, node).filename;
+    filename.unwrap_or_else(|| format!("json:{}", as_options(nodes, node)))
 }
 
-fn path(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
-    match &node.options.driver {
-        Driver::File(file) | Driver::HostDevice(file) => Some(file.filename.display().to_string()),
-        Driver::Qcow2(_) => path(nodes, &below(nodes, node)?),
-        Driver::Any(driver) => driver.describe(path_below(nodes, node).as_deref()).filename,
-    }
-}
-
-/// The path of the first of the nodes below.
-fn path_below(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
-    path(nodes, &below(nodes, node)?)
+/// What the node's driver says of it.
+fn describe(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Description {
+    let child = below(nodes, node).and_then(|child| describe(nodes, &child).filename);
+    node.options.driver.describe(child.as_deref())
 }
 
 /// The options that say what is read, as they would be given.
 fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
     let driver = &node.options.driver;
-    let mut options = json!({"driver": name(driver)});
+    let mut options = json!({"driver": driver.kind().name});
     for Child { role, edge } in node.children {
-        let named = match driver {
-            Driver::Qcow2(qcow2) => *role != "backing" || qcow2.backing != Backing::Implicit,
-            _ => true,
-        };
+        // A backing image that the header names goes without saying.
+        let named = *role != "backing" || driver.children().iter().any(|child| child.role == *role);
         if named && let Some(below) = nodes.info(edge.node().name()) {
             options[*role] = as_options(nodes, &below);
         }
     }
-    match driver {
-        Driver::File(file) | Driver::HostDevice(file) => {
-            options["filename"] = file.filename.display().to_string().into();
-        }
-        Driver::Qcow2(qcow2) => {
-            if qcow2.backing == Backing::None {
-                options["backing"] = Json::Null;
-            }
-        }
-        Driver::Any(driver) => {
-            for (name, value) in driver.describe(path_below(nodes, node).as_deref()).options {
-                options[name] = value.into();
-            }
-        }
+    for (name, value) in describe(nodes, node).options {
+        options[name] = value.into();
     }
     options
 }
@@ -178,15 +144,6 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
 fn actual_size(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u64 {
     let image = image_at(nodes, node);
     // Of what is at the path now; a file that was removed takes no space that an operator could find.
-    let metadata = local_file(&image.options.driver).and_then(|path| fs::metadata(path).ok());
+    let metadata = image.options.driver.local_file().and_then(|path| fs::metadata(path).ok());
     metadata.map_or(0, |metadata| metadata.blocks() * 512)
-}
-
-/// The file or block device that holds the node's bytes.
-fn local_file(driver: &Driver) -> Option<&Path> {
-    match driver {
-        Driver::File(file) | Driver::HostDevice(file) => Some(&file.filename),
-        Driver::Any(driver) => driver.local_file(),
-        _ => None,
-    }
 }

@@ -16,7 +16,7 @@ use control::qmp::SnapshotSync;
 use event_loop::{IoBufs, oneshot};
 
 use super::state::Moving;
-use super::{Daemon, DaemonError, nodes};
+use super::{Daemon, DaemonError};
 use crate::errno::words;
 
 impl Daemon {
@@ -55,12 +55,12 @@ impl Daemon {
         let file = BlockdevOptions {
             discard: Discard::Unmap,
             cache: below.cache,
-            ..BlockdevOptions::new(None, Driver::File(file))
+            ..BlockdevOptions::new(None, Driver::file(file))
         };
         let overlay = BlockdevOptions {
             node_name: Some(name),
             discard: below.discard,
-            driver: Driver::Qcow2(Qcow2Options {
+            driver: Driver::from(Qcow2Options {
                 file: BlockdevRef::Inline(Box::new(file.clone())),
                 data_file: None,
                 backing: Backing::Node(BlockdevRef::Name(node_name.clone())),
@@ -76,7 +76,7 @@ impl Daemon {
                 return Err(DaemonError::new(message));
             };
             let path = std::path::absolute(path).map_err(DaemonError::new)?;
-            let backing = (path.display().to_string(), nodes::name(&below.driver).to_owned());
+            let backing = (path.display().to_string(), below.driver.kind().name.to_owned());
             let size = node.geometry().size;
             drop(node);
             let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
@@ -92,10 +92,12 @@ impl Daemon {
             self.graph.free_of_jobs(name)?;
         }
         self.graph.is_no_backing(node)?;
-        let before = self.nodes.options(overlay).cloned();
-        let Some((before, Driver::Qcow2(image))) = before.map(|o| (o.clone(), o.driver)) else {
-            return Err(DaemonError::new("The overlay does not support backing images"));
-        };
+        let no_overlay = || DaemonError::new("The overlay does not support backing images");
+        let before = self.nodes.options(overlay).cloned().ok_or_else(no_overlay)?;
+        let mut after = before.clone();
+        if !after.driver.set_child("backing", BlockdevRef::Name(node.to_owned())) {
+            return Err(no_overlay());
+        }
         if !self.nodes.edges(overlay).is_empty() {
             return Err(DaemonError::new("The overlay is already in use"));
         }
@@ -104,9 +106,6 @@ impl Daemon {
             return Err(DaemonError::new("The overlay already has a backing image")
                 .with_hint("Open it with backing=null."));
         }
-        let backing = Backing::Node(BlockdevRef::Name(node.to_owned()));
-        let driver = Driver::Qcow2(Qcow2Options { backing, ..image });
-        let after = BlockdevOptions { driver, ..before.clone() };
         // It is opened anew, with what is behind it.
         self.delete_node(overlay)?;
         let put = self.put_above(node, &after).await;

@@ -61,7 +61,7 @@ fn open(path: &Path, device: bool, direct: bool) -> Result<Geometry, String> {
         cache: Cache { direct, no_flush: false },
         ..BlockdevOptions::new(
             Some("probe"),
-            if device { Driver::HostDevice(file) } else { Driver::File(file) },
+            if device { Driver::host_device(file) } else { Driver::file(file) },
         )
     };
     let node = NodeRegistry::new().open(&options).map_err(|error| error.to_string())?;

@@ -3,10 +3,11 @@
 mod bounce;
 mod channel;
 mod describe;
+mod driver;
 mod locks;
 mod merge;
 mod open;
-pub(super) mod options;
+pub(crate) mod options;
 mod plan;
 mod probe;
 mod resize;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::options::{Aio, Driver, FileOptions, ImageDraft, Inherited, Locking};
+use crate::options::{Driver, ImageDraft, Inherited};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::OptionError;
@@ -15,7 +15,7 @@ pub(in crate::drivers) static FILE: DriverKind = DriverKind {
     options: &OptionTable {
         fields: FIELDS,
         start: Draft::new,
-        build: |draft| Ok(Driver::File(draft.build("file")?)),
+        build: |draft| Ok(Driver::file(draft.build("file")?)),
     },
 };
 
@@ -26,9 +26,43 @@ pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
     options: &OptionTable {
         fields: FIELDS,
         start: Draft::new,
-        build: |draft| Ok(Driver::HostDevice(draft.build("host_device")?)),
+        build: |draft| Ok(Driver::host_device(draft.build("host_device")?)),
     },
 };
+
+/// Options of `file` and `host_device`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileOptions {
+    /// `filename`.
+    pub filename: PathBuf,
+    /// `aio`; `None` means io_uring where the loop has it, else threads.
+    pub aio: Option<Aio>,
+    /// `locking`.
+    pub locking: Locking,
+}
+
+/// `aio=threads|io_uring|native`: who carries out reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    /// A thread pool with blocking system calls.
+    Threads,
+    /// The loop's ring.
+    IoUring,
+    /// Linux AIO; with `cache.direct` only.
+    Native,
+}
+
+/// `locking=auto|on|off`: whether the image is locked against other programs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Locking {
+    /// Lock where the file system can (open file description locks).
+    #[default]
+    Auto,
+    /// Lock, or fail.
+    On,
+    /// Do not lock.
+    Off,
+}
 
 /// What was given.
 #[derive(Default)]

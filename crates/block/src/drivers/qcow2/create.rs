@@ -50,7 +50,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
     made.map_err(|error| failed(path, &error))?;
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
-    let common = BlockdevOptions::new(None, Driver::File(file.clone()));
+    let common = BlockdevOptions::new(None, Driver::file(file.clone()));
     // Locked from here on, so nobody else's image is made empty.
     let node =
         FileNode::open("#create".into(), Kind::File, &common, &file, &mut Inherited::default())?;

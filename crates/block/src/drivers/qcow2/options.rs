@@ -1,6 +1,6 @@
 //! `qcow2`: QEMU's image format.
 
-use crate::options::{Backing, BlockdevRef, Driver, Inherited, Qcow2Options, read_ref, ref_shape};
+use crate::options::{BlockdevRef, Inherited, read_ref, ref_shape};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::table::{self, Choice, Field, Kind, Need, only_off, put};
@@ -14,16 +14,45 @@ pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
         fields: FIELDS,
         start: |inherited| Draft { inherited, ..Draft::default() },
         build: |draft| {
-            Ok(Driver::Qcow2(Qcow2Options {
+            Ok(Qcow2Options {
                 file: draft.file.ok_or_else(|| table::missing("file"))?,
                 data_file: draft.data_file,
                 backing: draft.backing.unwrap_or(Backing::Implicit),
                 pass_discard_request: draft.pass_discard_request,
                 discard_no_unref: draft.discard_no_unref,
-            }))
+            }
+            .into())
         },
     },
 };
+
+/// Options of `qcow2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qcow2Options {
+    /// `file`: the node that the image lies in.
+    pub file: BlockdevRef,
+    /// `data-file`: the node that the guest's data lies in, of an image made so. `None` means the file
+    /// that the image names, if it needs one.
+    pub data_file: Option<BlockdevRef>,
+    /// `backing`: what lies behind the image.
+    pub backing: Backing,
+    /// `pass-discard-request`: whether the node below gets discards of what the guest discards. `None`
+    /// means if the image itself takes them, `discard=unmap`.
+    pub pass_discard_request: Option<bool>,
+    /// `discard-no-unref`: clusters without data keep their place in the image.
+    pub discard_no_unref: bool,
+}
+
+/// What lies behind an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backing {
+    /// The file that the image names, if it names one.
+    Implicit,
+    /// Nothing, whatever the image says: `backing` is null, or the empty string.
+    None,
+    /// That node.
+    Node(BlockdevRef),
+}
 
 /// What was given.
 #[derive(Default)]

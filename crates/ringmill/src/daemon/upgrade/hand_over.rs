@@ -8,7 +8,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
 use block::driver::HandOver;
-use block::options::Driver;
 use block::{Child, OpenImage};
 use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -135,17 +134,20 @@ impl Daemon {
         }
     }
 
-    /// Whether a node, or one below it, is of such a driver, and active: one that is not has written all.
-    fn is_any(&self, name: &str, is: fn(&Driver) -> bool) -> bool {
+    /// Whether a node, or one below it, is of a driver that is handed over so, and active: one that is not has written all.
+    fn is_any(&self, name: &str, is: fn(HandOver) -> bool) -> bool {
         self.nodes.info(name).filter(|node| node.active).is_some_and(|node| {
             let below = |child: &Child| self.is_any(child.edge.node().name(), is);
-            is(&node.options.driver) || node.children.iter().any(below)
+            is(node.options.driver.hand_over()) || node.children.iter().any(below)
         })
     }
 
     /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
     fn holds_back(&self, name: &str) -> bool {
-        self.is_any(name, |driver| hands_over(driver, &[HandOver::HoldsBack]))
+        self.is_any(name, |how| match how {
+            HandOver::HoldsBack => true,
+            HandOver::AtOnce | HandOver::Journal | HandOver::Flush => false,
+        })
     }
 
     /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a
@@ -264,15 +266,18 @@ impl Daemon {
     /// Whether a node, or one below it, does not write everything at once. What little of it is left when queues stop
     /// need not be written for another process to have it.
     fn keeps_back(&self, name: &str) -> bool {
-        self.is_any(name, |driver| {
-            matches!(driver, Driver::Qcow2(_))
-                || hands_over(driver, &[HandOver::Journal, HandOver::Flush])
+        self.is_any(name, |how| match how {
+            HandOver::Journal | HandOver::Flush => true,
+            HandOver::AtOnce | HandOver::HoldsBack => false,
         })
     }
 
     /// Whether what a node is written, or one below it, is durable only for who has written it.
     fn is_elsewhere(&self, name: &str) -> bool {
-        self.is_any(name, |driver| hands_over(driver, &[HandOver::Flush]))
+        self.is_any(name, |how| match how {
+            HandOver::Flush => true,
+            HandOver::AtOnce | HandOver::HoldsBack | HandOver::Journal => false,
+        })
     }
 
     /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try. `flushed`:
@@ -340,10 +345,6 @@ impl Daemon {
         expect(packets, HAVE).await?;
         packets.send(GO, &[], &[]).await.map_err(|error| gone(&error))
     }
-}
-
-fn hands_over(driver: &Driver, how: &[HandOver]) -> bool {
-    matches!(driver, Driver::Any(driver) if how.contains(&driver.hand_over()))
 }
 
 /// Has the other process make what there is.

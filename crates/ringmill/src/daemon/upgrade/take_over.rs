@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use block::OpenImage;
 use block::driver::HandOver;
-use block::options::{BlockdevOptions, BlockdevRef, Driver};
+use block::options::{BlockdevOptions, BlockdevRef};
 use control::{Action, Step, TAKE_OVER};
 use exports::vhost_user::handover::SavedSession;
 use nix::sys::prctl;
@@ -288,7 +288,7 @@ fn is_late(action: &Action, late: &mut BTreeSet<String>) -> bool {
 }
 
 fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
-    let parts = node.driver.children().into_iter().map(|(_, child)| match child {
+    let parts = node.driver.children().into_iter().map(|child| match child.node {
         BlockdevRef::Name(name) => late.contains(name),
         BlockdevRef::Inline(options) => {
             let is_late = has_late_part(options, late);
@@ -300,10 +300,9 @@ fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
     });
     // All of them are looked at, for the sake of their names.
     let on_late = parts.fold(false, |any, late| any | late);
-    let is_late = match &node.driver {
-        Driver::Qcow2(_) => true,
-        Driver::Any(driver) => driver.hand_over() == HandOver::Journal,
-        _ => false,
+    let is_late = match node.driver.hand_over() {
+        HandOver::Journal => true,
+        HandOver::AtOnce | HandOver::HoldsBack | HandOver::Flush => false,
     };
     on_late || is_late
 }

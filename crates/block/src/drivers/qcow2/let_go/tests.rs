@@ -60,13 +60,13 @@ impl Home {
 
     fn file(&self, locking: Locking) -> BlockdevOptions {
         let file = FileOptions { filename: self.image(), aio: None, locking };
-        BlockdevOptions::new(Some("file"), Driver::File(file))
+        BlockdevOptions::new(Some("file"), Driver::file(file))
     }
 
     /// What the first clusters of the image begin with, for a process that has these journals.
     fn read_with<const N: usize>(&self, journals: &Path) -> [u8; N] {
         let file = BlockdevRef::Inline(Box::new(self.file(Locking::Off)));
-        let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2(file)));
+        let options = BlockdevOptions::new(Some("disk"), Driver::from(qcow2(file)));
         let options = BlockdevOptions { read_only: true, ..options };
         let mut nodes = NodeRegistry::new().with_journals(journals).unwrap();
         let guest = Guest::new(nodes.open(&options).unwrap());
@@ -245,7 +245,7 @@ impl Disk {
 
     fn on(gate: Arc<Gate>, home: &Home, inherited: &mut Inherited) -> Disk {
         let qcow2 = qcow2(BlockdevRef::Name("gate".into()));
-        let options = BlockdevOptions::new(Some("disk"), Driver::Qcow2(qcow2.clone()));
+        let options = BlockdevOptions::new(Some("disk"), Driver::from(qcow2.clone()));
         let options = BlockdevOptions { discard: Discard::Unmap, ..options };
         let journals = Journals::in_folder(&home.journals(), geteuid().as_raw()).unwrap();
         let node = Opening::begin(&options, gate.clone())
@@ -415,8 +415,8 @@ fn an_image_is_not_gone_on_with_without_its_journal() {
     guest.write(0, 1);
     guest.wait(disk.let_go()).unwrap();
     let options =
-        BlockdevOptions::new(Some("next"), Driver::Qcow2(qcow2(BlockdevRef::Name("gate".into()))));
-    let Driver::Qcow2(of_qcow2) = &options.driver else { unreachable!() };
+        BlockdevOptions::new(Some("next"), Driver::from(qcow2(BlockdevRef::Name("gate".into()))));
+    let of_qcow2: &Qcow2Options = options.driver.downcast_ref().unwrap();
     let open = |inherited: &mut Inherited, journals: Option<&Journals>| {
         let opening = Opening::begin(&options, disk.gate.clone()).unwrap();
         let opening = opening.with_inherited(inherited);

@@ -1,0 +1,32 @@
+//! The files that nodes lie in.
+
+use std::path::{Path, PathBuf};
+
+use super::NodeRegistry;
+use crate::driver::Layer;
+use crate::options::BlockdevRef;
+use crate::permissions::ChildUse;
+
+impl NodeRegistry {
+    /// The path of the file that the image of the node of that name lies in, if it is all of that file.
+    pub fn image_path(&self, name: &str) -> Option<PathBuf> {
+        let children = self.nodes.get(name)?.options.driver.children();
+        match children.first() {
+            Some(child) if child.used_as == ChildUse::Window => None,
+            _ => self.path_of(&BlockdevRef::Name(name.to_owned())),
+        }
+    }
+
+    /// The path of the file that a node lies in.
+    pub(super) fn path_of(&self, node: &BlockdevRef) -> Option<PathBuf> {
+        let options = match node {
+            BlockdevRef::Inline(options) => options,
+            BlockdevRef::Name(name) => &self.nodes.get(name)?.options,
+        };
+        match options.driver.layer() {
+            Layer::Storage => options.driver.local_file().map(Path::to_owned),
+            Layer::Window | Layer::Format => self.path_of(options.driver.children().first()?.node),
+            Layer::Filter => None,
+        }
+    }
+}
