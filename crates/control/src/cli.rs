@@ -140,7 +140,7 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
         (
             "ringmill storage-daemon --user ringmill:kvm --sandbox on,paths=/var/lib/images \
              --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
-            "the same by another user, who opens images in one folder and nothing else",
+            "the same as another user, with access to images in one folder only",
         ),
     ],
     read: storage_daemon,
@@ -149,17 +149,20 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
 static UPGRADE: Subcommand = Subcommand {
     name: "upgrade",
     usage: "<pid>|<pidfile>|<socket>",
-    help: "have a running daemon give place to the program that is installed now",
-    about: "Has a daemon start the program anew from the path that it was started by, which may be another \
-            version by now, and hand over everything to it: sockets, connections, guests' memory, open \
-            images. Guests see a short pause and no error. If the new program does not take over, the old \
-            one goes on. The daemon is found by its process id, its pid file or the socket of its QMP \
-            monitor; by the latter, the reason of a failure is told, and it is in the daemon's log in any \
-            case. SIGUSR2 asks a daemon for the same.",
+    help: "replace a running daemon by the program that is installed now",
+    about: "Replaces a running daemon. The daemon starts the program at its own path, which may be another \
+            version, and hands over sockets, connections, guests' memory and open images. Guests see a \
+            short pause and no error. If the new program does not take over, the old one continues to \
+            serve. <pid>, <pidfile> or <socket>, the daemon's QMP monitor, identifies the daemon. By the \
+            monitor, the command prints why an upgrade failed; the daemon's log always has the reason. \
+            SIGUSR2 starts the same upgrade.",
     options: || erased(upgrade::OPTIONS),
     examples: &[
-        ("ringmill upgrade /run/ringmill.qmp", "by its monitor; tells how long guests had to wait"),
-        ("ringmill upgrade /run/ringmill.pid", "by its pid file"),
+        (
+            "ringmill upgrade /run/ringmill.qmp",
+            "by the monitor; prints how long guests had to wait",
+        ),
+        ("ringmill upgrade /run/ringmill.pid", "by the pid file"),
     ],
     read: |_, parser| upgrade(parser),
 };
@@ -167,12 +170,12 @@ static UPGRADE: Subcommand = Subcommand {
 static CTL: Subcommand = Subcommand {
     name: "ctl",
     usage: "<socket> [<command> [<argument>...]]",
-    help: "have a running daemon carry out a QMP command",
-    about: "Has the daemon whose QMP monitor listens on <socket>, a path or <host>:<port>, carry out a \
-            command, and shows what it answers. Without a command it lists those there are; \
-            'ringmill ctl <socket> <command> help' shows a command's arguments. They are written \
-            <name>=<value>, with dotted keys (cache.direct=on, iothread.0=io0) and commas doubled, or \
-            as JSON. 'events' follows the daemon's events.",
+    help: "send a QMP command to a running daemon",
+    about: "Sends a command to the QMP monitor on <socket>, a path or <host>:<port>, and prints the answer as \
+            a table. Without a command, the daemon's commands are listed; \
+            'ringmill ctl <socket> <command> help' lists the arguments of a command. Arguments are \
+            <name>=<value>, with dotted keys (cache.direct=on, iothread.0=io0) and doubled commas, or \
+            JSON. 'events' follows the daemon's events.",
     options: || erased(ctl::OPTIONS),
     examples: &[
         ("ringmill ctl /run/ringmill.qmp query-block-exports", "a table of the exports"),
@@ -192,18 +195,17 @@ static CTL: Subcommand = Subcommand {
 static TOP: Subcommand = Subcommand {
     name: "top",
     usage: "<socket> [options]",
-    help: "watch what a running daemon does",
-    about: "Shows what the daemon whose QMP monitor listens on <socket>, a path or <host>:<port>, does: \
-            its exports with requests, throughput, latency percentiles, mean and present depth and \
-            answers per batch, and its I/O threads with CPU time, polling and wake-ups. On a terminal \
-            the view is kept up to date and can be scrolled; its last line lists the keys. Where the \
-            terminal is narrow, some columns are left out.",
+    help: "show the activity of a running daemon",
+    about: "Shows the activity of the daemon with the QMP monitor on <socket>, a path or <host>:<port>. \
+            Exports: requests, throughput, latency percentiles, mean and present depth, answers per batch. \
+            I/O threads: CPU time, polling, wake-ups. On a terminal the view is updated and can be \
+            scrolled; its last line lists the keys. A narrow terminal has fewer columns.",
     options: || erased(top::OPTIONS),
     examples: &[
         ("ringmill top /run/ringmill.qmp", "a live view"),
         (
             "ringmill top /run/ringmill.qmp --batch --count 1 --interval-ms 5000 --sort requests",
-            "what is done in five seconds, the busiest export first",
+            "the activity of five seconds, the busiest export first",
         ),
     ],
     read: |_, parser| top(parser),

@@ -124,7 +124,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
                 put(&mut draft.sandbox().user, Some(UserOptions { user, group }))
             },
         },
-        need: Need::Optional("stays who it is"),
+        need: Need::Optional("the user that starts the daemon"),
         help: "become this user, by name or number, once everything is ready: what the command line \
                names is opened before",
     };

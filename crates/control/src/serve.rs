@@ -361,7 +361,7 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     // A guest that gives space back means it.
     Field {
         need: Need::Default("unmap"),
-        help: "what becomes of the guest's discard requests",
+        help: "what happens to the guest's discard requests",
         ..ServeOptions::DISCARD
     },
     ServeOptions::LOCKING,

@@ -32,7 +32,7 @@ pub trait ImageDraft: Sized + 'static {
             },
         ]),
         need: Need::Optional("io_uring where the kernel offers it, else threads"),
-        help: "who carries out reads and writes",
+        help: "engine of reads and writes",
     };
 
     /// `locking`.

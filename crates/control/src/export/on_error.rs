@@ -20,7 +20,7 @@ pub(super) const RERROR: Field<Draft> = on_error!(
     vhost_user.rerror,
     auto: Report,
     THEN,
-    "what becomes of a read that fails"
+    "what happens to a read that fails"
 );
 
 /// `werror`.
@@ -29,7 +29,7 @@ pub(super) const WERROR: Field<Draft> = on_error!(
     vhost_user.werror,
     auto: Enospc,
     THEN,
-    "what becomes of another request that fails: a write, discard or flush"
+    "what happens to another request that fails: a write, discard or flush"
 );
 
 /// The same for clients with time-outs of their own, who know what to do about an error.
@@ -52,11 +52,11 @@ macro_rules! only_report {
 
 /// `rerror` of NBD.
 pub(super) const RERROR_NBD: Field<Draft> =
-    only_report!("rerror", "what becomes of a read that fails");
+    only_report!("rerror", "what happens to a read that fails");
 
 /// `werror` of NBD.
 pub(super) const WERROR_NBD: Field<Draft> =
-    only_report!("werror", "what becomes of another request that fails");
+    only_report!("werror", "what happens to another request that fails");
 
 fn refused(name: &str) -> Result<(), OptionError> {
     let message = format!("Export type 'nbd' supports only '{name}=report'");

@@ -91,7 +91,7 @@ static LIST: &[Field<List>] = &[
             },
         ]),
         need: Need::Default("deny"),
-        help: "what becomes of clients that no rule fits",
+        help: "what happens to clients that match no rule",
     },
     Field {
         name: "rules",
@@ -133,7 +133,7 @@ static RULE: &[Field<Rule>] = &[
             },
         ]),
         need: Need::Required,
-        help: "what becomes of clients of that name",
+        help: "what happens to clients of that name",
     },
     Field {
         name: "format",

@@ -115,7 +115,7 @@ pub(crate) fn options() -> Union {
     };
     Union {
         tag: "qom-type",
-        help: "what it is",
+        help: "the kind of object",
         common: Vec::new(),
         variants: TYPES.iter().map(variant).collect(),
     }

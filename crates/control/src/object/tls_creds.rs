@@ -61,12 +61,12 @@ static FIELDS: &[Field<TlsCredsOptions>] = &[
         kind: Kind::Choice(&[
             Choice {
                 name: "client",
-                help: "for who connects",
+                help: "for a client",
                 set: |creds| put(&mut creds.files.endpoint, Endpoint::Client),
             },
             Choice {
                 name: "server",
-                help: "for who is connected to",
+                help: "for a server",
                 set: |creds| put(&mut creds.files.endpoint, Endpoint::Server),
             },
         ]),
@@ -83,7 +83,7 @@ static FIELDS: &[Field<TlsCredsOptions>] = &[
         name: "sanity-check",
         kind: Kind::Bool(|creds, on| put(&mut creds.files.sanity_check, on)),
         need: Need::Default("on"),
-        help: "refuse certificates that nobody would take when they are read",
+        help: "when reading the files, refuse certificates that all peers would refuse",
     },
     Field::unoffered("priority", |creds, value, name, at| {
         not_yet(creds, value, name, at).map_err(|error| {

@@ -59,7 +59,7 @@ pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
 /// A request of an export with a policy has failed.
 pub static BLOCK_IO_ERROR: EventRow = EventRow {
     name: "BLOCK_IO_ERROR",
-    help: "a request of an export has failed; of errors that do not stop the export, one a second is told",
+    help: "a request of an export has failed; at most one event a second for errors that do not stop the export",
     data: &[
         Member::new("qom-path", Reply::Text, "empty: an export is no object"),
         Member::new("device", Reply::Text, "the export's name"),

@@ -87,10 +87,10 @@ fn reference() -> Document {
     let mut all = Document::default();
     all.title(1, "Reference");
     all.text(
-        "Every command, option, QMP command and event, made from the tables that they are read by: \
-         `ringmill --generate reference` prints this page, `man-ringmill`, `man-storage-daemon` and \
-         `man-qmp` the same as man pages, `complete-bash`, `complete-zsh` and `complete-fish` what \
-         completes command lines. A test says when this page has to be printed anew.",
+        "Every command, option, QMP command and event. `ringmill --generate reference` prints this page \
+         from the tables that the parsers use. `man-ringmill`, `man-storage-daemon` and `man-qmp` are the \
+         same as man pages; `complete-bash`, `complete-zsh` and `complete-fish` complete command lines. \
+         A test fails if this page is out of date.",
     );
     all.contents();
     all.title(2, "The program: ringmill");

@@ -8,11 +8,11 @@ use crate::shape::{self, Shape};
 pub(super) fn all() -> Document {
     let mut page = Document::default();
     page.text(
-        "A monitor (`--chardev` and `--monitor`) takes commands and tells of events: JSON objects, one \
-         to a line, as QEMU's QMP has them. A client is greeted, and sends `qmp_capabilities` before \
-         anything else. A command may have an `id`, any JSON value, which its answer has, too. What \
-         is not there answers with the class `CommandNotFound`. `query-qmp-schema` tells programs \
-         what this page tells people.",
+        "A monitor (`--chardev` and `--monitor`) takes commands and sends events: JSON objects, one per \
+         line, as in QEMU's QMP. The monitor greets a client, and the client's first command is \
+         `qmp_capabilities`. A command may have an `id`, any JSON value; the answer has the same `id`. \
+         The error class of an unknown command is `CommandNotFound`. `query-qmp-schema` has the \
+         contents of this page for programs.",
     );
     page.code(
         "-> {\"execute\": \"qmp_capabilities\"}\n<- {\"return\": {}}\n-> {\"execute\": \"object-del\", \
@@ -25,7 +25,7 @@ pub(super) fn all() -> Document {
     }
     page.title(2, "Events");
     page.text(
-        "An event tells when it was, in seconds and microseconds since 1970, and what it was:",
+        "An event has its time, in seconds and microseconds since 1970, its name and its data:",
     );
     for row in EVENTS {
         page.title(3, row.name);

@@ -54,7 +54,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "block_resize",
-        help: "change the size of a node's image; guests are told; refused while an NBD export uses the node",
+        help: "change the size of a node's image and notify guests; refused while an NBD export uses the node",
         example: r#"{"node-name": "disk0", "size": 21474836480}"#,
         arguments: Arguments::Table(&Table {
             fields: RESIZE,
@@ -175,7 +175,7 @@ static NODE: &[Member] = &[
     Member::new(
         "detect_zeroes",
         Reply::Word(&["off", "on", "unmap"]),
-        "what becomes of writes of zeroes",
+        "what happens to writes of zeroes",
     ),
     Member::new("cache", Reply::Object(CACHE), "how the host's page cache is used"),
     Member::new("children", Reply::List(&Reply::Object(CHILD)), "the nodes below that have names"),

@@ -22,7 +22,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "query-version",
-        help: "return the QEMU release whose interface this is, and the program's version",
+        help: "return the QEMU release with this interface, and the program's version",
         example: "",
         arguments: Arguments::None(|| Job::Answer(version)),
         returns: Returns::Data("the version", Reply::Object(VERSION)),
@@ -56,7 +56,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         help: "replace the daemon by the program that is at its path now; all connections are handed over",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Upgrade)),
-        returns: Returns::Data("who serves now", Reply::Object(UPGRADED)),
+        returns: Returns::Data("the process that serves now", Reply::Object(UPGRADED)),
     },
     CommandRow {
         name: "quit",
@@ -122,7 +122,7 @@ static LANDLOCK: &[Member] = &[
 
 static UPGRADED: &[Member] = &[
     Member::new("pid", Reply::Int, "the process's id"),
-    Member::new("pause-us", Reply::Int, "for how long nobody has served, in microseconds"),
+    Member::new("pause-us", Reply::Int, "time without service, in microseconds"),
 ];
 
 /// The one command before all others.
@@ -166,8 +166,8 @@ pub(in crate::qmp) fn version() -> Json {
 }
 
 static VERSION: &[Member] = &[
-    Member::new("qemu", Reply::Object(QEMU_VERSION), "the release of QEMU whose interface this is"),
-    Member::new("package", Reply::Text, "who carries it out, with its own version"),
+    Member::new("qemu", Reply::Object(QEMU_VERSION), "the QEMU release with this interface"),
+    Member::new("package", Reply::Text, "the program and its version"),
 ];
 
 static QEMU_VERSION: &[Member] = &[
