@@ -236,6 +236,34 @@ fn a_monitor_s_paths_are_narrowed_by_option() {
     }
 }
 
+/// An inactive node reads its rules once more when it becomes active.
+#[test]
+fn rules_of_blkdebug_stay_within_reach() {
+    let scratch = Scratch::new();
+    let (inside, rules) = (scratch.path("inside"), scratch.path("rules.conf"));
+    fs::create_dir(&inside).expect("a folder");
+    fs::write(&rules, "[inject-error]\nevent = \"read_aio\"\n").expect("rules");
+    let node =
+        format!("blkdebug,node-name=n,active=off,config={},image.driver=null-co", rules.display());
+    let command = ServerCommand::new(&scratch).args(["--blockdev", &node]).monitor("qmp");
+    let server = command.args(["--sandbox", &format!("on,paths={}", inside.display())]).start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    if has_landlock(&server) {
+        let file = json!({"driver": "file", "node-name": "f", "filename": rules});
+        let file = json!({"driver": "raw", "node-name": "r", "file": file});
+        // The path itself is within reach, and what lies beside it is not.
+        qmp.execute("blockdev-add", file);
+        let beside = scratch.path("beside.img");
+        fs::write(&beside, [0; 4096]).expect("an image");
+        let file = json!({"driver": "file", "node-name": "o", "filename": beside});
+        let why = qmp.refused("blockdev-add", file);
+        assert!(why.contains("Permission denied"), "{why}");
+    }
+    qmp.execute("blockdev-set-active", json!({"node-name": "n", "active": true}));
+    drop(qmp);
+    server.stop();
+}
+
 /// Root's daemon opens, listens and becomes somebody.
 #[test]
 fn a_daemon_becomes_a_user_once_it_has_opened_everything() {

@@ -217,7 +217,8 @@ pub enum HandOver {
     AtOnce,
     /// The same; the node holds requests back, and releases them when its queues stop.
     HoldsBack,
-    /// Through a journal: flushed beforehand as far as time allows. The other process opens the node last.
+    /// Through a journal: flushed beforehand as far as time allows. The other process opens the node last. Such a
+    /// node implements [`BlockNode::journal`] and [`BlockNode::let_go`].
     Journal,
     /// Only a flush of this process makes what it has written durable: waited for.
     Flush,

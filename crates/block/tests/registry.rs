@@ -8,6 +8,7 @@ use block::NodeRegistry;
 use block::options::*;
 use block::request::Op;
 use common::*;
+use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
 
 fn null(size: u64) -> Driver {
@@ -225,6 +226,24 @@ fn null_disks() {
         let (result, bufs) = rig.wait(tag);
         assert_eq!((result, bytes(&bufs)), (Ok(()), vec![7; 512]), "reads leave memory alone");
         assert!(start.elapsed().as_nanos() >= u128::from(latency_ns));
+    }
+}
+
+#[test]
+fn null_disks_behind_an_image_are_read_only() {
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    for driver in
+        [null(4096), Driver::null_aio(NullOptions { size: 4096, latency_ns: 0, read_zeroes: true })]
+    {
+        let mut nodes = NodeRegistry::new();
+        let edge = nodes.open(&blockdev("n", driver)).unwrap();
+        let made = async move {
+            nodes.make_read_only("n").await.unwrap();
+            nodes
+        };
+        let nodes = event_loop.block_on(made).unwrap();
+        assert!(nodes.node("n").unwrap().geometry().read_only);
+        assert!(edge.geometry().read_only, "its users are moved along");
     }
 }
 

@@ -129,15 +129,34 @@ fn rows_of(union: &Union, variant: &Variant) -> Vec<Row> {
     shape::rows(&members)
 }
 
+/// What has to be given of a driver's options: a path, a node, a throttle group, an address.
+fn required(prefix: &str, members: &[Member]) -> String {
+    let needed = members.iter().filter(|member| member.need == Need::Required);
+    let pair = |member: &Member| {
+        let name = format!("{prefix}{}", member.name);
+        match &member.shape {
+            Shape::Path => format!(",{name}=disk.img"),
+            Shape::Either(_) => format!(",{name}=other"),
+            Shape::Text(_) => format!(",{name}=slow"),
+            Shape::Union(union) => {
+                let variant = union.variants.last().expect("a variant");
+                let rest = required(&format!("{name}."), &variant.members);
+                format!(",{name}.{}={}{rest}", union.tag, variant.name)
+            }
+            other => panic!("{name}: no value is known for {other:?}"),
+        }
+    };
+    needed.map(pair).collect()
+}
+
 /// The least that an option can say, after what [`action`] puts in front of it.
 fn minimal(option: &str, variant: &str) -> String {
     let rest = match (option, variant) {
-        ("--blockdev", "raw" | "qcow2") => "node-name=n,file=other",
-        ("--blockdev", "file" | "host_device") => "node-name=n,filename=disk.img",
-        ("--blockdev", "nbd") => "node-name=n,server.type=unix,server.path=s",
-        ("--blockdev", "throttle") => "node-name=n,file=other,throttle-group=slow",
-        ("--blockdev", "blkdebug") => "node-name=n,image=other",
-        ("--blockdev", _) => "node-name=n",
+        ("--blockdev", driver) => {
+            let driver = block::drivers::all().find(|kind| kind.name == driver);
+            let members = driver.expect("a driver").options.members();
+            return format!("{variant},node-name=n{}", required("", &members));
+        }
         ("--object", "authz-simple") => "id=o,identity=CN=a",
         ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",
         ("--object", _) => "id=o",
