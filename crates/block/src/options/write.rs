@@ -66,13 +66,14 @@ pub fn write_path(path: &Path) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use ::options::table::Context;
+    use ::options::shape::{Member, Shape, Variant};
+    use ::options::table::{Context, Need};
     use ::options::value::Dialect;
-    use ::options::{json, keyval};
+    use ::options::{Object, json, keyval};
 
     use super::*;
     use crate::drivers;
-    use crate::options::read_blockdev;
+    use crate::options::{read, read_blockdev};
 
     fn written_and_read(options: &BlockdevOptions) -> BlockdevOptions {
         let option = blockdev_option(options);
@@ -124,5 +125,100 @@ mod tests {
         options.driver.as_file_mut().unwrap().filename =
             std::ffi::OsString::from_vec(vec![b'a', 0xff]).into();
         assert!(blockdev_option(&options).contains(char::REPLACEMENT_CHARACTER));
+    }
+
+    /// Values for an option of that shape, each with the option's name below and its help.
+    fn values(shape: &Shape, help: &str) -> Vec<(String, String, Vec<Value>)> {
+        let here = |values: Vec<Value>| vec![(String::new(), help.to_owned(), values)];
+        match shape {
+            Shape::Bool => here(vec![true.into(), false.into()]),
+            Shape::Int(range) => {
+                let numbers = [1, 512, 4096, 0, *range.start(), *range.end()];
+                let fits = numbers.into_iter().filter(|number| range.contains(number));
+                here(fits.map(Value::Integer).collect())
+            }
+            Shape::Size => here(vec![512.into(), 4096.into()]),
+            Shape::Text(_) => here(vec!["10809".into(), "20".into(), "x".into()]),
+            Shape::Path => here(vec!["x".into(), "/y".into()]),
+            Shape::Words(words) => here(words.iter().map(|word| word.name.into()).collect()),
+            Shape::Either(_) => {
+                let inside = write_object([("driver", "null-co".into()), ("size", 4096.into())]);
+                here(vec!["disk0".into(), inside])
+            }
+            Shape::Object(members) => each(&[], members)
+                .into_iter()
+                .map(|(name, help, objects)| {
+                    (name, help, objects.into_iter().map(Value::Object).collect())
+                })
+                .collect(),
+            Shape::List(item, _) => {
+                let one = |value| Value::List(vec![value]);
+                let of_items = values(item, help).into_iter();
+                of_items.map(|(n, h, v)| (n, h, v.into_iter().map(one).collect())).collect()
+            }
+            Shape::Union(union) => {
+                let of = |variant: &Variant| {
+                    let tag = [(union.tag.to_owned(), variant.name.into())];
+                    let of_members = each(&tag, &variant.members).into_iter();
+                    let objects = |v: Vec<Object>| v.into_iter().map(Value::Object).collect();
+                    of_members.map(move |(n, h, v)| (n, h, objects(v))).collect::<Vec<_>>()
+                };
+                union.variants.iter().flat_map(of).collect()
+            }
+            Shape::Flag | Shape::Any | Shape::Named(..) => {
+                panic!("no option of a node is {shape:?}")
+            }
+        }
+    }
+
+    /// Objects that differ in one of these members: with all others and with those that are required only.
+    fn each(fixed: &[(String, Value)], members: &[Member]) -> Vec<(String, String, Vec<Object>)> {
+        let first = |member: &Member| {
+            let (_, _, values) = values(&member.shape, "").into_iter().next().expect("a case");
+            (member.name.to_owned(), values.into_iter().next().expect("a value"))
+        };
+        let mut cases = Vec::new();
+        for member in members {
+            let others = || members.iter().filter(|other| other.name != member.name);
+            let required = others().filter(|other| other.need == Need::Required);
+            let beside: [Object; 2] =
+                [required.map(first).collect(), others().map(first).collect()];
+            for (name, help, values) in values(&member.shape, member.help) {
+                let mut objects = Vec::new();
+                for beside in &beside {
+                    let object = || fixed.iter().chain(beside).cloned();
+                    let with = |value: &Value| (member.name.to_owned(), value.clone());
+                    objects.extend(values.iter().map(|v| object().chain([with(v)]).collect()));
+                    objects.push(object().collect());
+                }
+                cases.push((format!("{}.{name}", member.name), help, objects));
+            }
+        }
+        cases
+    }
+
+    /// Whatever driver there is: none of its options is lost in an upgrade.
+    #[test]
+    fn every_option_is_written() {
+        let of_all = read::node_options().common;
+        let of_all = ("null-co", of_all.into_iter().filter(|m| m.name != "node-name").collect());
+        let of_drivers = drivers::all().map(|kind| (kind.name, kind.options.members()));
+        for (driver, members) in of_drivers.chain([of_all]) {
+            let node = [("driver", driver), ("node-name", "n")];
+            let node = node.map(|(name, value)| (name.to_owned(), Value::from(value)));
+            for (name, help, objects) in each(&node, &members) {
+                let at = Context::new(Dialect::Json);
+                let read = objects.into_iter().filter_map(|object| read_blockdev(object, &at).ok());
+                let read: Vec<_> = read.collect();
+                for options in &read {
+                    assert_eq!(written_and_read(options), *options, "{driver}: {name}");
+                }
+                let counts = read.iter().any(|options| *options != read[0]);
+                assert!(
+                    counts || help.contains("without effect"),
+                    "{driver}: {name} changes nothing"
+                );
+            }
+        }
     }
 }
