@@ -83,7 +83,7 @@ fn all_that_listens_asks_for_its_own() {
     assert_eq!(qmp.execute("query-block-exports", json!({})).as_array().map(Vec::len), Some(3));
     drop(qmp);
     assert!(page(port).contains("ringmill_export"));
-    assert!(!server.log().contains("nobody asks"), "{}", server.log());
+    assert!(!server.log().contains("no option uses"), "{}", server.log());
     server.stop();
     for path in [&disk_path, &nbd, &second, &monitor] {
         assert!(path.exists(), "{} is not ours to remove", path.display());
@@ -149,7 +149,7 @@ fn what_nobody_asks_for_is_told_once() {
     assert!(server.wait().success());
     let log = server.log();
     let line = format!(
-        "warning: of the sockets that were given, nobody asks for these: file descriptor 4, spare, {}; \
+        "warning: inherited sockets that no option uses: file descriptor 4, spare, {}; \
          file descriptor 5, tube, not a listening stream socket\n",
         unused.display()
     );

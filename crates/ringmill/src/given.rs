@@ -169,9 +169,8 @@ impl GivenSockets {
     pub(crate) fn unused(&self) -> Option<String> {
         let unused = self.0.iter().filter(|given| !given.asked_for);
         let names: Vec<_> = unused.map(Given::to_string).collect();
-        (!names.is_empty()).then(|| {
-            format!("of the sockets that were given, nobody asks for these: {}", names.join("; "))
-        })
+        (!names.is_empty())
+            .then(|| format!("inherited sockets that no option uses: {}", names.join("; ")))
     }
 }
 

@@ -66,7 +66,7 @@ fn check_is_locked(pidfile: &Path, pid: i32) -> Result<(), DaemonError> {
         .map_err(|errno| of(&format!("F_OFD_GETLK failed: {}", errno.desc())))?;
     match i32::from(lock.l_type) == libc::F_UNLCK {
         true => Err(of(&format!(
-            "nobody has it locked, so it was left behind, and process {pid} is not its daemon"
+            "the file is not locked: its daemon has ended, and process {pid} is another program"
         ))),
         false => Ok(()),
     }
@@ -120,7 +120,7 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
     while kill(process, None).is_ok() && !has_ended(pid) {
         if Instant::now() > deadline {
             return Err(DaemonError::new(format!(
-                "process {pid} still serves: its log says why nobody has taken over"
+                "process {pid} still serves: its log has the reason why the upgrade failed"
             )));
         }
         thread::sleep(LOOK_AGAIN);
@@ -136,7 +136,7 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
             Some(new) => return Ok(format!("Process {new} serves now.")),
             None if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
             None => {
-                let message = format!("process {pid} has ended, and nobody serves now");
+                let message = format!("process {pid} has ended, and no daemon serves now");
                 return Err(DaemonError::new(message));
             }
         }
@@ -228,6 +228,6 @@ mod tests {
         fs::write(&path, "1\n").unwrap();
         let refused = check_is_locked(&path, 1).unwrap_err().to_string();
         fs::remove_file(&path).unwrap();
-        assert!(refused.contains("left behind"), "{refused}");
+        assert!(refused.contains("the file is not locked"), "{refused}");
     }
 }

@@ -94,7 +94,7 @@ pub struct EdgeBusy;
 
 impl fmt::Display for EdgeBusy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the block graph is being changed at this place by somebody else")
+        f.write_str("another change of the block graph is in progress at this place")
     }
 }
 

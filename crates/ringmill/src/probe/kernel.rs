@@ -78,7 +78,7 @@ impl fmt::Display for Kernel {
         row(f, "release", self.release.as_deref().unwrap_or("unknown"))?;
         let sysctl = match self.io_uring_disabled {
             None => "not there (Linux before 6.6): no restriction".to_owned(),
-            Some(0) => "0: everybody may use io_uring".to_owned(),
+            Some(0) => "0: all processes may use io_uring".to_owned(),
             Some(1) => match self.io_uring_group {
                 Some(group) if group >= 0 => {
                     format!(
@@ -87,7 +87,7 @@ impl fmt::Display for Kernel {
                 }
                 _ => "1: only processes with CAP_SYS_ADMIN may use io_uring".to_owned(),
             },
-            Some(level) => format!("{level}: nobody may use io_uring"),
+            Some(level) => format!("{level}: no process may use io_uring"),
         };
         row(f, "kernel.io_uring_disabled", &sysctl)?;
         let seccomp = match (self.seccomp, self.seccomp_filters) {

@@ -86,7 +86,7 @@ impl NbdNode {
         let theirs = agreed.has(flag::READ_ONLY);
         if theirs && !common.read_only && !common.auto_read_only {
             return Err(OpenError::os("Could not open image", Errno::EACCES)
-                .with_hint("The server lets nobody write: read-only=on opens such an export"));
+                .with_hint("The server offers the export read-only: open it with read-only=on"));
         }
         if common.cache.no_flush {
             agreed.flags &= !(flag::SEND_FLUSH | flag::SEND_FUA);

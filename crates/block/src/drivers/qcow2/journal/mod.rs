@@ -84,7 +84,7 @@ impl Journal {
         sectors: impl Iterator<Item = (u64, Option<&'a [u8; SECTOR]>)>,
     ) -> io::Result<()> {
         if fstat(&self.file)?.st_nlink == 0 {
-            return Err(io::Error::other("somebody has removed the journal"));
+            return Err(io::Error::other("the journal file has been removed"));
         }
         let commit = self.next();
         let mut run = Run::default();
