@@ -337,7 +337,7 @@ impl Daemon {
         }
         self.check_flushes()?;
         let failed = |(name, error)| format!("node '{name}' cannot be let go: {error}");
-        awaited.set("the disk of a qcow2 image has not answered");
+        awaited.set("the disk of an image with a journal has not answered");
         self.nodes.let_go().await.map_err(failed)?;
         awaited.set("the new program has not taken over");
         let queues = json!({"exports": exports});
