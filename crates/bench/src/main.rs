@@ -53,12 +53,7 @@ fn run() -> Result<()> {
             scale::run(&options)?;
         }
         Command::Results(options) => results::run(&options)?,
-        Command::Polling(options) => {
-            if options.live {
-                peers::build_ringmill()?;
-            }
-            polling::run(&options)?;
-        }
+        Command::Polling(options) => polling::run(&options)?,
         Command::Load(options) => run_load(&options)?,
         Command::Flame(options) => {
             if options.ringmill.is_none() {

@@ -127,7 +127,7 @@ impl VolatileDisk {
 }
 
 fn event_loop(storage: Storage) -> EventLoop {
-    let poll = PollParams { max_ns: 0, ..PollParams::default() };
+    let poll = PollParams::OFF;
     let config = LoopConfig { poll, ..LoopConfig::default() };
     sim(storage).event_loop(config).expect("a loop")
 }

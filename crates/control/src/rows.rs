@@ -6,15 +6,17 @@ use crate::table::{Field, Kind, Need, put};
 /// What the options of a thread are read into.
 pub(crate) trait ThreadDraft: Sized + 'static {
     /// Where `poll-max-ns` goes.
-    fn poll_max_ns(&mut self) -> &mut u64;
+    fn poll_max_ns(&mut self) -> &mut Option<u64>;
 
     const POLL_MAX_NS: Field<Self> = Field {
         name: "poll-max-ns",
         kind: Kind::Int {
             range: 0..=i64::MAX,
-            set: |thread, ns| put(thread.poll_max_ns(), ns.unsigned_abs()),
+            set: |thread, ns| put(thread.poll_max_ns(), Some(ns.unsigned_abs())),
         },
-        need: Need::Default("32768"),
+        need: Need::Optional(
+            "no longer than a sleep costs, as measured; 32768 if weighted or stepped",
+        ),
         help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
     };
 }

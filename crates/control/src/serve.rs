@@ -58,7 +58,7 @@ pub struct ServeOptions {
     /// `--pin-memory`: keep the guest's memory registered with io_uring.
     pub pin_memory: bool,
     /// `--poll-max-ns`: longest time to busy-poll before sleeping, nanoseconds.
-    pub poll_max_ns: u64,
+    pub poll_max_ns: Option<u64>,
     /// `--pidfile`: where to write the process's id once everything is ready.
     pub pidfile: Option<PathBuf>,
     /// `--trace`.
@@ -140,7 +140,7 @@ impl ServeOptions {
             locking: Locking::Auto,
             block_size: 512,
             pin_memory: false,
-            poll_max_ns: IothreadOptions::default().poll_max_ns,
+            poll_max_ns: None,
             pidfile: None,
             trace: TraceOptions::default(),
             sandbox: SandboxOptions::default(),
@@ -232,7 +232,7 @@ impl NodeDraft for ServeOptions {
 }
 
 impl ThreadDraft for ServeOptions {
-    fn poll_max_ns(&mut self) -> &mut u64 {
+    fn poll_max_ns(&mut self) -> &mut Option<u64> {
         &mut self.poll_max_ns
     }
 }

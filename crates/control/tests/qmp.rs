@@ -283,7 +283,9 @@ fn commands_are_typed() {
     let Command::Add(step) = command(add) else { panic!("no addition") };
     assert_eq!(step.origin, r#"--object {"qom-type":"iothread","id":"t","poll-max-ns":0}"#);
     match step.action {
-        Action::Object(ObjectOptions::Iothread(iothread)) => assert_eq!(iothread.poll_max_ns, 0),
+        Action::Object(ObjectOptions::Iothread(iothread)) => {
+            assert_eq!(iothread.poll_max_ns, Some(0))
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -77,7 +77,8 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             Action::Object(ObjectOptions::Iothread(IothreadOptions {
                 id: "io0".to_owned(),
                 poll_policy: event_loop::PollPolicy::Weighted,
-                poll_max_ns: 0,
+                poll_goal: event_loop::PollGoal::Balanced,
+                poll_max_ns: Some(0),
                 poll_grow: 3,
                 poll_shrink: 4,
                 poll_weight: 5,
@@ -91,8 +92,9 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             "--object=iothread,id=io1",
             Action::Object(ObjectOptions::Iothread(IothreadOptions {
                 id: "io1".to_owned(),
-                poll_policy: event_loop::PollPolicy::Histogram,
-                poll_max_ns: 32768,
+                poll_policy: event_loop::PollPolicy::Measured,
+                poll_goal: event_loop::PollGoal::Balanced,
+                poll_max_ns: None,
                 poll_grow: 0,
                 poll_shrink: 0,
                 poll_weight: 0,
@@ -354,8 +356,11 @@ fn serve_is_steps_too() {
     control::Graph::check(&steps).expect("the steps fit together");
     let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
     let iothread = |id: &str| {
-        let iothread =
-            IothreadOptions { id: id.to_owned(), poll_max_ns: 0, ..IothreadOptions::default() };
+        let iothread = IothreadOptions {
+            id: id.to_owned(),
+            poll_max_ns: Some(0),
+            ..IothreadOptions::default()
+        };
         Action::Object(ObjectOptions::Iothread(iothread))
     };
     let expected = [

@@ -1,12 +1,18 @@
 //! Time, behind a trait narrow enough for a simulation to stand in.
 
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
 
 /// A monotonic clock, nanoseconds since an arbitrary start.
 pub trait Clock {
     /// Now.
     fn now_ns(&self) -> u64;
+
+    /// The CPU time that this thread has had, nanoseconds. `None`: it cannot be told, or time is not the
+    /// machine's.
+    fn cpu_ns(&self) -> Option<u64>;
 }
 
 /// `CLOCK_MONOTONIC`, by the vDSO: no system call.
@@ -32,5 +38,10 @@ impl Clock for MonotonicClock {
     fn now_ns(&self) -> u64 {
         // 584 years fit.
         self.start.elapsed().as_nanos() as u64
+    }
+
+    fn cpu_ns(&self) -> Option<u64> {
+        let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok()?;
+        Duration::from(time).as_nanos().try_into().ok()
     }
 }

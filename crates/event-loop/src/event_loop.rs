@@ -87,7 +87,7 @@ pub(crate) struct Inner {
     chosen: Chosen,
     does_file_io: bool,
     vectored_fixed: bool,
-    clock: Box<dyn Clock>,
+    pub(crate) clock: Box<dyn Clock>,
     /// The time of this iteration, once somebody has asked for it.
     now: Cell<Option<u64>>,
     pub(crate) slots: RefCell<Slots>,
@@ -167,6 +167,7 @@ impl EventLoop {
             .map(Arc::new)
             .map_err(|error| SetupError { call: "eventfd", error })?;
         let keep_sources = chosen.flags.is_none();
+        let can_measure = clock.cpu_ns().is_some();
         let entries = config.entries.clamp(1, MAX_ENTRIES);
         let event_loop = EventLoop(Rc::new(Inner {
             does_file_io: ring.does_file_io(),
@@ -182,7 +183,7 @@ impl EventLoop {
             deferred: Deferred::new(config.ablation.no_batching),
             tasks: Tasks::new(shared.clone()),
             shared,
-            poller: Poller::new(config.poll, keep_sources),
+            poller: Poller::new(config.poll, keep_sources, can_measure),
             pool: RefCell::new(None),
             pool_config: config.thread_pool,
             pool_birth: config.pool_birth,

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::prctl::set_timerslack;
 use nix::unistd::Pid;
 
 use crate::event_loop::{EventLoop, LoopConfig};
@@ -186,6 +187,8 @@ impl IoThread {
             let failed = |(call, error)| SpawnError::Scheduling { call, error };
             scheduling.apply().map_err(failed)?;
         }
+        // Where that is refused, timers are late by what the kernel adds, as everywhere.
+        let _ = set_timerslack(1);
         EventLoop::new(config.event_loop).map_err(SpawnError::Loop)
     }
 

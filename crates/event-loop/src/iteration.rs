@@ -178,7 +178,7 @@ impl EventLoop {
             Some(deadline) => Wait::For(deadline.saturating_sub(self.fresh_now_ns())),
         };
         self.stats().sleeps.add(1);
-        self.enter(wait)
+        self.sleep(wait)
     }
 
     /// Enters without waiting when there is something to submit or to fetch.

@@ -53,7 +53,7 @@ pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyCounters};
 pub use op::{Engine, IoOp, IoTarget, LoopFile};
-pub use polling::policy::{PollParams, PollPolicy};
+pub use polling::policy::{PollGoal, PollParams, PollPolicy};
 pub use readiness::Readiness;
 pub use registered::{LoopMemory, Place, Places};
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};

@@ -35,6 +35,10 @@ pub struct LoopStats {
     pub polled_ns: Counter,
     /// The poll window, nanoseconds.
     pub poll_window_ns: Counter,
+    /// What a sleep was measured to cost: from an event to the thread running, nanoseconds. 0: not measured.
+    pub sleep_late_ns: Counter,
+    /// And the thread's CPU time, nanoseconds.
+    pub sleep_cpu_ns: Counter,
 }
 
 /// A number that (as a rule) one thread writes and any thread reads.

@@ -10,7 +10,7 @@ use common::*;
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
     AlignedBuf, DeferredCall, Engine, EventLoop, Handler, IoBufs, IoOp, IoTarget, IoThread,
-    IoThreadConfig, LoopConfig, PollParams, PollPolicy, Progress, RingChoice, RingFlags,
+    IoThreadConfig, LoopConfig, PollGoal, PollParams, PollPolicy, Progress, RingChoice, RingFlags,
     ThreadPoolConfig, Trigger,
 };
 
@@ -334,8 +334,17 @@ fn e13_configurations_that_make_no_sense() {
         for (grow, shrink, weight) in [(1, 1, 1), (u32::MAX, u32::MAX, u32::MAX), (0, 0, 0)] {
             let sim = Sim::new(1, Faults { clock_step_ns: u64::MAX / 256, ..Faults::default() });
             let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
-            for policy in [PollPolicy::Weighted, PollPolicy::Stepped, PollPolicy::Histogram] {
-                event_loop.set_poll_params(PollParams { policy, max_ns, grow, shrink, weight });
+            for policy in
+                [PollPolicy::Weighted, PollPolicy::Stepped, PollPolicy::Fixed, PollPolicy::Measured]
+            {
+                event_loop.set_poll_params(PollParams {
+                    policy,
+                    goal: PollGoal::Balanced,
+                    max_ns,
+                    grow,
+                    shrink,
+                    weight,
+                });
                 for _ in 0..30 {
                     event_loop.spawn(async {});
                     event_loop.handle().spawn(|_| {}).unwrap();

@@ -320,7 +320,9 @@ fn e9_a_removed_handler_is_not_polled_either() {
         }
     }
     let sim = event_loop::ring::sim::Sim::new(1, Faults::default());
-    let event_loop = sim.event_loop(event_loop::LoopConfig::default()).unwrap();
+    let poll = event_loop::PollParams::of(event_loop::PollPolicy::Weighted);
+    let config = event_loop::LoopConfig { poll, ..event_loop::LoopConfig::default() };
+    let event_loop = sim.event_loop(config).unwrap();
     let handlers = [(); 2].map(|()| {
         Rc::new(Polled {
             event_loop: event_loop.clone(),

@@ -2,16 +2,18 @@
 //! in the simulator of `bench`.
 
 use event_loop::polling::policy::{Policy, SourceKind, SourceState};
-use event_loop::{PollParams, PollPolicy};
+use event_loop::polling::price::Price;
+use event_loop::{PollGoal, PollParams, PollPolicy};
 
-const ALL: [PollPolicy; 3] = [PollPolicy::Histogram, PollPolicy::Weighted, PollPolicy::Stepped];
+const ADAPTIVE: [PollPolicy; 3] = [PollPolicy::Measured, PollPolicy::Weighted, PollPolicy::Stepped];
 
-/// How long it takes to wake up.
-const WAKING_NS: u64 = 16_000;
+/// A virtual machine's.
+const PRICE: Price = Price { late_ns: 30_000, cpu_ns: 10_000 };
 
 /// A loop with a queue and a disk.
 struct Loop {
     params: PollParams,
+    price: Price,
     policy: Policy,
     ring: SourceState,
     queue: SourceState,
@@ -19,9 +21,10 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(policy: PollPolicy, max_ns: u64) -> Self {
+    fn new(policy: PollPolicy) -> Self {
         Loop {
-            params: PollParams { policy, max_ns, ..PollParams::default() },
+            params: PollParams::of(policy),
+            price: PRICE,
             policy: Policy::default(),
             ring: SourceState::default(),
             queue: SourceState::default(),
@@ -29,31 +32,31 @@ impl Loop {
         }
     }
 
-    /// Waits for an event that comes after `gap` ns; afterwards operations are `in_flight` or not.
+    /// Waits for an event that comes after `gap` ns; afterwards so many operations are `in_flight`.
     /// Returns the window that there was.
-    fn wait(&mut self, gap: u64, kind: SourceKind, in_flight: bool) -> u64 {
+    fn wait(&mut self, gap: u64, kind: SourceKind, in_flight: usize) -> u64 {
         let window = self.policy.window_ns();
         let found = gap <= window;
         self.slept += u32::from(!found);
-        self.policy.begin(if found { gap } else { gap + WAKING_NS });
+        self.policy.begin(if found { gap } else { gap + self.price.late_ns });
         let ring = kind == SourceKind::Ring;
         self.policy.account(&self.params, &mut self.ring, SourceKind::Ring, ring);
         self.policy.account(&self.params, &mut self.queue, SourceKind::Handler, !ring);
-        self.policy.end(&self.params, in_flight);
+        self.policy.end(&self.params, self.price, in_flight, u64::from(ring));
         window
     }
 
     /// A guest at depth 1 with these disk and think times; returns the windows that there were.
     fn request(&mut self, disk: u64, think: u64) -> (u64, u64) {
-        let thinking = self.wait(think, SourceKind::Handler, true);
-        (self.wait(disk, SourceKind::Ring, false), thinking)
+        let thinking = self.wait(think, SourceKind::Handler, 1);
+        (self.wait(disk, SourceKind::Ring, 0), thinking)
     }
 
     /// How many of so many waits of `gap` ns, for a queue, ended in a sleep.
     fn sleeps(&mut self, waits: u32, gap: u64) -> u32 {
         let before = self.slept;
         for _ in 0..waits {
-            self.wait(gap, SourceKind::Handler, false);
+            self.wait(gap, SourceKind::Handler, 0);
         }
         self.slept - before
     }
@@ -61,11 +64,11 @@ impl Loop {
 
 #[test]
 fn a_fast_source_is_polled_and_a_slow_one_is_not() {
-    for policy in ALL {
-        let mut fast = Loop::new(policy, 32_768);
-        fast.sleeps(100, 5_000);
-        assert_eq!(fast.sleeps(2_000, 5_000), 0, "{policy:?}");
-        let mut slow = Loop::new(policy, 32_768);
+    for policy in ADAPTIVE {
+        let mut fast = Loop::new(policy);
+        fast.sleeps(100, 2_000);
+        assert_eq!(fast.sleeps(2_000, 2_000), 0, "{policy:?}");
+        let mut slow = Loop::new(policy);
         slow.sleeps(100, 1_000_000);
         assert_eq!(slow.policy.window_ns(), 0, "{policy:?}");
         assert_eq!(slow.sleeps(2_000, 1_000_000), 2_000, "{policy:?}");
@@ -74,24 +77,25 @@ fn a_fast_source_is_polled_and_a_slow_one_is_not() {
 
 #[test]
 fn a_maximum_of_0_never_polls() {
-    for policy in ALL {
-        let mut off = Loop::new(policy, 0);
+    for policy in ADAPTIVE {
+        let mut off = Loop::new(policy);
+        off.params.max_ns = 0;
         assert_eq!(off.sleeps(1_000, 1), 1_000, "{policy:?}");
     }
 }
 
 #[test]
 fn a_change_of_load_is_followed() {
-    for policy in ALL {
-        let mut loads = Loop::new(policy, 32_768);
+    for policy in ADAPTIVE {
+        let mut loads = Loop::new(policy);
         for _ in 0..3 {
             loads.sleeps(1_000, 1_000_000);
-            loads.sleeps(250, 5_000);
-            assert_eq!(loads.sleeps(100, 5_000), 0, "{policy:?} polls within 250 events");
+            loads.sleeps(250, 2_000);
+            assert_eq!(loads.sleeps(100, 2_000), 0, "{policy:?} polls within 250 events");
             loads.sleeps(400, 1_000_000);
             let mut polled = 0;
             for _ in 0..100 {
-                polled += loads.wait(1_000_000, SourceKind::Handler, false);
+                polled += loads.wait(1_000_000, SourceKind::Handler, 0);
             }
             // The weighted window is never halved to nothing.
             assert!(polled <= 100, "{policy:?} stops within 400 events: {polled} ns");
@@ -101,60 +105,127 @@ fn a_change_of_load_is_followed() {
 
 #[test]
 fn another_policy_begins_anew() {
-    let mut changed = Loop::new(PollPolicy::Weighted, 32_768);
-    changed.sleeps(100, 20_000 - WAKING_NS);
+    let mut changed = Loop::new(PollPolicy::Weighted);
+    changed.sleeps(100, 2_000);
     assert!(changed.policy.window_ns() > 0);
     let after = PollParams { policy: PollPolicy::Stepped, ..changed.params };
     changed.policy.change(&changed.params, &after);
     assert_eq!(changed.policy.window_ns(), 0);
 }
 
+/// A guest that waits for its answers and sleeps when they do not come at once: what is in between its answer
+/// and its next request holds its own wake-up.
 #[test]
-fn histogram_polls_for_the_guest_and_not_for_a_slow_disk() {
-    let mut slow_disk = Loop::new(PollPolicy::Histogram, 32_768);
-    for _ in 0..100 {
-        slow_disk.request(100_000, 5_000);
+fn two_that_put_each_other_to_sleep_are_found_out() {
+    let mut both = Loop::new(PollPolicy::Measured);
+    let (mut asleep, mut polled) = (true, 0);
+    for wait in 0..2_000 {
+        let gap = if asleep { PRICE.late_ns + 2_000 } else { 2_000 };
+        asleep = both.wait(gap, SourceKind::Handler, 0) < gap;
+        polled += u32::from(wait >= 200 && !asleep);
     }
-    for _ in 0..2_000 {
-        let (for_disk, for_guest) = slow_disk.request(100_000, 5_000);
-        assert_eq!(for_disk, 0);
-        assert!((5_000..=32_768).contains(&for_guest), "{for_guest}");
-    }
+    assert_eq!(polled, 1_800, "all but the first 200 waits are polled");
 }
 
 #[test]
-fn histogram_polls_just_past_the_hits_of_a_cache() {
-    let mut cached = Loop::new(PollPolicy::Histogram, 32_768);
-    let disk = |request: u64| if request.is_multiple_of(4) { 100_000 } else { 8_000 };
-    for request in 0..200 {
+fn arrivals_by_the_clock_that_a_sleep_makes_look_close_are_slept_for() {
+    // Every 50 us; a loop that is late waits less for the next one.
+    let mut clock = Loop::new(PollPolicy::Measured);
+    let (mut late, mut slept) = (0, 0);
+    for wait in 0..20_000 {
+        let gap = 50_000 - late;
+        let found = clock.wait(gap, SourceKind::Handler, 0) >= gap;
+        late = if found { 0 } else { PRICE.late_ns };
+        slept += u32::from(wait >= 10_000 && !found);
+    }
+    assert!(slept > 9_900, "{slept} of 10,000 waits are slept");
+}
+
+#[test]
+fn a_slow_disk_is_slept_for_and_its_guest_polled_for() {
+    let mut slow_disk = Loop::new(PollPolicy::Measured);
+    for _ in 0..200 {
+        slow_disk.request(100_000, 5_000);
+    }
+    let (mut for_disk, mut for_guest) = (0, 0);
+    for _ in 0..2_000 {
+        let (disk, guest) = slow_disk.request(100_000, 5_000);
+        for_disk += u32::from(disk > 0);
+        for_guest += u32::from(guest >= 5_000);
+    }
+    assert_eq!((for_disk, for_guest), (0, 2_000));
+}
+
+#[test]
+fn the_hits_of_a_cache_are_polled_for_and_not_its_misses() {
+    let mut cached = Loop::new(PollPolicy::Measured);
+    let disk = |request: u64| if request.is_multiple_of(4) { 200_000 } else { 3_000 };
+    for request in 0..400 {
         cached.request(disk(request), 5_000);
     }
     for request in 0..2_000 {
         let (for_disk, _) = cached.request(disk(request), 5_000);
-        assert!((8_000..12_000).contains(&for_disk), "{for_disk}");
+        assert!((3_000..8_000).contains(&for_disk), "{for_disk}");
     }
 }
 
+/// What a deep queue waits for is served by the wake-up of another.
 #[test]
-fn histogram_does_not_take_the_time_to_wake_up_for_a_slow_source() {
-    // Far less than a sleep, but a sleep makes it look like 24 us.
-    let mut woken = Loop::new(PollPolicy::Histogram, 32_768);
-    woken.sleeps(1_000, 1_000_000);
-    woken.sleeps(150, 8_000);
-    assert_eq!(woken.sleeps(500, 8_000), 0);
+fn a_deep_queue_is_slept_for_where_a_single_request_is_polled_for() {
+    let windows = |in_flight| {
+        let mut disk = Loop::new(PollPolicy::Measured);
+        (0..2_000)
+            .map(|_| u64::from(disk.wait(8_000, SourceKind::Ring, in_flight) > 0))
+            .sum::<u64>()
+    };
+    assert!(windows(1) > 1_900, "{}", windows(1));
+    assert!(windows(64) < 100, "{}", windows(64));
 }
 
 #[test]
-fn histogram_keeps_to_small_and_large_maxima() {
+fn the_goal_moves_the_longest_wait_that_is_polled() {
+    let polls = |goal, gap| {
+        let mut waits = Loop::new(PollPolicy::Measured);
+        waits.params.goal = goal;
+        waits.sleeps(1_000, gap);
+        waits.sleeps(1_000, gap) < 100
+    };
+    // A sleep is worth 20 us of CPU time, and 15 or 120 us for being late.
+    assert!(polls(PollGoal::Cpu, 10_000) && !polls(PollGoal::Cpu, 25_000));
+    assert!(polls(PollGoal::Balanced, 25_000) && !polls(PollGoal::Balanced, 50_000));
+    assert!(polls(PollGoal::Latency, 50_000) && !polls(PollGoal::Latency, 150_000));
+}
+
+/// The same waits on a machine where sleeps are ten times cheaper.
+#[test]
+fn the_machine_decides() {
+    let mut cheap = Loop::new(PollPolicy::Measured);
+    cheap.price = Price { late_ns: 3_000, cpu_ns: 1_000 };
+    cheap.sleeps(1_000, 10_000);
+    assert!(cheap.sleeps(1_000, 10_000) > 900);
+    let mut dear = Loop::new(PollPolicy::Measured);
+    dear.sleeps(1_000, 10_000);
+    assert!(dear.sleeps(1_000, 10_000) < 100);
+}
+
+#[test]
+fn no_window_is_longer_than_the_maximum() {
     for max_ns in [1, 255, 256, 1_000, 1 << 20, 1 << 40, u64::MAX] {
-        let mut limited = Loop::new(PollPolicy::Histogram, max_ns);
+        let mut limited = Loop::new(PollPolicy::Measured);
+        limited.params.max_ns = max_ns;
         for gap in [0, 100, 10_000, 300_000, 1 << 50] {
             for _ in 0..200 {
-                assert!(limited.wait(gap, SourceKind::Ring, true) <= max_ns);
+                assert!(limited.wait(gap, SourceKind::Ring, 1) <= max_ns);
             }
         }
     }
-    let mut patient = Loop::new(PollPolicy::Histogram, 1 << 20);
-    patient.sleeps(200, 300_000);
-    assert_eq!(patient.sleeps(100, 300_000), 0, "a larger maximum is worth longer windows");
+}
+
+#[test]
+fn a_fixed_window_is_what_it_is() {
+    let mut fixed = Loop::new(PollPolicy::Fixed);
+    fixed.sleeps(1, 1_000_000);
+    for _ in 0..100 {
+        assert_eq!(fixed.wait(1_000_000, SourceKind::Ring, 1), PollParams::QEMU_MAX_NS);
+    }
 }

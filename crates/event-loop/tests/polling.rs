@@ -87,7 +87,12 @@ fn queue(event_loop: &EventLoop) -> Rc<Queue> {
 
 fn rig() -> (Sim, EventLoop, Watchdog) {
     let sim = Sim::new(1, Faults::default());
-    let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
+    let event_loop = sim
+        .event_loop(LoopConfig {
+            poll: PollParams::of(PollPolicy::Weighted),
+            ..LoopConfig::default()
+        })
+        .unwrap();
     event_loop.run_once(false).unwrap();
     (sim, event_loop, Watchdog::new("polling"))
 }
@@ -264,7 +269,7 @@ fn parameters_change_while_the_loop_runs() {
     warm_up(&sim, &event_loop, &queue);
     let window = || event_loop.stats().poll_window_ns.get();
     // Off: the source is told before the next sleep, and then no clock is read.
-    event_loop.set_poll_params(PollParams { max_ns: 0, ..PollParams::default() });
+    event_loop.set_poll_params(PollParams { max_ns: 0, ..PollParams::of(PollPolicy::Weighted) });
     assert_eq!(window(), 0);
     queue.add();
     event_loop.run_once(true).unwrap();
@@ -282,11 +287,13 @@ fn parameters_change_while_the_loop_runs() {
     event_loop.run_once(true).unwrap();
     assert_eq!((sim.clock_reads(), queue.polled.get()), (reads, false));
     // A smaller maximum holds at once; a larger one lets the window grow again.
-    event_loop.set_poll_params(PollParams::default());
+    event_loop.set_poll_params(PollParams::of(PollPolicy::Weighted));
     warm_up(&sim, &event_loop, &queue);
-    event_loop.set_poll_params(PollParams { max_ns: 1_000, ..PollParams::default() });
+    event_loop
+        .set_poll_params(PollParams { max_ns: 1_000, ..PollParams::of(PollPolicy::Weighted) });
     assert!(window() <= 1_000, "{}", window());
-    event_loop.set_poll_params(PollParams { max_ns: 1_000_000, ..PollParams::default() });
+    event_loop
+        .set_poll_params(PollParams { max_ns: 1_000_000, ..PollParams::of(PollPolicy::Weighted) });
     pace(&sim, &event_loop, 300_000);
     assert!(window() > 100_000, "{}", window());
 }
@@ -294,8 +301,7 @@ fn parameters_change_while_the_loop_runs() {
 #[test]
 fn the_window_follows_the_pace_of_the_events() {
     let (sim, event_loop, _watchdog) = rig();
-    event_loop
-        .set_poll_params(PollParams { policy: PollPolicy::Weighted, ..PollParams::default() });
+    event_loop.set_poll_params(PollParams::of(PollPolicy::Weighted));
     let window = || event_loop.stats().poll_window_ns.get();
     let pace = |ns| pace(&sim, &event_loop, ns);
     pace(20_000);

@@ -4,22 +4,26 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use event_loop::polling::policy::{Policy, SourceKind, SourceState};
+use event_loop::polling::price::Price;
 use event_loop::polling::weighted;
 use event_loop::ring::sim::{Faults, Sim};
-use event_loop::{DeferredCall, EventLoop, LoopConfig, PollParams, PollPolicy};
+use event_loop::{DeferredCall, EventLoop, LoopConfig, PollGoal, PollParams, PollPolicy};
 use proptest::prelude::*;
 
 fn params() -> impl Strategy<Value = PollParams> {
     let max_ns = prop_oneof![Just(0), Just(32768), any::<u64>()];
     let small = prop_oneof![0..5u32, any::<u32>()];
     let policy = prop_oneof![
-        Just(PollPolicy::Histogram),
+        Just(PollPolicy::Measured),
+        Just(PollPolicy::Fixed),
         Just(PollPolicy::Weighted),
         Just(PollPolicy::Stepped)
     ];
-    (policy, max_ns, small.clone(), small.clone(), small).prop_map(
-        |(policy, max_ns, grow, shrink, weight)| PollParams {
+    let goal = prop_oneof![Just(PollGoal::Latency), Just(PollGoal::Balanced), Just(PollGoal::Cpu)];
+    (policy, goal, max_ns, small.clone(), small.clone(), small).prop_map(
+        |(policy, goal, max_ns, grow, shrink, weight)| PollParams {
             policy,
+            goal,
             max_ns,
             grow,
             shrink,
@@ -75,13 +79,13 @@ proptest! {
     }
 
     #[test]
-    fn no_policy_exceeds_the_maximum_nor_panics(params in params(), rounds in prop::collection::vec((interval(), any::<bool>(), any::<bool>(), any::<bool>()), 0..300)) {
+    fn no_policy_exceeds_the_maximum_nor_panics(params in params(), price in (any::<u64>(), any::<u64>()), rounds in prop::collection::vec((interval(), any::<bool>(), any::<bool>(), 0..70_000usize), 0..300)) {
         let (mut policy, mut ring, mut queue) = (Policy::default(), SourceState::default(), SourceState::default());
         for (interval, completion, request, in_flight) in rounds {
             policy.begin(interval);
             policy.account(&params, &mut ring, SourceKind::Ring, completion);
             policy.account(&params, &mut queue, SourceKind::Handler, request);
-            policy.end(&params, in_flight);
+            policy.end(&params, Price { late_ns: price.0, cpu_ns: price.1 }, in_flight, u64::from(completion));
             prop_assert!(policy.window_ns() <= params.max_ns);
         }
     }

@@ -96,11 +96,12 @@ const REQUESTS: &[u64] = &[
 ];
 
 /// `PR_SET_NAME`, `PR_GET_NAME`, `PR_SET_VMA` (glibc names its memory), and what the sandbox itself asks for:
-/// `PR_SET_NO_NEW_PRIVS`, `PR_GET_NO_NEW_PRIVS`, `PR_CAPBSET_READ`.
-const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23];
+/// `PR_SET_NO_NEW_PRIVS`, `PR_GET_NO_NEW_PRIVS`, `PR_CAPBSET_READ`; `PR_SET_TIMERSLACK` and
+/// `PR_GET_TIMERSLACK` of I/O threads.
+const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23, 29, 30];
 /// And while privileges are dropped: `PR_SET_KEEPCAPS`, `PR_CAPBSET_DROP`, `PR_CAP_AMBIENT`,
 /// `PR_SET_DUMPABLE`.
-const PRCTL_START: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23, 8, 24, 47, 4];
+const PRCTL_START: &[u64] = &[15, 16, 0x5356_4d41, 38, 39, 23, 29, 30, 8, 24, 47, 4];
 
 /// `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`, `F_OFD_GETLK`, `F_OFD_SETLK`, `F_DUPFD_CLOEXEC`,
 /// `F_ADD_SEALS`, `F_GET_SEALS`. Not `F_SETOWN`: the kernel would signal other processes for a thread.

@@ -61,6 +61,10 @@ impl Clock for MachineRing {
         self.machine.advance_to(self.machine.now_ns() + self.clock_step_ns);
         self.machine.now_ns()
     }
+
+    fn cpu_ns(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl Ring for MachineRing {

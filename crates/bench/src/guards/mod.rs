@@ -153,7 +153,7 @@ pub(crate) fn serve(name: &str, rounds: u64, file: &Path) -> Result<()> {
     let row = ROWS.iter().find(|row| row.name == name).with_context(|| format!("no row {name}"))?;
     let mut disk = if row.file { direct(file)? } else { null_co(1 << 30) };
     disk.cache.direct = false;
-    let poll = PollParams { max_ns: 0, ..PollParams::default() };
+    let poll = PollParams::OFF;
     let event_loop = LoopConfig { poll, ..LoopConfig::default() };
     let mut guest = OneThread::new(event_loop, &disk, row.depth, row.record)?;
     // Whoever traces this process has attached when the line comes.

@@ -5,6 +5,8 @@
 pub(crate) enum Arrivals {
     /// The next request starts when a slot is free: the device sets the pace.
     Closed,
+    /// The same, so many nanoseconds after the last answer: a guest that computes between requests.
+    Thinking(u64),
     /// Requests start by the clock, whether or not the device keeps up.
     Paced(Pace),
 }
@@ -22,7 +24,14 @@ pub(crate) struct Pace {
 /// The arrival times of one queue. Time is in nanoseconds from an origin of the caller's.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    pace: Option<BurstClock>,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+enum Clock {
+    None,
+    Thinking { ns: u64, due: u64 },
+    Burst(BurstClock),
 }
 
 #[derive(Debug)]
@@ -38,9 +47,10 @@ struct BurstClock {
 impl Schedule {
     /// A schedule that begins at `start`, for one of `queues` queues that share the load evenly.
     pub(crate) fn new(arrivals: Arrivals, queues: usize, start: u64) -> Self {
-        let pace = match arrivals {
-            Arrivals::Closed => None,
-            Arrivals::Paced(pace) => Some(BurstClock {
+        let clock = match arrivals {
+            Arrivals::Closed => Clock::None,
+            Arrivals::Thinking(ns) => Clock::Thinking { ns, due: start },
+            Arrivals::Paced(pace) => Clock::Burst(BurstClock {
                 start,
                 gap: 1e9 * f64::from(pace.burst) * queues as f64 / pace.per_second,
                 burst: pace.burst,
@@ -49,12 +59,23 @@ impl Schedule {
                 due: start,
             }),
         };
-        Self { pace }
+        Self { clock }
     }
 
     /// When the next request arrives; `None` when as soon as there is a slot.
     pub(crate) fn due(&self) -> Option<u64> {
-        self.pace.as_ref().map(|clock| clock.due)
+        match &self.clock {
+            Clock::None => None,
+            Clock::Thinking { due, .. } => Some(*due),
+            Clock::Burst(clock) => Some(clock.due),
+        }
+    }
+
+    /// A request was answered.
+    pub(crate) fn answered(&mut self, now: u64) {
+        if let Clock::Thinking { ns, due } = &mut self.clock {
+            *due = now + *ns;
+        }
     }
 
     /// Takes the next arrival if it is due by `now`, and tells the moment its latency counts from.
@@ -62,7 +83,11 @@ impl Schedule {
     /// That is the moment it was to arrive, not the moment it is sent: time spent waiting behind
     /// slower requests is latency to the one who sent it.
     pub(crate) fn take(&mut self, now: u64) -> Option<u64> {
-        let Some(clock) = &mut self.pace else { return Some(now) };
+        let clock = match &mut self.clock {
+            Clock::None => return Some(now),
+            Clock::Thinking { due, .. } => return (*due <= now).then_some(now),
+            Clock::Burst(clock) => clock,
+        };
         if clock.due > now {
             return None;
         }
@@ -100,6 +125,15 @@ mod tests {
         let mut schedule = Schedule::new(Arrivals::Paced(pace), 4, 0);
         assert_eq!(schedule.take(0), Some(0));
         assert_eq!(schedule.due(), Some(2_000_000));
+    }
+
+    #[test]
+    fn a_guest_that_computes_waits_from_its_last_answer_on() {
+        let mut schedule = Schedule::new(Arrivals::Thinking(5_000), 1, 0);
+        assert_eq!(schedule.take(100), Some(100));
+        schedule.answered(2_000);
+        assert_eq!((schedule.due(), schedule.take(6_999)), (Some(7_000), None));
+        assert_eq!(schedule.take(7_010), Some(7_010));
     }
 
     #[test]

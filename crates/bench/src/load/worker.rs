@@ -159,6 +159,7 @@ impl<Q: Requests> Worker<Q> {
                     lane.latencies.saturating_record(latency);
                 }
                 lane.free.push(slot);
+                lane.schedule.answered(now);
             }
         }
         if reaped > 0 {

@@ -43,10 +43,7 @@ fn measure(row: Row, conditions: &Conditions) -> Result<Option<f64>> {
 
 /// A loop on this thread.
 pub(crate) fn new_loop() -> Result<EventLoop> {
-    let config = LoopConfig {
-        poll: PollParams { max_ns: 0, ..PollParams::default() },
-        ..LoopConfig::default()
-    };
+    let config = LoopConfig { poll: PollParams::OFF, ..LoopConfig::default() };
     let event_loop = EventLoop::new(config)?;
     if !event_loop.has_io_uring() {
         bail!("no io_uring: {}", event_loop.ring());

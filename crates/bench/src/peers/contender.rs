@@ -18,8 +18,12 @@ pub(crate) enum Node {
     Null,
     /// A file, past the page cache, through io_uring.
     File(PathBuf),
+    /// A block device, likewise.
+    Device(PathBuf),
     /// A file for each export, by the same name with the export's number at the end.
     Files(PathBuf),
+    /// One of these for each export.
+    Each(Vec<Node>),
 }
 
 /// Whether the server may busy-poll.
@@ -29,8 +33,8 @@ pub(crate) enum Polling {
     Default,
     /// Not at all: polled time is not work.
     Off,
-    /// ringmill only: by this `poll-policy`.
-    Policy(&'static str),
+    /// ringmill only: by these options of its I/O threads.
+    Given(&'static str),
 }
 
 /// What a server is to do, in terms that every contender can be told.
@@ -135,7 +139,7 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
     let polling = match setup.polling {
         Polling::Default => String::new(),
         Polling::Off => ",poll-max-ns=0".into(),
-        Polling::Policy(policy) => format!(",poll-policy={policy}"),
+        Polling::Given(options) => format!(",{options}"),
     };
     let mut options: Vec<String> = (0..setup.io_threads)
         .flat_map(|i| ["--object".into(), format!("iothread,id=io{i}{polling}")])
@@ -147,13 +151,8 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
         }
     };
     for (i, socket) in setup.sockets.iter().enumerate() {
-        let node = match &setup.node {
-            Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
-            Node::File(path) => file(path),
-            Node::Files(path) => file(&numbered(path, i)),
-        };
         options.push("--blockdev".into());
-        options.push(format!("{node},node-name=disk{i}"));
+        options.push(format!("{},node-name=disk{i}", setup.node.spelled(i)));
         options.push("--export".into());
         options.push(format!(
             "type=vhost-user-blk,id=export{i},node-name=disk{i},writable=on,num-queues={},\
@@ -163,6 +162,19 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
         ));
     }
     options
+}
+
+impl Node {
+    /// Export `i`'s, as options.
+    fn spelled(&self, i: usize) -> String {
+        match self {
+            Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
+            Node::File(path) => file(path),
+            Node::Device(path) => file(path).replacen("file", "host_device", 1),
+            Node::Files(path) => file(&numbered(path, i)),
+            Node::Each(nodes) => nodes[i].spelled(i),
+        }
+    }
 }
 
 fn file(path: &Path) -> String {

@@ -1,118 +1,111 @@
-//! The policies in the daemon, under real loads.
+//! Measures one load under several choices of polling options.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 
 use super::Contender;
-use crate::figures::median;
+use super::loads::{Disk, LiveLoad};
+use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file};
-use crate::load::queue::Op;
-use crate::peers::client::Client;
-use crate::peers::contender::{Places, Polling, find};
-use crate::peers::measure::{Bench, LoadSample, SocketDirectory, make_directory};
-use crate::peers::rows::{Disk, Row, Work, paced, unpaced};
-use crate::report::Table;
+use crate::load::{Client, Load};
+use crate::peers::contender::{self, Node, Places, Polling, Setup, find};
+use crate::peers::measure::{LoadSample, SocketDirectory, make_directory, own_sample};
+use crate::peers::server::Server;
 
-/// What the policies have shown, a sample per round.
-#[derive(Debug)]
-pub(crate) struct Live {
-    /// By row; the samples are those of [`Contender::ALL`].
-    pub(crate) rows: Vec<(String, Vec<Vec<LoadSample>>)>,
+const SIZE: u64 = 256 << 20;
+
+/// What is the same for all measurements.
+pub(super) struct Live {
+    ringmill: contender::Contender,
+    directory: PathBuf,
+    sockets: SocketDirectory,
+    file: PathBuf,
+    ram: RamDisk,
+    cpus: [Option<usize>; 2],
+    run_time: Duration,
 }
 
 impl Live {
-    /// The medians.
-    pub(crate) fn table(&self) -> Table {
-        let mut table = Table::new(&[
-            "load",
-            "policy",
-            "req/s",
-            "CPU us/req",
-            "switches/req",
-            "p50 us",
-            "p99 us",
-        ]);
-        for (name, contenders) in &self.rows {
-            for (contender, samples) in Contender::ALL.iter().zip(contenders) {
-                let figure = |of: fn(&LoadSample) -> f64| median(samples.iter().map(of));
-                table.row([
-                    name.clone(),
-                    contender.name().into(),
-                    format!("{:.0}", figure(|sample| sample.iops)),
-                    format!("{:.2}", figure(|sample| sample.cpu)),
-                    format!("{:.3}", figure(|sample| sample.switches)),
-                    format!("{:.1}", figure(|sample| sample.latency[0])),
-                    format!("{:.1}", figure(|sample| sample.latency[1])),
-                ]);
-            }
+    /// Prepares the disks. Measures for `run_time` each.
+    pub(super) fn new(run_time: Duration, directory: &Path) -> Result<Self> {
+        let directory = make_directory(directory)?;
+        let cpus = match affinity::allowed()?.as_slice() {
+            [client, server, ..] => [Some(*client), Some(*server)],
+            _ => [None, None],
+        };
+        if let [Some(cpu), _] = cpus {
+            affinity::bind_this_thread(cpu)?;
         }
-        table
+        Ok(Live {
+            ringmill: find("ringmill", &Places::default())?,
+            file: data_file::prepare(&directory, SIZE)?,
+            ram: RamDisk::new(SIZE)?,
+            directory,
+            sockets: SocketDirectory::new()?,
+            cpus,
+            run_time,
+        })
     }
 
-    /// The table as text.
-    pub(crate) fn text(&self) -> String {
-        self.table().text()
-    }
-}
-
-fn rows() -> Vec<Row> {
-    vec![
-        paced(Disk::Null, 2_000, 1),
-        paced(Disk::Null, 20_000, 1),
-        paced(Disk::Null, 100_000, 1),
-        paced(Disk::Null, 200_000, 1),
-        // On and off: 32 together, 500 times a second.
-        paced(Disk::Null, 16_000, 32),
-        unpaced(Disk::Null, Op::Read, 1, 1),
-        unpaced(Disk::File, Op::Read, 1, 1),
-        unpaced(Disk::File, Op::Read, 8, 1),
-    ]
-}
-
-/// Measures each policy in the daemon on each row; the policies take turns, forth and back.
-pub(crate) fn live(rounds: usize, run_time: Duration, directory: &Path) -> Result<Live> {
-    ensure!(rounds > 0, "--rounds has to be at least 1");
-    let ringmill = find("ringmill", &Places::default())?;
-    let directory = make_directory(directory)?;
-    let cpus = affinity::allowed()?;
-    let (client_cpu, server_cpu) = match cpus.as_slice() {
-        [client, server, ..] => (Some(*client), Some(*server)),
-        _ => (None, None),
-    };
-    let bench = Bench {
-        data_file: data_file::prepare(&directory, 256 << 20)?,
-        directory,
-        sockets: SocketDirectory::new()?,
-        warm_up: Duration::from_millis(200),
-        run_time,
-        client_cpu,
-        server_cpu,
-        client: Client::Own,
-        count_syscalls: false,
-    };
-    if let Some(cpu) = client_cpu {
-        affinity::bind_this_thread(cpu)?;
-    }
-    let mut results = Vec::new();
-    for row in rows() {
-        let Work::Load(load) = &row.work else { continue };
-        let mut samples = vec![Vec::new(); Contender::ALL.len()];
+    /// The samples of each contender, one per round. They take turns, forth and back.
+    pub(super) fn measure(
+        &self,
+        load: &LiveLoad,
+        contenders: &[Contender],
+        rounds: usize,
+    ) -> Result<Vec<Vec<LoadSample>>> {
+        let mut samples = vec![Vec::new(); contenders.len()];
         for round in 0..rounds {
-            let mut turns: Vec<_> = Contender::ALL.iter().zip(&mut samples).collect();
+            let mut turns: Vec<_> = contenders.iter().zip(&mut samples).collect();
             if round % 2 == 1 {
                 turns.reverse();
             }
             for (contender, samples) in turns {
-                let polling = match contender {
-                    Contender::None => Polling::Off,
-                    Contender::Policy(_) => Polling::Policy(contender.name()),
-                };
-                samples.push(bench.load(&ringmill, row.disk, load, polling)?);
+                let sample = self.sample(load, contender, 1);
+                let of = || format!("{}, {}", load.name, contender.name);
+                samples.push(sample.with_context(of)?);
             }
         }
-        results.push((row.name, samples));
+        Ok(samples)
     }
-    Ok(Live { rows: results })
+
+    /// One measurement.
+    pub(super) fn sample(
+        &self,
+        load: &LiveLoad,
+        contender: &Contender,
+        io_threads: usize,
+    ) -> Result<LoadSample> {
+        let disks = std::iter::once(load.disk).chain(load.beside.iter().map(|(disk, _)| *disk));
+        let nodes: Vec<Node> = disks.map(|disk| self.node(disk)).collect();
+        let sockets = (0..nodes.len()).map(|i| self.sockets.0.join(format!("{i}.sock"))).collect();
+        let setup = Setup {
+            node: Node::Each(nodes),
+            polling: Polling::Given(contender.options),
+            queues: load.load.queues,
+            io_threads,
+            sockets,
+        };
+        let mut server = Server::start(&self.ringmill, &setup, self.cpus[1], &self.directory)?;
+        let bound = |load: &Load| Load { cpu: self.cpus[0], ..load.clone() };
+        let others = load.beside.iter().zip(1..);
+        let others: Vec<Client> = others
+            .map(|((_, load), export)| server.connect(export, &bound(load)))
+            .collect::<Result<_>>()?;
+        let measured = server.connect(0, &bound(&load.load))?;
+        // One thread drives them all: a client that sleeps has one thread per disk or few.
+        let _others = Client::join(others).map(Client::start).transpose()?;
+        let warm_up = self.run_time.min(Duration::from_millis(200));
+        own_sample(server, measured.start()?, warm_up, self.run_time)
+    }
+
+    fn node(&self, disk: Disk) -> Node {
+        match disk {
+            Disk::Null => Node::Null,
+            Disk::Ram => Node::Device(self.ram.path()),
+            Disk::File => Node::File(self.file.clone()),
+        }
+    }
 }

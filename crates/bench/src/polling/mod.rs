@@ -1,78 +1,87 @@
-//! Polling policies beside each other: in virtual time over traces, and live.
+//! Polling policies beside each other, in the daemon and under real loads.
 
-pub(crate) mod live;
-pub(crate) mod model;
-mod record;
-pub(crate) mod simulate;
-mod traces;
+mod live;
+mod loads;
+pub(crate) mod published;
+mod verdict;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
-use event_loop::{PollParams, PollPolicy};
+use anyhow::{Result, ensure};
 
-/// A policy to be compared.
+use crate::host::machine;
+use crate::peers::build_ringmill;
+use live::Live;
+
+/// A choice of polling options, to be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Contender {
-    /// No polling.
-    None,
-    /// One of the loop's, with its defaults.
-    Policy(PollPolicy),
+pub(crate) struct Contender {
+    /// What the table calls it.
+    pub(crate) name: &'static str,
+    /// The options of the I/O thread.
+    pub(crate) options: &'static str,
 }
 
-impl Contender {
-    /// All, in the order of their age.
-    pub(crate) const ALL: [Contender; 4] = [
-        Contender::None,
-        Contender::Policy(PollPolicy::Stepped),
-        Contender::Policy(PollPolicy::Weighted),
-        Contender::Policy(PollPolicy::Histogram),
-    ];
-
-    /// As `poll-policy` calls it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Contender::None => "none",
-            Contender::Policy(PollPolicy::Stepped) => "stepped",
-            Contender::Policy(PollPolicy::Weighted) => "weighted",
-            Contender::Policy(PollPolicy::Histogram) => "histogram",
-        }
-    }
-
-    fn params(self) -> PollParams {
-        match self {
-            Contender::None => PollParams { max_ns: 0, ..PollParams::default() },
-            Contender::Policy(policy) => PollParams { policy, ..PollParams::default() },
-        }
-    }
-}
+/// The default comes first, then those that it must not be beaten by.
+pub(crate) const CONTENDERS: [Contender; 7] = [
+    Contender { name: "default", options: "poll-policy=measured" },
+    Contender { name: "off", options: "poll-max-ns=0" },
+    Contender { name: "fixed 8 us", options: "poll-policy=fixed,poll-max-ns=8000" },
+    Contender { name: "fixed 32 us", options: "poll-policy=fixed,poll-max-ns=32768" },
+    Contender { name: "stepped", options: "poll-policy=stepped" },
+    Contender { name: "weighted", options: "poll-policy=weighted" },
+    Contender { name: "weighted 100 us", options: "poll-policy=weighted,poll-max-ns=100000" },
+];
 
 /// `bench polling`.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Measure the daemon instead of simulating.
-    pub(crate) live: bool,
-    /// Record traces into this directory instead.
-    pub(crate) record: Option<PathBuf>,
-    /// Live: rounds.
-    pub(crate) rounds: usize,
-    /// Live: time that counts, per measurement.
-    pub(crate) run_time: Duration,
+    /// Short, and no figure is a failure.
+    pub(crate) quick: bool,
+    /// Only loads whose names contain this.
+    pub(crate) only: String,
+    /// Rounds.
+    pub(crate) rounds: Option<usize>,
+    /// Time that counts, per measurement.
+    pub(crate) run_time: Option<Duration>,
     /// Where logs and data files go.
     pub(crate) directory: PathBuf,
 }
 
-/// Runs what was asked for and prints it.
+/// Measures and prints; fails where the default is beaten.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    if let Some(into) = &options.record {
-        return record::record(into, &options.directory);
+    let (rounds, ms) = if options.quick { (1, 50) } else { (3, 1_000) };
+    let rounds = options.rounds.unwrap_or(rounds);
+    let run_time = options.run_time.unwrap_or(Duration::from_millis(ms));
+    ensure!(rounds > 0, "--rounds has to be at least 1");
+    build_ringmill()?;
+    machine::describe(&options.directory).iter().for_each(|line| println!("{line}"));
+    let live = Live::new(run_time, &options.directory)?;
+    let mut loads = loads::all();
+    loads.retain(|load| load.name.contains(&options.only));
+    ensure!(!loads.is_empty(), "no load's name contains '{}'", options.only);
+    let mut beaten = Vec::new();
+    for load in &loads {
+        let results = live.measure(load, &CONTENDERS, rounds)?;
+        println!("\n{}", verdict::table(&load.name, &CONTENDERS, &results).text());
+        if options.quick {
+            continue;
+        }
+        let [default, rivals @ ..] = CONTENDERS;
+        for (rival, result) in rivals.iter().zip(&results[1..]) {
+            if verdict::beats(result, &results[0]).is_none() {
+                continue;
+            }
+            // A second, longer look at the two: one that is beaten by chance is not beaten twice.
+            let pair = live.measure(load, &[default, *rival], 2 * rounds)?;
+            if let Some(how) = verdict::beats(&pair[1], &pair[0]) {
+                println!("beaten by {}: {how}", rival.name);
+                beaten.push(format!("{}: by {}, {how}", load.name, rival.name));
+            }
+        }
     }
-    if options.live {
-        println!("{}", live::live(options.rounds, options.run_time, &options.directory)?.text());
-        return Ok(());
-    }
-    let comparison = simulate::simulate(simulate::DURATION);
-    println!("{}\n{}", comparison.table().text(), comparison.verdicts().text());
+    println!("\n{} loads, the default is beaten on {}", loads.len(), beaten.len());
+    ensure!(beaten.is_empty(), "the default is beaten:\n{}", beaten.join("\n"));
     Ok(())
 }

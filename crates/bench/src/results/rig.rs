@@ -129,7 +129,7 @@ impl Rig {
             }
             for (variant, figures) in turns {
                 let polling = self.run(row, variant, PollParams::default())?;
-                let off = PollParams { max_ns: 0, ..PollParams::default() };
+                let off = PollParams::OFF;
                 let sleeping = self.run(row, variant, off)?;
                 figures.iops.push(polling.iops);
                 figures.signals.push(polling.signals as f64 / polling.requests as f64);

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use block::node::{BlockNode, ResizeError};
 use block::request::Op;
 use event_loop::ring::sim::{Faults, Sim, Unflushed};
-use event_loop::{IoBufs, LoopConfig, PollParams, PollPolicy, oneshot};
+use event_loop::{IoBufs, LoopConfig, PollParams, oneshot};
 
 use crate::common::{Rig, bytes, filled, memory};
 use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
@@ -25,8 +25,7 @@ use crate::recovery::{Reopened, interrupted};
 /// something that is not in the image, and if not.
 const INTERRUPTED: [usize; 2] = [4, 32];
 
-pub(crate) const NO_POLLING: PollParams =
-    PollParams { policy: PollPolicy::Histogram, max_ns: 0, grow: 0, shrink: 0, weight: 0 };
+pub(crate) const NO_POLLING: PollParams = PollParams::OFF;
 
 /// Whether all is to be told.
 fn trace() -> bool {

@@ -1,6 +1,6 @@
 //! `iothread`: a thread that runs an event loop.
 
-use event_loop::PollPolicy;
+use event_loop::{PollGoal, PollPolicy};
 
 use super::{ObjectOptions, Property, TypeRow, check_id};
 use crate::error::OptionError;
@@ -16,8 +16,11 @@ pub struct IothreadOptions {
     pub id: String,
     /// `poll-policy`, which QSD does not have: how the time to busy-poll is chosen.
     pub poll_policy: PollPolicy,
-    /// `poll-max-ns`: the longest time to busy-poll before sleeping, nanoseconds. 0: never.
-    pub poll_max_ns: u64,
+    /// `poll-goal`, which QSD does not have: what a measured time is chosen for.
+    pub poll_goal: PollGoal,
+    /// `poll-max-ns`: the longest time to busy-poll before sleeping, nanoseconds. 0: never. `None`: by what
+    /// a sleep was measured to cost, and QEMU's 32768 for its policies.
+    pub poll_max_ns: Option<u64>,
     /// `poll-grow`: what the window is multiplied by when it was too short. 0: the default.
     pub poll_grow: u64,
     /// `poll-shrink`: what the window is divided by when it was too long. 0: the default.
@@ -41,7 +44,8 @@ impl Default for IothreadOptions {
         Self {
             id: String::new(),
             poll_policy: PollPolicy::default(),
-            poll_max_ns: 32768,
+            poll_goal: PollGoal::default(),
+            poll_max_ns: None,
             poll_grow: 0,
             poll_shrink: 0,
             poll_weight: 0,
@@ -54,26 +58,33 @@ impl Default for IothreadOptions {
 }
 
 impl ThreadDraft for IothreadOptions {
-    fn poll_max_ns(&mut self) -> &mut u64 {
+    fn poll_max_ns(&mut self) -> &mut Option<u64> {
         &mut self.poll_max_ns
     }
 }
 
 impl IothreadOptions {
-    /// What of it can be seen while it runs.
-    pub fn properties(&self) -> Vec<Property> {
+    /// What of it can be seen while it runs, where the longest time to busy-poll is now `poll_max_ns`.
+    pub fn properties(&self, poll_max_ns: u64) -> Vec<Property> {
         let int = |name, value: u64| {
             let value = Value::Integer(i64::try_from(value).unwrap_or(i64::MAX));
             Property { name, kind: "int", value }
         };
         let policy = match self.poll_policy {
-            PollPolicy::Histogram => "histogram",
+            PollPolicy::Measured => "measured",
             PollPolicy::Weighted => "weighted",
             PollPolicy::Stepped => "stepped",
+            PollPolicy::Fixed => "fixed",
+        };
+        let goal = match self.poll_goal {
+            PollGoal::Latency => "latency",
+            PollGoal::Balanced => "balanced",
+            PollGoal::Cpu => "cpu",
         };
         vec![
             Property { name: "poll-policy", kind: "PollPolicy", value: Value::Text(policy.into()) },
-            int("poll-max-ns", self.poll_max_ns),
+            Property { name: "poll-goal", kind: "PollGoal", value: Value::Text(goal.into()) },
+            int("poll-max-ns", poll_max_ns),
             int("poll-grow", self.poll_grow),
             int("poll-shrink", self.poll_shrink),
             int("poll-weight", self.poll_weight.into()),
@@ -90,7 +101,7 @@ impl IothreadOptions {
     /// There is no such property, or it does not take that value.
     pub fn with_property(&self, name: &str, value: Value) -> Result<Self, OptionError> {
         let field = FIELDS.iter().find(|field| field.name == name);
-        let shown = self.properties().iter().any(|property| property.name == name);
+        let shown = self.properties(0).iter().any(|property| property.name == name);
         let Some(field) = field.filter(|_| shown) else {
             return Err(OptionError::new(format!("Property 'iothread.{name}' not found")));
         };
@@ -137,9 +148,9 @@ static FIELDS: &[Field<IothreadOptions>] = &[
         name: "poll-policy",
         kind: Kind::Choice(&[
             Choice {
-                name: "histogram",
-                help: "poll for as long as it has lately been worth it",
-                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Histogram),
+                name: "measured",
+                help: "poll where it was measured to cost less than a sleep",
+                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Measured),
             },
             Choice {
                 name: "weighted",
@@ -151,10 +162,37 @@ static FIELDS: &[Field<IothreadOptions>] = &[
                 help: "double while too short, reset when too long",
                 set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Stepped),
             },
+            Choice {
+                name: "fixed",
+                help: "always poll-max-ns",
+                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Fixed),
+            },
         ]),
-        need: Need::Default("histogram"),
+        need: Need::Default("measured"),
         help: "how the time to busy-poll is chosen (ringmill's own option); poll-grow and \
                poll-shrink are for weighted and stepped",
+    },
+    Field {
+        name: "poll-goal",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "latency",
+                help: "a microsecond of latency is worth four of CPU time",
+                set: |iothread| put(&mut iothread.poll_goal, PollGoal::Latency),
+            },
+            Choice {
+                name: "balanced",
+                help: "a microsecond of latency is worth half of one of CPU time",
+                set: |iothread| put(&mut iothread.poll_goal, PollGoal::Balanced),
+            },
+            Choice {
+                name: "cpu",
+                help: "poll only where that saves CPU time",
+                set: |iothread| put(&mut iothread.poll_goal, PollGoal::Cpu),
+            },
+        ]),
+        need: Need::Default("balanced"),
+        help: "what the measured policy weighs (ringmill's own option)",
     },
     IothreadOptions::POLL_MAX_NS,
     Field {

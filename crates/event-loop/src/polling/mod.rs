@@ -1,19 +1,23 @@
 //! Busy polling before sleep: the polling set, and the [policy] applied to it.
 
-pub mod histogram;
+pub mod measured;
 pub mod policy;
+pub mod price;
 pub mod stepped;
-mod trial;
 pub mod weighted;
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
+use std::io;
 use std::rc::Rc;
+
+use nix::sys::prctl::get_timerslack;
 
 use crate::event_loop::EventLoop;
 use crate::handlers::{Entry, Source};
-use crate::polling::policy::{Policy, PollParams, SourceKind, Wait};
-use crate::ring::Ready;
+use crate::polling::policy::{Policy, PollParams, PollPolicy, SourceKind};
+use crate::polling::price::{Gauge, Meter};
+use crate::ring::{self, Ready};
 use crate::slots::SlotId;
 use crate::trace;
 
@@ -32,6 +36,10 @@ const IDLE_IN_CROWD_NS: u64 = 10_000_000;
 pub(crate) struct Poller {
     params: Cell<PollParams>,
     policy: RefCell<Policy>,
+    /// What a sleep costs.
+    meter: Meter,
+    /// Operations completed when the policy was last asked.
+    completed: Cell<u64>,
     /// When the wait for the next events began; kept over iterations that bring none.
     wait_began: Cell<Option<u64>>,
     /// The sources in the set have been told that they are polled.
@@ -41,24 +49,26 @@ pub(crate) struct Poller {
     /// The completion ring and the inbox are sources too.
     pub(crate) ring: Source,
     pub(crate) inbox: Source,
-    /// The waits recorded; nothing is while it has no room.
-    recorded: RefCell<Vec<Wait>>,
     /// On epoll, sources stay in the set: out of it they would starve behind polled ones.
     keep_sources: bool,
+    /// The clock is the machine's.
+    can_measure: bool,
 }
 
 impl Poller {
-    pub(crate) fn new(params: PollParams, keep_sources: bool) -> Self {
+    pub(crate) fn new(params: PollParams, keep_sources: bool, can_measure: bool) -> Self {
         Poller {
             params: Cell::new(params),
             policy: RefCell::default(),
+            meter: Meter::default(),
+            completed: Cell::default(),
             wait_began: Cell::new(None),
             polling: Cell::new(false),
             gave_up: Cell::new(false),
             ring: Source::default(),
             inbox: Source::default(),
-            recorded: RefCell::default(),
             keep_sources,
+            can_measure,
         }
     }
 
@@ -86,6 +96,12 @@ impl Poller {
         self.params.get().max_ns > 0
     }
 
+    /// Whether sleeps are to be measured.
+    fn measures(&self) -> bool {
+        let params = self.params.get();
+        self.can_measure && params.max_ns > 0 && params.policy == PollPolicy::Measured
+    }
+
     /// Whether the next step is to poll rather than to sleep.
     pub(crate) fn wants_to_poll(&self) -> bool {
         self.is_on() && self.policy.borrow().window_ns() > 0 && !self.gave_up.get()
@@ -93,12 +109,6 @@ impl Poller {
 }
 
 impl EventLoop {
-    /// Records at least the next `count` waits for events (while polling is not off), for a simulator of polling
-    /// policies; returns what was recorded before. 0 ends the recording.
-    pub fn record_waits(&self, count: usize) -> Vec<Wait> {
-        self.0.poller.recorded.replace(Vec::with_capacity(count))
-    }
-
     /// The wait for the next events begins.
     pub(crate) fn poll_wait_begins(&self) {
         let poller = &self.0.poller;
@@ -161,6 +171,49 @@ impl EventLoop {
         let found = self.ask(&sources);
         self.recycle(sources);
         found
+    }
+
+    /// Sleeps, and sometimes measures what that costs.
+    pub(crate) fn sleep(&self, wait: ring::Wait) -> io::Result<()> {
+        let poller = &self.0.poller;
+        if !poller.measures() {
+            return self.enter(wait);
+        }
+        let for_ns = match wait {
+            ring::Wait::No => Some(0),
+            ring::Wait::For(ns) => Some(ns),
+            ring::Wait::Forever => None,
+        };
+        let submits = self.0.ring.borrow_mut().queued() > 0;
+        match poller.meter.next_sleep(submits, for_ns) {
+            Gauge::None => return self.enter(wait),
+            Gauge::Lateness(ns) => {
+                let end = self.fresh_now_ns() + ns;
+                self.enter(ring::Wait::For(ns))?;
+                let late = self.fresh_now_ns().checked_sub(end);
+                let nothing = self.0.ring.borrow_mut().ready() == Ready::Nothing;
+                if let Some(late) = late.filter(|_| nothing) {
+                    // The kernel may let a timeout wait for others so long.
+                    let slack = get_timerslack().map_or(0, |ns| u64::try_from(ns).unwrap_or(0));
+                    poller.meter.was_late(late.saturating_sub(slack));
+                }
+            }
+            Gauge::Cpu => {
+                let before = self.0.clock.cpu_ns();
+                self.enter(wait)?;
+                if let (Some(before), Some(after)) = (before, self.0.clock.cpu_ns()) {
+                    poller.meter.took_cpu(after.saturating_sub(before));
+                }
+            }
+        }
+        self.show_price();
+        Ok(())
+    }
+
+    fn show_price(&self) {
+        let price = self.0.poller.meter.price();
+        self.stats().sleep_late_ns.set(price.late_ns);
+        self.stats().sleep_cpu_ns.set(price.cpu_ns);
     }
 
     /// Leaves polling mode before a sleep: tells each source and asks each once more. `true`: an
@@ -241,15 +294,10 @@ impl EventLoop {
         let interval = events_at.saturating_sub(began);
         let mut policy = poller.policy.borrow_mut();
         policy.begin(interval);
-        let (mut by_ring, mut by_others) = (false, false);
         let is_crowd = self.0.handlers.borrow().polling.len() > CROWD;
         let idle_ns = if is_crowd { IDLE_IN_CROWD_NS } else { IDLE_NS };
         let mut account = |source: &Source, kind| {
             let had_event = source.had_event.replace(false);
-            match kind {
-                SourceKind::Ring => by_ring |= had_event,
-                SourceKind::Handler | SourceKind::Inbox => by_others |= had_event,
-            }
             let mut state = source.state.get();
             policy.account(&params, &mut state, kind, had_event);
             source.state.set(state);
@@ -275,9 +323,11 @@ impl EventLoop {
         });
         handlers.polling = set;
         drop(handlers);
-        let in_flight = self.0.slots.borrow().in_flight() > 0;
+        let in_flight = self.0.slots.borrow().in_flight();
         let old = policy.window_ns();
-        policy.end(&params, in_flight);
+        let completed = self.stats().completed.get();
+        let answered = completed.wrapping_sub(poller.completed.replace(completed));
+        policy.end(&params, poller.meter.price(), in_flight, answered);
         let new = policy.window_ns();
         match new.cmp(&old) {
             Ordering::Greater => trace!(poll_grow(self.trace_ctx(), old, new)),
@@ -286,11 +336,6 @@ impl EventLoop {
         }
         self.stats().poll_window_ns.set(new);
         drop(policy);
-        let mut recorded = poller.recorded.borrow_mut();
-        if recorded.len() < recorded.capacity() {
-            recorded.push(Wait { interval_ns: interval, by_ring, by_others, in_flight });
-        }
-        drop(recorded);
         if poller.polling.get() {
             // Out of the set its events come by the descriptor again; one that raced is found by asking
             // once more. Without one it must not be called: it would be back in the set.

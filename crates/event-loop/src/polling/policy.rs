@@ -1,19 +1,46 @@
 //! What the polling policies have in common: their parameters, what they keep per source, and the
 //! steps in which the loop asks them. Pure values, no clock and no I/O.
 
-use super::histogram::Histogram;
+use super::measured::{Measured, look_ns};
+use super::price::Price;
 use super::{stepped, weighted};
+use crate::stats::LoopStats;
 
 /// How the window is chosen, `poll-policy`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// By what polling has lately been worth, see [`histogram`](super::histogram).
+    /// By what polling and sleeping were measured to cost, see [`measured`](super::measured).
     #[default]
-    Histogram,
+    Measured,
     /// By a weighted mean per source, as QEMU does it since, see [`weighted`].
     Weighted,
     /// By doubling and resetting per source, as QEMU did it first, see [`stepped`].
     Stepped,
+    /// Always `poll-max-ns`.
+    Fixed,
+}
+
+/// What polling is for, `poll-goal`, with [`PollPolicy::Measured`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PollGoal {
+    /// A microsecond of latency is worth four of CPU time.
+    Latency,
+    /// A microsecond of latency is worth half of one of CPU time.
+    #[default]
+    Balanced,
+    /// CPU time alone counts: poll where it saves the CPU time of sleeps.
+    Cpu,
+}
+
+impl PollGoal {
+    /// What a latency is worth in CPU time, nanoseconds.
+    pub(super) fn worth_of(self, latency_ns: u64) -> u64 {
+        match self {
+            PollGoal::Latency => latency_ns.saturating_mul(4),
+            PollGoal::Balanced => latency_ns / 2,
+            PollGoal::Cpu => 0,
+        }
+    }
 }
 
 /// An I/O thread's polling parameters, changeable while it runs.
@@ -21,7 +48,10 @@ pub enum PollPolicy {
 pub struct PollParams {
     /// `poll-policy`: how the window is chosen.
     pub policy: PollPolicy,
-    /// `poll-max-ns`: the longest window, nanoseconds. 0 turns polling off.
+    /// `poll-goal`: what a measured window is for.
+    pub goal: PollGoal,
+    /// `poll-max-ns`: the longest window, nanoseconds. 0 turns polling off. [`PollPolicy::Measured`] needs
+    /// none: it polls for no longer than a sleep is worth.
     pub max_ns: u64,
     /// `poll-grow`: the factor the window grows by. 0 means the default, 2.
     pub grow: u32,
@@ -34,11 +64,52 @@ pub struct PollParams {
 
 impl Default for PollParams {
     fn default() -> Self {
-        PollParams { policy: PollPolicy::default(), max_ns: 32768, grow: 0, shrink: 0, weight: 0 }
+        PollParams {
+            policy: PollPolicy::default(),
+            goal: PollGoal::default(),
+            max_ns: u64::MAX,
+            grow: 0,
+            shrink: 0,
+            weight: 0,
+        }
     }
 }
 
 impl PollParams {
+    /// No polling.
+    pub const OFF: Self = PollParams {
+        policy: PollPolicy::Measured,
+        goal: PollGoal::Balanced,
+        max_ns: 0,
+        grow: 0,
+        shrink: 0,
+        weight: 0,
+    };
+
+    /// `poll-max-ns` of QEMU's policies, where it is not given.
+    pub const QEMU_MAX_NS: u64 = 32_768;
+
+    /// Those of `policy`, with its default maximum.
+    pub fn of(policy: PollPolicy) -> Self {
+        let max_ns = match policy {
+            PollPolicy::Measured => u64::MAX,
+            PollPolicy::Weighted | PollPolicy::Stepped | PollPolicy::Fixed => Self::QEMU_MAX_NS,
+        };
+        PollParams { policy, max_ns, ..PollParams::default() }
+    }
+
+    /// The longest that is polled, nanoseconds, where a sleep costs what `stats` say.
+    pub fn bound_ns(&self, stats: &LoopStats) -> u64 {
+        let measured = || match (stats.sleep_late_ns.get(), stats.sleep_cpu_ns.get()) {
+            (0, _) | (_, 0) => Price::default(),
+            (late_ns, cpu_ns) => Price { late_ns, cpu_ns },
+        };
+        match self.policy {
+            PollPolicy::Measured => self.max_ns.min(look_ns(measured(), self.goal)),
+            PollPolicy::Weighted | PollPolicy::Stepped | PollPolicy::Fixed => self.max_ns,
+        }
+    }
+
     pub(super) fn grow(&self) -> u64 {
         if self.grow == 0 { 2 } else { self.grow.into() }
     }
@@ -63,19 +134,6 @@ pub enum SourceKind {
     Inbox,
 }
 
-/// A wait, as [`EventLoop::record_waits`](crate::EventLoop::record_waits) records it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait {
-    /// From its start to its events, nanoseconds; the time to wake up included, if it was slept.
-    pub interval_ns: u64,
-    /// Operations of the loop's own had completed.
-    pub by_ring: bool,
-    /// A handler or the inbox had an event.
-    pub by_others: bool,
-    /// Operations are in flight afterwards.
-    pub in_flight: bool,
-}
-
 /// What a policy keeps per source. A new one, and one after a change of policy, is the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SourceState {
@@ -94,9 +152,7 @@ pub struct Policy {
     interval: u64,
     /// The largest that sources have asked for in this iteration, if any has.
     best: Option<u64>,
-    /// [`PollPolicy::Histogram`]: the window that the weighted policy would choose.
-    weighted_ns: u64,
-    histogram: Histogram,
+    measured: Measured,
 }
 
 impl Policy {
@@ -111,14 +167,13 @@ impl Policy {
             *self = Policy::default();
         }
         self.window_ns = self.window_ns.min(after.max_ns);
-        self.weighted_ns = self.weighted_ns.min(after.max_ns);
     }
 
     /// An iteration took `interval` ns from the start of its wait to its events.
     pub fn begin(&mut self, interval: u64) {
         self.interval = interval;
         self.best = None;
-        self.histogram.begin();
+        self.measured.begin();
     }
 
     /// One source, and whether it was one of those with an event.
@@ -130,11 +185,15 @@ impl Policy {
         had_event: bool,
     ) {
         let asks = match params.policy {
-            PollPolicy::Histogram | PollPolicy::Weighted => {
-                self.histogram.account(kind, had_event);
+            PollPolicy::Measured => {
+                self.measured.account(kind, had_event);
+                false
+            }
+            PollPolicy::Weighted => {
                 weighted::update(&mut source.ns, params, self.interval, had_event);
                 had_event
             }
+            PollPolicy::Fixed => false,
             PollPolicy::Stepped => {
                 if had_event {
                     stepped::update(&mut source.ns, params, self.interval);
@@ -147,18 +206,16 @@ impl Policy {
         }
     }
 
-    /// All sources are accounted for: what becomes of the window. `in_flight`: operations of the loop's
-    /// own are under way.
-    pub fn end(&mut self, params: &PollParams, in_flight: bool) {
+    /// All sources are accounted for: what becomes of the window. `price`: that of a sleep. `in_flight`:
+    /// so many operations of the loop's own are under way, and `answered` have just completed.
+    pub fn end(&mut self, params: &PollParams, price: Price, in_flight: usize, answered: u64) {
         let before = self.window_ns;
         self.window_ns = match (params.policy, self.best) {
-            (PollPolicy::Histogram, best) => {
-                if let Some(best) = best {
-                    self.weighted_ns = weighted::follow(self.weighted_ns, params, best);
-                }
-                self.histogram.end(params, self.interval, in_flight, self.weighted_ns)
+            (PollPolicy::Measured, _) => {
+                self.measured.end(params, price, self.interval, in_flight as u64, answered)
             }
-            (_, None) => before,
+            (PollPolicy::Fixed, _) => params.max_ns,
+            (PollPolicy::Weighted | PollPolicy::Stepped, None) => before,
             (PollPolicy::Weighted, Some(best)) => weighted::follow(before, params, best),
             (PollPolicy::Stepped, Some(best)) => best.min(params.max_ns),
         };

@@ -39,10 +39,16 @@ pub fn follow(window: u64, params: &PollParams, best: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::polling::policy::PollPolicy;
+    use crate::polling::policy::{PollGoal, PollPolicy};
 
-    const PARAMS: PollParams =
-        PollParams { policy: PollPolicy::Weighted, max_ns: 32768, grow: 0, shrink: 0, weight: 0 };
+    const PARAMS: PollParams = PollParams {
+        policy: PollPolicy::Weighted,
+        goal: PollGoal::Balanced,
+        max_ns: 32768,
+        grow: 0,
+        shrink: 0,
+        weight: 0,
+    };
 
     #[test]
     fn a_source_takes_its_first_interval_whole_and_then_an_eighth_of_each() {

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
-    Engine, EventLoop, Handler, IoBufs, IoTarget, IoThread, LoopConfig, PollParams, PollPolicy,
-    Progress, RingChoice, RingFlags,
+    Engine, EventLoop, Handler, IoBufs, IoTarget, IoThread, LoopConfig, PollParams, Progress,
+    RingChoice, RingFlags,
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
@@ -23,8 +23,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 pub(crate) const LOST: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 60 });
 
 /// Polling off: a loop with nothing to do sleeps.
-pub(crate) const NO_POLLING: PollParams =
-    PollParams { policy: PollPolicy::Histogram, max_ns: 0, grow: 0, shrink: 0, weight: 0 };
+pub(crate) const NO_POLLING: PollParams = PollParams::OFF;
 
 /// Every ring there is, by name.
 pub(crate) fn rings() -> [(&'static str, RingChoice); 4] {

@@ -11,13 +11,12 @@ use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::*;
 use event_loop::ring::setup::RingChoice;
-use event_loop::{EventLoop, LoopConfig, PollParams, PollPolicy};
+use event_loop::{EventLoop, LoopConfig, PollParams};
 use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 
 pub(crate) const READ: u8 = 0;
 pub(crate) const WRITE: u8 = 1;
-const NO_POLLING: PollParams =
-    PollParams { policy: PollPolicy::Histogram, max_ns: 0, grow: 0, shrink: 0, weight: 0 };
+const NO_POLLING: PollParams = PollParams::OFF;
 
 /// A server and its client, who take turns on one thread.
 pub(crate) struct Rig {

@@ -261,7 +261,7 @@ impl Place<'_> {
     fn properties(&self) -> Vec<Property> {
         match self {
             Place::Root | Place::Objects | Place::Object(_) => Vec::new(),
-            Place::Thread(thread) => thread.options.properties(),
+            Place::Thread(thread) => thread.options.properties(thread.poll_max_ns()),
             Place::Throttle(group) => group.properties(),
         }
     }
@@ -326,7 +326,7 @@ fn iothread_info(thread: &Thread) -> Json {
     json!({
         "id": options.id,
         "thread-id": thread.tid.as_raw(),
-        "poll-max-ns": options.poll_max_ns,
+        "poll-max-ns": thread.poll_max_ns(),
         "poll-grow": options.poll_grow,
         "poll-shrink": options.poll_shrink,
         "poll-weight": options.poll_weight,

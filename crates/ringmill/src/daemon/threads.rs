@@ -38,6 +38,13 @@ pub(super) struct Thread {
     thread: IoThread,
 }
 
+impl Thread {
+    /// The longest that the thread polls, as it is now, nanoseconds.
+    pub(super) fn poll_max_ns(&self) -> u64 {
+        poll_params(&self.options).bound_ns(self.thread.handle().stats())
+    }
+}
+
 impl IoThreads {
     pub(super) fn new(
         event_loop: &EventLoop,
@@ -126,7 +133,7 @@ impl IoThreads {
         let of = |thread: &Thread| ThreadStatistics {
             id: thread.options.id.clone(),
             tid: thread.tid,
-            poll_max_ns: thread.options.poll_max_ns,
+            poll_max_ns: thread.poll_max_ns(),
             handle: thread.thread.handle().clone(),
             cpu_ns: cpu_ns(thread.tid),
         };
@@ -170,12 +177,14 @@ impl IoThreads {
 }
 
 fn poll_params(options: &IothreadOptions) -> PollParams {
+    let defaults = PollParams::of(options.poll_policy);
     PollParams {
-        policy: options.poll_policy,
-        max_ns: options.poll_max_ns,
+        goal: options.poll_goal,
+        max_ns: options.poll_max_ns.unwrap_or(defaults.max_ns),
         grow: small(options.poll_grow),
         shrink: small(options.poll_shrink),
         weight: options.poll_weight,
+        ..defaults
     }
 }
 

@@ -8,6 +8,7 @@ mod kernel;
 mod limits;
 mod pinning;
 mod ring;
+mod sleep;
 
 use std::fmt::{self, Write as _};
 use std::path::Path;
@@ -19,12 +20,14 @@ use file::FileReport;
 use kernel::Kernel;
 use limits::Limits;
 use ring::RingReport;
+use sleep::Sleep;
 
 /// Everything that was found out.
 struct Report {
     kernel: Kernel,
     ring: RingReport,
     limits: Limits,
+    sleep: Option<Sleep>,
     file: Option<FileReport>,
 }
 
@@ -39,7 +42,7 @@ pub(crate) fn run(options: &ProbeOptions) -> Result<String, DaemonError> {
     let limits = Limits::read();
     let look = |path: &Path| FileReport::take(path).map_err(DaemonError::new);
     let file = options.file.as_deref().map(look).transpose()?;
-    let report = Report { kernel, ring, limits, file };
+    let report = Report { kernel, ring, limits, sleep: Sleep::take(), file };
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = write!(text, "{report}");
@@ -57,6 +60,10 @@ impl fmt::Display for Report {
         }
         writeln!(f, "\nLimits")?;
         self.limits.fmt(f)?;
+        if let Some(sleep) = &self.sleep {
+            writeln!(f, "\nAn I/O thread's sleep")?;
+            row(f, "measured", &sleep.cost())?;
+        }
         if let Some(file) = &self.file {
             writeln!(f, "\nFile {}", file.path.display())?;
             file.fmt(f)?;
@@ -64,6 +71,9 @@ impl fmt::Display for Report {
         writeln!(f, "\nringmill would choose")?;
         row(f, "event loop", &self.ring.choice())?;
         row(f, "aio", &self.ring.aio())?;
+        if let Some(sleep) = &self.sleep {
+            row(f, "poll-max-ns", &sleep.choice())?;
+        }
         row(
             f,
             "guest memory",

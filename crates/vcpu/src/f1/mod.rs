@@ -224,7 +224,7 @@ pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Resu
     let event_loop = LoopConfig {
         name: "image".into(),
         // Where the loop of the published workload sleeps, it does not poll first.
-        poll: PollParams { max_ns: 0, ..PollParams::default() },
+        poll: PollParams::OFF,
         ablation: Ablation { no_wake: without_wake, ..Ablation::default() },
         ..LoopConfig::default()
     };

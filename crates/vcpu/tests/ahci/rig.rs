@@ -117,7 +117,7 @@ impl Rig {
     }
 
     pub fn with(ports: usize, read_only: bool) -> Rig {
-        let poll = PollParams { max_ns: 0, ..PollParams::default() };
+        let poll = PollParams::OFF;
         let event_loop = EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).unwrap();
         let disk = |_| {
             Rc::new(Disk {

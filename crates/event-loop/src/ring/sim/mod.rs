@@ -324,6 +324,10 @@ impl Clock for Sim {
         world.now_ns += world.faults.clock_step_ns;
         world.now_ns
     }
+
+    fn cpu_ns(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl Ring for Sim {

@@ -1,0 +1,104 @@
+//! The loads that polling policies are compared on.
+
+use crate::load::arrivals::{Arrivals, Pace};
+use crate::load::{Load, Threads, Wait};
+use crate::peers::rows::load;
+
+/// What a disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// A null node: answers at once.
+    Null,
+    /// A loop device over memory: answers within some 10 us.
+    Ram,
+    /// A file with `O_DIRECT`.
+    File,
+}
+
+/// A load, and what else the I/O thread has to serve meanwhile.
+#[derive(Debug, Clone)]
+pub(crate) struct LiveLoad {
+    /// Its name.
+    pub(crate) name: String,
+    /// The disk that is measured.
+    pub(crate) disk: Disk,
+    /// The load on it.
+    pub(crate) load: Load,
+    /// Other disks, each with an export and a load of its own.
+    pub(crate) beside: Vec<(Disk, Load)>,
+}
+
+impl LiveLoad {
+    fn new(what: &str, disk: Disk, load: Load) -> Self {
+        let disk_name = match disk {
+            Disk::Null => "null",
+            Disk::Ram => "RAM disk",
+            Disk::File => "file",
+        };
+        let wait = match load.wait {
+            Wait::Signal => "",
+            Wait::Poll => ", client polls",
+        };
+        let name = format!("{disk_name}, {what}{wait}");
+        LiveLoad { name, disk, load, beside: Vec::new() }
+    }
+
+    fn beside(mut self, what: &str, others: Vec<(Disk, Load)>) -> Self {
+        self.name += &format!(", beside {what}");
+        self.beside = others;
+        self
+    }
+}
+
+fn closed(depth: usize) -> Load {
+    Load { depth, ..load() }
+}
+
+fn paced(per_second: f64, burst: u32) -> Load {
+    let depth = 64.min(1.max(per_second as usize / 1_000).max(burst as usize));
+    Load { arrivals: Arrivals::Paced(Pace { per_second, burst }), depth, ..load() }
+}
+
+fn thinking(ns: u64) -> Load {
+    Load { arrivals: Arrivals::Thinking(ns), ..load() }
+}
+
+/// All of them.
+pub(crate) fn all() -> Vec<LiveLoad> {
+    let mut loads = Vec::new();
+    for wait in [Wait::Signal, Wait::Poll] {
+        for disk in [Disk::Null, Disk::Ram, Disk::File] {
+            let mut add = |what: &str, load| {
+                loads.push(LiveLoad::new(what, disk, Load { wait, ..load }));
+            };
+            for depth in [1, 4, 16, 64] {
+                add(&format!("depth {depth}"), closed(depth));
+            }
+            let queues = Load { queues: 4, threads: Threads::PerQueue, ..closed(16) };
+            if wait == Wait::Signal {
+                add("4 queues, depth 16 each", queues);
+            } else {
+                // Threads that poll would take each other's CPU.
+                add("4 queues, depth 16 each", Load { threads: Threads::One, ..queues });
+            }
+            for rate in [500.0, 2_000.0, 20_000.0, 200_000.0] {
+                // More than a file can do says nothing of polling.
+                if disk != Disk::File || rate < 100_000.0 {
+                    add(&format!("{rate:.0}/s"), paced(rate, 1));
+                }
+            }
+        }
+        let mut null = |what: &str, load| {
+            loads.push(LiveLoad::new(what, Disk::Null, Load { wait, ..load }));
+        };
+        null("16000/s by 32", paced(16_000.0, 32));
+        null("computes 10 us", thinking(10_000));
+        null("computes 50 us", thinking(50_000));
+    }
+    let slow = vec![(Disk::File, closed(1))];
+    loads.push(LiveLoad::new("20000/s", Disk::Null, paced(20_000.0, 1)).beside("a file", slow));
+    let idle = vec![(Disk::Null, paced(0.5, 1)); 50];
+    loads.push(LiveLoad::new("depth 1", Disk::Null, closed(1)).beside("50 idle", idle.clone()));
+    loads.push(LiveLoad::new("depth 4", Disk::File, closed(4)).beside("50 idle", idle));
+    loads
+}

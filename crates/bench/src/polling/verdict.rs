@@ -1,0 +1,59 @@
+//! Whether one choice is better than another.
+
+use super::Contender;
+use crate::figures::median;
+use crate::peers::measure::LoadSample;
+use crate::report::Table;
+
+/// How much better one has to be in latency or in CPU time per request to beat another.
+const MARGIN: f64 = 0.90;
+
+/// How much worse it may be in the other of the two: the noise of medians of a few rounds.
+const NOISE: f64 = 1.03;
+
+/// By how much `rival` beats `default`, in words.
+pub(super) fn beats(rival: &[LoadSample], default: &[LoadSample]) -> Option<String> {
+    let ratio =
+        |of: fn(&LoadSample) -> f64| median(rival.iter().map(of)) / median(default.iter().map(of));
+    let (p50, cpu) = (ratio(|sample| sample.latency[0]), ratio(|sample| sample.cpu));
+    let beats = (p50 <= MARGIN && cpu <= NOISE) || (cpu <= MARGIN && p50 <= NOISE);
+    beats.then(|| format!("p50 x{p50:.2}, CPU per request x{cpu:.2}"))
+}
+
+/// The medians.
+pub(super) fn table(load: &str, contenders: &[Contender], results: &[Vec<LoadSample>]) -> Table {
+    let heads = [load, "req/s", "CPU us/req", "switches/req", "p50 us", "p99 us"];
+    let mut table = Table::new(&heads);
+    for (contender, samples) in contenders.iter().zip(results) {
+        let figure = |of: fn(&LoadSample) -> f64| median(samples.iter().map(of));
+        table.row([
+            contender.name.into(),
+            format!("{:.0}", figure(|sample| sample.iops)),
+            format!("{:.2}", figure(|sample| sample.cpu)),
+            format!("{:.3}", figure(|sample| sample.switches)),
+            format!("{:.1}", figure(|sample| sample.latency[0])),
+            format!("{:.1}", figure(|sample| sample.latency[1])),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(p50: f64, cpu: f64) -> Vec<LoadSample> {
+        let latency = [p50, p50, p50];
+        vec![LoadSample { iops: 1.0, cpu, switches: 0.0, latency }; 3]
+    }
+
+    #[test]
+    fn one_that_is_better_in_one_and_not_worse_in_the_other_beats() {
+        let default = samples(100.0, 10.0);
+        assert!(beats(&samples(89.0, 10.0), &default).is_some());
+        assert!(beats(&samples(100.0, 8.9), &default).is_some());
+        assert!(beats(&samples(91.0, 9.1), &default).is_none());
+        assert!(beats(&samples(50.0, 11.0), &default).is_none(), "a trade is no defeat");
+        assert!(beats(&samples(110.0, 1.0), &default).is_none());
+    }
+}

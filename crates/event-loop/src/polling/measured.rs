@@ -1,0 +1,314 @@
+//! The default policy: poll where polling costs less than a sleep, by what both were measured to cost.
+//!
+//! Before each wait the loop may poll for a window of time and then sleep. Polling costs the CPU time
+//! until the event. A sleep costs CPU time on both ends, since the other side has to wake this one, and the
+//! event is served late. In nanoseconds of CPU time, with [`Price`] as the loop measures it:
+//!
+//! ```text
+//! cost of a wait of length g with window w  =  g                if g <= w
+//!                                              w + sleep        otherwise
+//! sleep, nothing in flight    =  (2 * cpu + worth * late * (n + 1) / 2) / n
+//! sleep, N operations in flight, an event every g on average:
+//!                                (cpu + worth * late * (n + 1) / 2 * late / (N * g + late)) / n
+//! ```
+//!
+//! `worth` is what a nanosecond of latency is worth in CPU time, [`PollGoal`]: 4, 1/2 or 0. One wake-up serves
+//! the `n` events that have come by then: 1 + `late` / g, at most as many as are in flight and were
+//! answered last. So a deep queue sleeps cheaply; and being late by `late` matters little to operations that
+//! take `N * g`.
+//!
+//! **The window** is the one of least expected cost over the waits of late, kept as a histogram per
+//! situation (what brought the last events, and whether operations are in flight): how soon the next
+//! event comes depends on what has just happened. Of windows of about the same cost the longest is used,
+//! so that a rare late event does not end in a sleep. A window that saves less than a fifth of a
+//! sleep is not used.
+//!
+//! **Looking.** A wait that ended in a sleep says little: it holds the time to wake up, the other side
+//! may itself have slept because its answer was late, and arrivals by the clock seem closer than they
+//! are. So it is recorded as long as it took, and a situation that does not poll looks from time to
+//! time: it polls [`LOOKS`] waits for as long as a sleep is worth, plus the lateness of the other side, and
+//! forgets what it knew. All situations do that together, since what sleeps in one is late for the next. If that shows that polling pays, it goes on polling; if not, the next look
+//! comes after four times as many waits, up to 8,192.
+
+use super::policy::{PollGoal, PollParams, SourceKind};
+use super::price::Price;
+
+/// Buckets: one up to 256 ns, then four per octave.
+const BUCKETS: usize = 49;
+
+/// Intervals a histogram holds before it forgets half.
+const MEMORY: u8 = 128;
+
+/// Waits that are polled in a look.
+const LOOKS: u8 = 24;
+
+/// The first of them, in which the other side gets used to being polled for, tell nothing.
+const SETTLE: u8 = 8;
+
+/// Waits between two looks, at first.
+const PERIOD: u16 = 32;
+
+/// How many times the period quadruples at most.
+const MAX_BACKOFF: u8 = 4;
+
+/// A look that has found nothing in so many waits is over.
+const MISSES: u8 = 4;
+
+/// Waits between choices of a window.
+const CHOOSE_EVERY: u16 = 8;
+
+/// The most that a sleep is taken to cost, in time and in CPU time: a second.
+const MAX_PRICE_NS: u64 = 1_000_000_000;
+
+/// The bit of a situation that says that operations are in flight.
+const IN_FLIGHT: usize = 4;
+
+/// What is known of the waits, per situation.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Measured {
+    situations: [Situation; 8],
+    /// The present one: what brought the last events (1 ring, 2 others), and [`IN_FLIGHT`].
+    now: usize,
+    /// Operations in flight in the present one, and those that completed just before.
+    in_flight: u64,
+    answered: u64,
+    /// What brought the events of this iteration.
+    events: usize,
+}
+
+/// The waits in one situation.
+#[derive(Debug, Clone)]
+struct Situation {
+    counts: [u8; BUCKETS],
+    total: u8,
+    /// Waits since the last look, or since polling stopped.
+    waits: u16,
+    /// Waits of a look that are to come.
+    looks: u8,
+    /// Nothing has come in any wait of this look.
+    missed: bool,
+    /// How often the period between looks has quadrupled.
+    backoff: u8,
+    /// The window of least cost; 0: sleep at once.
+    window: u64,
+}
+
+impl Default for Situation {
+    fn default() -> Self {
+        Situation {
+            counts: [0; BUCKETS],
+            total: 0,
+            waits: 0,
+            looks: 0,
+            missed: false,
+            backoff: 0,
+            window: 0,
+        }
+    }
+}
+
+/// The price of a sleep for one wait, and what follows from it.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    price: Price,
+    goal: PollGoal,
+    in_flight: u64,
+    answered: u64,
+    max_ns: u64,
+}
+
+impl Terms {
+    /// What a wait's sleep costs where an event comes every `gap` ns.
+    fn sleep(&self, gap: u64) -> u64 {
+        let Price { late_ns: late, cpu_ns: cpu } = self.price;
+        let gap = gap.max(1);
+        let served = self.together().min(1 + late / gap);
+        let delay = u128::from(late) * u128::from(served + 1) / 2;
+        if self.in_flight == 0 {
+            return (2 * cpu + self.goal.worth_of(delay as u64)) / served;
+        }
+        let latency = u128::from(self.in_flight) * u128::from(gap) + u128::from(late);
+        let felt = (delay * u128::from(late) / latency) as u64;
+        (cpu + self.goal.worth_of(felt)) / served
+    }
+
+    /// How many events one wake-up may serve.
+    fn together(&self) -> u64 {
+        (self.in_flight + self.answered).max(1)
+    }
+
+    /// What an event that polling finds costs beside the time polled: it is served by an iteration of its
+    /// own, which submits what it has asked for, where a wake-up would have served it with others.
+    fn found(&self) -> u64 {
+        if self.together() > 1 { self.price.cpu_ns / 8 } else { 0 }
+    }
+
+    /// How long a look polls.
+    fn look(&self) -> u64 {
+        let longest = match self.in_flight {
+            0 => look_ns(self.price, self.goal),
+            // How long a disk takes does not depend on whether the other side sleeps.
+            _ => self.price.cpu_ns + self.goal.worth_of(self.price.late_ns),
+        };
+        longest.min(self.max_ns).min(end_of(BUCKETS - 2))
+    }
+}
+
+/// The longest that is ever polled, nanoseconds: what a sleep is worth, and until the other side, which
+/// may sleep as well, has been woken.
+pub fn look_ns(price: Price, goal: PollGoal) -> u64 {
+    let Price { late_ns: late, cpu_ns: cpu } = price;
+    let sleep = cpu.saturating_mul(2).saturating_add(goal.worth_of(late));
+    let longest = sleep.saturating_add(late);
+    // The last bucket's waits are never polled for.
+    longest.min(end_of(BUCKETS - 2))
+}
+
+/// The bucket of an interval.
+fn bucket(ns: u64) -> usize {
+    if ns < 256 {
+        return 0;
+    }
+    let octave = ns.ilog2();
+    let quarter = (ns >> (octave - 2)) as usize & 3;
+    ((octave as usize - 8) * 4 + quarter + 1).min(BUCKETS - 1)
+}
+
+/// Where a bucket ends, nanoseconds; the last one does not end.
+const fn end_of(bucket: usize) -> u64 {
+    (4 + bucket as u64 % 4) << (6 + bucket / 4)
+}
+
+/// About the middle of a bucket.
+const fn middle_of(bucket: usize) -> u64 {
+    end_of(bucket) - end_of(bucket) / 10
+}
+
+impl Measured {
+    pub(super) fn begin(&mut self) {
+        self.events = 0;
+    }
+
+    pub(super) fn account(&mut self, kind: SourceKind, had_event: bool) {
+        if had_event {
+            self.events |= if kind == SourceKind::Ring { 1 } else { 2 };
+        }
+    }
+
+    /// The window for the next wait, after one of `interval` ns.
+    pub(super) fn end(
+        &mut self,
+        params: &PollParams,
+        price: Price,
+        interval: u64,
+        in_flight: u64,
+        answered: u64,
+    ) -> u64 {
+        // No sum of prices overflows.
+        let terms = Terms {
+            price: Price {
+                late_ns: price.late_ns.min(MAX_PRICE_NS),
+                cpu_ns: price.cpu_ns.min(MAX_PRICE_NS),
+            },
+            goal: params.goal,
+            in_flight: self.in_flight,
+            answered: self.answered,
+            max_ns: params.max_ns,
+        };
+        if self.situations[self.now].record(interval, &terms) {
+            // All at once: what is slept for in one is late for the next.
+            for (situation, i) in self.situations.iter_mut().zip(0..) {
+                let in_flight = if i & IN_FLIGHT > 0 { terms.in_flight.max(1) } else { 0 };
+                let short = Terms { in_flight, ..terms }.look() + terms.price.late_ns;
+                situation.look(short);
+            }
+        }
+        self.now = self.events | if in_flight > 0 { IN_FLIGHT } else { 0 };
+        (self.in_flight, self.answered) = (in_flight, answered);
+        let situation = &self.situations[self.now];
+        match situation.looks {
+            0 => situation.window.min(params.max_ns),
+            _ => terms.look(),
+        }
+    }
+}
+
+impl Situation {
+    /// `true`: it is time for a look.
+    fn record(&mut self, interval: u64, terms: &Terms) -> bool {
+        if self.looks > LOOKS - SETTLE {
+            self.looks -= 1;
+            self.missed &= interval > terms.look();
+            if self.missed && self.looks == LOOKS - MISSES {
+                self.end_look(terms);
+            }
+            return false;
+        }
+        self.counts[bucket(interval)] += 1;
+        self.total += 1;
+        if self.total >= MEMORY {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.total = self.counts.iter().sum();
+        }
+        if self.looks > 0 {
+            self.looks -= 1;
+            if self.looks == 0 {
+                self.end_look(terms);
+            }
+            return false;
+        }
+        self.waits = self.waits.saturating_add(1);
+        if self.waits.is_multiple_of(CHOOSE_EVERY) && self.window > 0 {
+            self.window = self.cheapest(terms);
+            self.waits = 0;
+        }
+        let is_due = self.window == 0 && self.waits >= PERIOD << (2 * self.backoff);
+        if is_due {
+            self.waits = 0;
+        }
+        is_due
+    }
+
+    /// Begins a look where nothing is polled for and the waits may be as long as they are only because of
+    /// the sleeps: many are `short`.
+    fn look(&mut self, short: u64) {
+        let near: u8 = self.counts[..=bucket(short)].iter().sum();
+        if self.window == 0 && self.looks == 0 && near > self.total / 4 {
+            (self.counts, self.total) = ([0; BUCKETS], 0);
+            (self.looks, self.missed, self.waits) = (LOOKS, true, 0);
+        }
+    }
+
+    fn end_look(&mut self, terms: &Terms) {
+        self.looks = 0;
+        self.window = self.cheapest(terms);
+        self.backoff = if self.window > 0 { 0 } else { MAX_BACKOFF.min(self.backoff + 1) };
+    }
+
+    /// The longest window whose expected cost is about the least; 0 when that of sleeping at once is.
+    fn cheapest(&self, terms: &Terms) -> u64 {
+        let total = u64::from(self.total);
+        let sum: u64 = self.counts.iter().zip(0..).map(|(n, i)| u64::from(*n) * middle_of(i)).sum();
+        let sleep = terms.sleep(sum / total.max(1));
+        let cost_of_none = total * sleep;
+        let mut costs = [u64::MAX; BUCKETS];
+        let (mut polled, mut caught) = (0, 0);
+        for (bucket, count) in self.counts.iter().enumerate() {
+            let (end, count) = (end_of(bucket), u64::from(*count));
+            if end > terms.look() {
+                break;
+            }
+            polled += count * (middle_of(bucket) + terms.found());
+            caught += count;
+            costs[bucket] = polled + (total - caught) * (end + sleep);
+        }
+        let least = costs.iter().copied().min().unwrap_or(u64::MAX);
+        // Not to and fro between two that cost about the same: half of each is worse than either.
+        let enough = if self.window > 0 { cost_of_none } else { cost_of_none - cost_of_none / 5 };
+        if least >= enough {
+            return 0;
+        }
+        let about = least + cost_of_none / 64;
+        costs.iter().rposition(|cost| *cost <= about).map_or(0, end_of)
+    }
+}
