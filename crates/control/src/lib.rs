@@ -13,7 +13,7 @@
 //!               └─ probe
 //! ```
 //!
-//! Each thing a user can name is one row of a [table](options::table): its name, its kind, its default and its
+//! Each thing a user can name is one row of `options::table`: its name, its kind, its default and its
 //! help line. Parsing, validation, help texts, QMP's schema, the reference, man pages and shell
 //! completions all read that row.
 

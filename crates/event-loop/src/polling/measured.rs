@@ -13,22 +13,21 @@
 //! ```
 //!
 //! `worth` is what a nanosecond of latency is worth in CPU time, [`PollGoal`]: 4, 1/2 or 0. One wake-up serves
-//! the `n` events that have come by then: 1 + `late` / g, at most as many as are in flight and were
-//! answered last. So a deep queue sleeps cheaply; and being late by `late` matters little to operations that
-//! take `N * g`.
+//! `n` events: 1 + `late` / g, at most the number of operations in flight and just completed. So a deep queue
+//! sleeps cheaply. For operations that take `N * g`, being late by `late` matters only by its share.
 //!
-//! **The window** is the one of least expected cost over the waits of late, kept as a histogram per
-//! situation (what brought the last events, and whether operations are in flight): how soon the next
-//! event comes depends on what has just happened. Of windows of about the same cost the longest is used,
-//! so that a rare late event does not end in a sleep. A window that saves less than a fifth of a
-//! sleep is not used.
+//! **The window** of least expected cost is chosen from the recent waits. They are kept as a histogram per
+//! situation (which source had the last events, and whether operations are in flight), since the time until
+//! the next event depends on what has just happened. Of windows with about the same cost the longest is
+//! used, so that a rare late event does not end in a sleep. A window opens only if it saves a fifth of
+//! a sleep.
 //!
-//! **Looking.** A wait that ended in a sleep says little: it holds the time to wake up, the other side
-//! may itself have slept because its answer was late, and arrivals by the clock seem closer than they
-//! are. So it is recorded as long as it took, and a situation that does not poll looks from time to
-//! time: it polls [`LOOKS`] waits for as long as a sleep is worth, plus the lateness of the other side, and
-//! forgets what it knew. All situations do that together, since what sleeps in one is late for the next. If that shows that polling pays, it goes on polling; if not, the next look
-//! comes after four times as many waits, up to 8,192.
+//! **Looking.** A wait that ended in a sleep says little. It holds the time to wake up; the other side may
+//! itself have slept because its answer was late; and arrivals by the clock seem closer than they are. So
+//! such a wait is recorded as long as it took, and situations that do not poll look from time to time. All of
+//! them look together, since a sleep in one makes the next one late. They forget their waits and poll
+//! [`LOOKS`] times for as long as a sleep is worth, plus the lateness of the other side. If polling pays, they
+//! keep polling. If not, the next look comes after four times as many waits, at most 8,192.
 
 use super::policy::{PollGoal, PollParams, SourceKind};
 use super::price::Price;
@@ -63,7 +62,7 @@ const MAX_PRICE_NS: u64 = 1_000_000_000;
 /// The bit of a situation that says that operations are in flight.
 const IN_FLIGHT: usize = 4;
 
-/// What is known of the waits, per situation.
+/// The recent waits of each situation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Measured {
     situations: [Situation; 8],
@@ -137,8 +136,8 @@ impl Terms {
         (self.in_flight + self.answered).max(1)
     }
 
-    /// What an event that polling finds costs beside the time polled: it is served by an iteration of its
-    /// own, which submits what it has asked for, where a wake-up would have served it with others.
+    /// What an event that polling finds costs beside the time polled. An iteration serves it alone and submits
+    /// its I/O; a wake-up would have served it with others.
     fn found(&self) -> u64 {
         if self.together() > 1 { self.price.cpu_ns / 8 } else { 0 }
     }
@@ -285,7 +284,7 @@ impl Situation {
         self.backoff = if self.window > 0 { 0 } else { MAX_BACKOFF.min(self.backoff + 1) };
     }
 
-    /// The longest window whose expected cost is about the least; 0 when that of sleeping at once is.
+    /// The longest window of about the least expected cost; 0 if sleeping at once costs less.
     fn cheapest(&self, terms: &Terms) -> u64 {
         let total = u64::from(self.total);
         let sum: u64 = self.counts.iter().zip(0..).map(|(n, i)| u64::from(*n) * middle_of(i)).sum();

@@ -1,6 +1,6 @@
 //! What a sleep costs on this machine, measured by the loop as it runs.
 //!
-//! Two numbers: how late the thread is when it is woken, and how much of its CPU time the sleep takes. Both
+//! Two numbers, taken from the quicker sleeps: how late the thread is when it is woken, and how much of its CPU time the sleep takes. Both
 //! differ by a factor of ten between machines (a virtual CPU that halts is woken by its host), so neither
 //! is a constant.
 //!
@@ -31,13 +31,13 @@ impl Default for Price {
 /// Samples that are taken at once, before any sleep is left alone.
 const FIRST_SAMPLES: u32 = 8;
 
-/// The sleeps between two that end by a timeout of the meter's.
+/// The sleeps from one that the meter ends by a timeout to the next.
 const TIMED_EVERY: u32 = 1024;
 
 /// Long enough for an idle CPU to halt, nanoseconds.
 const TIMED_SLEEP_NS: u64 = 20_000;
 
-/// The sleeps between two whose CPU time is read.
+/// The sleeps from one reading of the CPU time to the next.
 const CPU_EVERY: u32 = 64;
 
 /// The most that a sample counts for: an I/O thread that lost its CPU to another thread was not asleep
@@ -99,20 +99,17 @@ impl Meter {
     }
 }
 
-/// The mean with a new sample: the first is taken as it is, the next few count for as much as those before
-/// them, later ones for an eighth.
-fn follow(mean: u64, sample: u64, samples: &Cell<u32>) -> u64 {
+/// The price with a new sample: the first is taken as it is, later ones count for a quarter if they are below
+/// the price, and for a sixteenth if they are above it. A thread that waited for its CPU behind another one was
+/// not late because it slept, and polling for longer would make the other one wait.
+fn follow(price: u64, sample: u64, samples: &Cell<u32>) -> u64 {
     let sample = sample.min(MAX_SAMPLE_NS);
     let count = samples.get().saturating_add(1);
     samples.set(count);
-    match count {
-        1 => sample,
-        // One preempted thread must not stand for the machine.
-        2..=FIRST_SAMPLES => {
-            let sample = sample.min(mean.saturating_mul(4));
-            (mean * u64::from(count - 1) + sample) / u64::from(count)
-        }
-        _ => mean - mean / 8 + sample.min(mean.saturating_mul(4)) / 8,
+    match (count, sample < price) {
+        (1, _) => sample,
+        (_, true) => price - price / 4 + sample / 4,
+        (_, false) => price - price / 16 + sample.min(price.saturating_mul(4)) / 16,
     }
     .max(1)
 }
@@ -159,9 +156,13 @@ mod tests {
         }
         meter.was_late(50_000_000);
         assert!(meter.price().late_ns < 5_000, "{:?}", meter.price());
-        for _ in 0..100 {
+        for _ in 0..200 {
             meter.was_late(40_000);
         }
         assert!(meter.price().late_ns > 39_000, "{:?}", meter.price());
+        for _ in 0..20 {
+            meter.was_late(10_000);
+        }
+        assert!(meter.price().late_ns < 11_000, "{:?}", meter.price());
     }
 }
