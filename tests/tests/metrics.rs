@@ -145,7 +145,8 @@ fn a_parser_nobody_here_wrote_reads_what_was_done() {
     let thread = |name: &str| page[&format!("ringmill_iothread_{name}{{iothread=\"io0\"}}")];
     assert!(thread("iterations_total") > 0.0 && thread("enters_total") > 0.0);
     assert!(thread("cpu_seconds_total") > 0.0);
-    assert_eq!(thread("poll_max_seconds"), 32768e-9);
+    // What a sleep was measured to cost.
+    assert!((1e-6..1e-3).contains(&thread("poll_max_seconds")));
     assert!(page["process_resident_memory_bytes{}"] > 1e6);
     assert!(page["process_cpu_seconds_total{}"] > 0.0);
     fixture.stop();

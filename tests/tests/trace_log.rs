@@ -253,7 +253,7 @@ fn busy_polling_is_logged() {
     // A window so large that any interval fits, on a machine however busy.
     let server = ServerCommand::new(&scratch)
         .arg("--object")
-        .arg("iothread,id=io0,poll-max-ns=10000000000")
+        .arg("iothread,id=io0,poll-policy=weighted,poll-max-ns=10000000000")
         .file("disk", &image, "")
         .export("disk", "iothread=io0")
         .arg("--trace")

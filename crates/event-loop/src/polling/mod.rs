@@ -273,7 +273,11 @@ impl EventLoop {
         }
         trace!(poll_add(self.trace_ctx(), entry.trace_node(), entry.raw_fd(), entry.fired.get(),));
         entry.source.in_set.set(true);
-        self.0.handlers.borrow_mut().polling.push(id);
+        let mut handlers = self.0.handlers.borrow_mut();
+        handlers.polling.push(id);
+        // Room for the list of all, which must not grow as the loop begins to poll.
+        self.0.polled.borrow_mut().reserve(handlers.polling.len());
+        drop(handlers);
         if poller.polling.get() {
             entry.handler.poll_begin();
         }
