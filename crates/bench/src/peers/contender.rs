@@ -169,16 +169,16 @@ impl Node {
     fn spelled(&self, i: usize) -> String {
         match self {
             Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
-            Node::File(path) => file(path),
-            Node::Device(path) => file(path).replacen("file", "host_device", 1),
-            Node::Files(path) => file(&numbered(path, i)),
+            Node::File(path) => image("file", path),
+            Node::Device(path) => image("host_device", path),
+            Node::Files(path) => image("file", &numbered(path, i)),
             Node::Each(nodes) => nodes[i].spelled(i),
         }
     }
 }
 
-fn file(path: &Path) -> String {
-    format!("driver=file,filename={},cache.direct=on,aio=io_uring", quoted(path))
+fn image(driver: &str, path: &Path) -> String {
+    format!("driver={driver},filename={},cache.direct=on,aio=io_uring", quoted(path))
 }
 
 /// Export `i`'s file of [`Node::Files`].

@@ -11,6 +11,7 @@ use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file};
 use crate::load::{Client, Load};
 use crate::peers::contender::{self, Node, Places, Polling, Setup, find};
+use crate::peers::cpus;
 use crate::peers::measure::{LoadSample, SocketDirectory, make_directory, own_sample};
 use crate::peers::server::Server;
 
@@ -31,10 +32,7 @@ impl Live {
     /// Prepares the disks. Measures for `run_time` each.
     pub(super) fn new(run_time: Duration, directory: &Path) -> Result<Self> {
         let directory = make_directory(directory)?;
-        let cpus = match affinity::allowed()?.as_slice() {
-            [client, server, ..] => [Some(*client), Some(*server)],
-            _ => [None, None],
-        };
+        let cpus = cpus(None, None)?;
         if let [Some(cpu), _] = cpus {
             affinity::bind_this_thread(cpu)?;
         }
@@ -63,7 +61,7 @@ impl Live {
                 turns.reverse();
             }
             for (contender, samples) in turns {
-                let sample = self.sample(load, contender, 1);
+                let sample = self.sample(load, contender);
                 let of = || format!("{}, {}", load.name, contender.name);
                 samples.push(sample.with_context(of)?);
             }
@@ -72,12 +70,7 @@ impl Live {
     }
 
     /// One measurement.
-    pub(super) fn sample(
-        &self,
-        load: &LiveLoad,
-        contender: &Contender,
-        io_threads: usize,
-    ) -> Result<LoadSample> {
+    fn sample(&self, load: &LiveLoad, contender: &Contender) -> Result<LoadSample> {
         let disks = std::iter::once(load.disk).chain(load.beside.iter().map(|(disk, _)| *disk));
         let nodes: Vec<Node> = disks.map(|disk| self.node(disk)).collect();
         let sockets = (0..nodes.len()).map(|i| self.sockets.0.join(format!("{i}.sock"))).collect();
@@ -85,7 +78,7 @@ impl Live {
             node: Node::Each(nodes),
             polling: Polling::Given(contender.options),
             queues: load.load.queues,
-            io_threads,
+            io_threads: load.io_threads,
             sockets,
         };
         let mut server = Server::start(&self.ringmill, &setup, self.cpus[1], &self.directory)?;

@@ -15,6 +15,16 @@ pub(crate) enum Disk {
     File,
 }
 
+impl Disk {
+    fn name(self) -> &'static str {
+        match self {
+            Disk::Null => "null",
+            Disk::Ram => "RAM disk",
+            Disk::File => "file",
+        }
+    }
+}
+
 /// A load, and what else the I/O thread has to serve meanwhile.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveLoad {
@@ -24,23 +34,20 @@ pub(crate) struct LiveLoad {
     pub(crate) disk: Disk,
     /// The load on it.
     pub(crate) load: Load,
+    /// I/O threads that share its queues.
+    pub(crate) io_threads: usize,
     /// Other disks, each with an export and a load of its own.
     pub(crate) beside: Vec<(Disk, Load)>,
 }
 
 impl LiveLoad {
-    fn new(what: &str, disk: Disk, load: Load) -> Self {
-        let disk_name = match disk {
-            Disk::Null => "null",
-            Disk::Ram => "RAM disk",
-            Disk::File => "file",
-        };
+    pub(super) fn new(what: &str, disk: Disk, load: Load) -> Self {
         let wait = match load.wait {
             Wait::Signal => "",
             Wait::Poll => ", client polls",
         };
-        let name = format!("{disk_name}, {what}{wait}");
-        LiveLoad { name, disk, load, beside: Vec::new() }
+        let name = format!("{}, {what}{wait}", disk.name());
+        LiveLoad { name, disk, load, io_threads: 1, beside: Vec::new() }
     }
 
     fn beside(mut self, what: &str, others: Vec<(Disk, Load)>) -> Self {

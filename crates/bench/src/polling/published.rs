@@ -31,23 +31,10 @@ pub(crate) fn measure(
     for disk in [Disk::Null, Disk::File] {
         for io_threads in [1, 8] {
             for jobs in [1, 4, 8] {
-                let disk_name = if disk == Disk::Null { "null" } else { "file" };
-                let load = LiveLoad {
-                    name: format!("{disk_name}, {io_threads} I/O threads, {jobs} jobs"),
-                    disk,
-                    load: Load { queues: jobs, threads: Threads::PerQueue, ..load() },
-                    beside: Vec::new(),
-                };
-                let mut samples = vec![Vec::new(); POLICIES.len()];
-                for round in 0..rounds {
-                    let mut turns: Vec<_> = POLICIES.iter().zip(&mut samples).collect();
-                    if round % 2 == 1 {
-                        turns.reverse();
-                    }
-                    for (policy, samples) in turns {
-                        samples.push(live.sample(&load, policy, io_threads)?);
-                    }
-                }
+                let what = format!("{io_threads} I/O threads, {jobs} jobs");
+                let load = Load { queues: jobs, threads: Threads::PerQueue, ..load() };
+                let load = LiveLoad { io_threads, ..LiveLoad::new(&what, disk, load) };
+                let samples = live.measure(&load, &POLICIES, rounds)?;
                 results.push((load.name, samples));
             }
         }
