@@ -9,7 +9,7 @@ pub(crate) use self::read::common_names;
 pub use self::read::{
     Inherited, node_options, node_shape, read_blockdev, read_blockdevs, read_ref, ref_shape,
 };
-pub use self::rows::{ImageDraft, NodeDraft};
+pub use self::rows::{ImageDraft, NodeDraft, ParentDraft};
 pub use self::write::{blockdev_option, write_object, write_path, write_ref};
 pub use crate::driver::Driver;
 pub use crate::drivers::blkdebug::settings::{

@@ -368,7 +368,7 @@ impl NodeRegistry {
             Some(Held::Nested(_)) => {
                 Err(OpenError::new(format!("Node '{name}' is not owned by the monitor")))
             }
-            None => Err(OpenError::new(format!("Failed to find node with node-name='{name}'"))),
+            None => Err(not_found(name)),
         }
     }
 
@@ -473,6 +473,10 @@ fn child(children: &[Child], role: &str, name: &str) -> Result<Arc<dyn BlockNode
     let found = children.iter().find(|child| child.role == role);
     let missing = || OpenError::new(format!("Node '{name}' has no child '{role}'"));
     found.map(|child| child.edge.clone() as Arc<dyn BlockNode>).ok_or_else(missing)
+}
+
+fn not_found(name: &str) -> OpenError {
+    OpenError::new(format!("Failed to find node with node-name='{name}'"))
 }
 
 fn duplicate(name: &str) -> OpenError {

@@ -10,8 +10,8 @@ pub trait Clock {
     /// Now.
     fn now_ns(&self) -> u64;
 
-    /// The CPU time that this thread has had, nanoseconds. `None`: it cannot be told, or time is not the
-    /// machine's.
+    /// The CPU time of the calling thread, nanoseconds. `None`: the system has no such clock, or the time is
+    /// simulated.
     fn cpu_ns(&self) -> Option<u64>;
 }
 

@@ -2,7 +2,7 @@
 
 use ::options::table::{Choice, Field, Kind, Need, put};
 
-use super::{Aio, Discard, Locking};
+use super::{Aio, BlockdevRef, Discard, Inherited, Locking, read_ref, ref_shape};
 
 /// What the options of an image are read into.
 pub trait ImageDraft: Sized + 'static {
@@ -57,6 +57,28 @@ pub trait ImageDraft: Sized + 'static {
         ]),
         need: Need::Default("auto"),
         help: "lock the image against other programs, as QEMU does",
+    };
+}
+
+/// What the options of a node on top of another one are read into.
+pub trait ParentDraft: Sized + 'static {
+    /// Returns what a node that is defined in place inherits.
+    fn inherited(&self) -> Inherited;
+    /// Where the child goes.
+    fn child(&mut self) -> &mut Option<BlockdevRef>;
+
+    /// `file`: the child.
+    const FILE: Field<Self> = Field {
+        name: "file",
+        kind: Kind::Nested {
+            shape: ref_shape,
+            read: |node, value, at| {
+                let child = read_ref(value, node.inherited(), at)?;
+                put(node.child(), Some(child))
+            },
+        },
+        need: Need::Required,
+        help: "the node below: by name, or defined in place",
     };
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
-use super::{Child, Held, NodeRegistry, Opened};
+use super::{Child, Held, NodeRegistry, Opened, not_found};
 use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
@@ -18,10 +18,6 @@ use crate::node::{BlockNode, Geometry};
 use crate::options::{BlockdevOptions, BlockdevRef, Discard, Driver};
 use crate::request::Op;
 use crate::submit::submit;
-
-fn not_found(name: &str) -> OpenError {
-    OpenError::new(format!("Failed to find node with node-name='{name}'"))
-}
 
 impl NodeRegistry {
     /// Whether the node of that name is active; also when there is none.

@@ -15,7 +15,7 @@ use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
 
-/// A node that is being opened: its name, its options and what is there for it.
+/// A node that is being opened: its name, options and children, and the registry's services.
 pub struct OpenContext<'a> {
     pub(super) registry: &'a mut NodeRegistry,
     pub(super) name: &'a str,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Child, Held, NodeRegistry, OpenContext};
+use super::{Child, Held, NodeRegistry, OpenContext, not_found};
 use crate::driver::{ChildOption, Layer, NotReopened, Reopened};
 use crate::drivers::file::FileNode;
 use crate::error::OpenError;
@@ -31,7 +31,7 @@ impl NodeRegistry {
     /// # Errors
     ///
     /// As of [`reopen`](Self::reopen). A node that was defined inside this one, and replaced by a named node, is
-    /// closed and cannot come back. Requests go on.
+    /// closed and cannot come back. Requests continue.
     pub async fn undo_reopen(
         &mut self,
         name: &str,
@@ -49,7 +49,7 @@ impl NodeRegistry {
         held: Option<Drained>,
     ) -> Opening<'a> {
         Box::pin(async move {
-            let missing = || OpenError::new(format!("Failed to find node with node-name='{name}'"));
+            let missing = || not_found(name);
             let entry = self.nodes.get(name).ok_or_else(missing)?;
             check(name, &entry.options.driver, &options.driver)?;
             let before = entry.children.clone();
@@ -119,7 +119,7 @@ impl NodeRegistry {
     ///
     /// There is no such node, or its file cannot be opened for reading.
     pub async fn make_read_only(&mut self, name: &str) -> Result<(), OpenError> {
-        let missing = || OpenError::new(format!("Failed to find node with node-name='{name}'"));
+        let missing = || not_found(name);
         let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
         let options = BlockdevOptions { read_only: true, ..entry.options.clone() };
         let driver = &options.driver;

@@ -64,14 +64,7 @@ pub struct PollParams {
 
 impl Default for PollParams {
     fn default() -> Self {
-        PollParams {
-            policy: PollPolicy::default(),
-            goal: PollGoal::default(),
-            max_ns: u64::MAX,
-            grow: 0,
-            shrink: 0,
-            weight: 0,
-        }
+        Self::of(PollPolicy::default())
     }
 }
 
@@ -95,7 +88,7 @@ impl PollParams {
             PollPolicy::Measured => u64::MAX,
             PollPolicy::Weighted | PollPolicy::Stepped | PollPolicy::Fixed => Self::QEMU_MAX_NS,
         };
-        PollParams { policy, max_ns, ..PollParams::default() }
+        PollParams { policy, max_ns, ..Self::OFF }
     }
 
     /// The longest that is polled, nanoseconds, where a sleep costs what `stats` say.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::options::{
-    BlkdebugOptions, BlockdevRef, Effect, Event, Inherited, InjectError, IoType, MILLION, SetState,
-    errno_from_number, read_ref, ref_shape,
+    BlkdebugOptions, BlockdevRef, Effect, Event, Inherited, InjectError, IoType, MILLION,
+    ParentDraft, SetState, errno_from_number,
 };
 
 use crate::driver::{DriverKind, OptionTable};
@@ -57,19 +57,18 @@ struct Draft {
     seed: u64,
 }
 
+impl ParentDraft for Draft {
+    fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+
+    fn child(&mut self) -> &mut Option<BlockdevRef> {
+        &mut self.image
+    }
+}
+
 static FIELDS: &[Field<Draft>] = &[
-    Field {
-        name: "image",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                node.image = Some(read_ref(value, node.inherited, at)?);
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "the node below: by name, or defined in place",
-    },
+    Field { name: "image", ..Draft::FILE },
     Field {
         name: "config",
         kind: Kind::Path(|node, path| put(&mut node.config, Some(path))),

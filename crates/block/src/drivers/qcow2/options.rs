@@ -1,6 +1,6 @@
 //! `qcow2`: QEMU's image format.
 
-use crate::options::{BlockdevRef, Inherited, read_ref, ref_shape};
+use crate::options::{BlockdevRef, Inherited, ParentDraft, read_ref, ref_shape};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::table::{self, Choice, Field, Kind, Need, only_off, put};
@@ -72,19 +72,18 @@ const fn hint(name: &'static str, help: &'static str) -> Field<Draft> {
     Field { name, kind, need: Need::Optional("its own"), help }
 }
 
+impl ParentDraft for Draft {
+    fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+
+    fn child(&mut self) -> &mut Option<BlockdevRef> {
+        &mut self.file
+    }
+}
+
 static FIELDS: &[Field<Draft>] = &[
-    Field {
-        name: "file",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                node.file = Some(read_ref(value, node.inherited, at)?);
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "the node that the image lies in: by name, or defined in place",
-    },
+    Field { help: "the node that the image lies in: by name, or defined in place", ..Draft::FILE },
     Field {
         name: "backing",
         kind: Kind::Nested {

@@ -1,6 +1,6 @@
 //! `raw`: a part of, or all of, another node.
 
-use crate::options::{BlockdevRef, Inherited, read_ref, ref_shape};
+use crate::options::{BlockdevRef, Inherited, ParentDraft};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::OptionError;
@@ -43,19 +43,18 @@ struct Draft {
     size: Option<u64>,
 }
 
+impl ParentDraft for Draft {
+    fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+
+    fn child(&mut self) -> &mut Option<BlockdevRef> {
+        &mut self.file
+    }
+}
+
 static FIELDS: &[Field<Draft>] = &[
-    Field {
-        name: "file",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                node.file = Some(read_ref(value, node.inherited, at)?);
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "the node below: by name, or defined in place",
-    },
+    Draft::FILE,
     Field {
         name: "offset",
         kind: Kind::Int {

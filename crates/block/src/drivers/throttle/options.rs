@@ -1,6 +1,6 @@
 //! `throttle`: another node, at the pace of a throttle group.
 
-use crate::options::{BlockdevRef, Inherited, read_ref, ref_shape};
+use crate::options::{BlockdevRef, Inherited, ParentDraft};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::table::{self, Field, Kind, Need, put};
@@ -36,6 +36,16 @@ struct Draft {
     file: Option<BlockdevRef>,
 }
 
+impl ParentDraft for Draft {
+    fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+
+    fn child(&mut self) -> &mut Option<BlockdevRef> {
+        &mut self.file
+    }
+}
+
 static FIELDS: &[Field<Draft>] = &[
     Field {
         name: "throttle-group",
@@ -43,16 +53,5 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Required,
         help: "the throttle group whose limits the node keeps to",
     },
-    Field {
-        name: "file",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                node.file = Some(read_ref(value, node.inherited, at)?);
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "the node below: by name, or defined in place",
-    },
+    Draft::FILE,
 ];
