@@ -32,7 +32,9 @@ pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use initramfs::Initramfs;
 pub use port::Port;
-pub use program::{client, daemon, install, preloaded, python, release_daemon, tied_command, tool};
+pub use program::{
+    client, daemon, install, preloaded, python, release_daemon, repository, tied_command, tool,
+};
 pub use qmp::Qmp;
 pub use scratch::Scratch;
 pub use server::{Server, ServerCommand};

@@ -11,8 +11,8 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::Scratch;
 
-/// The top of the repository.
-fn workspace() -> &'static Path {
+/// Returns the top of the repository.
+pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is a folder of the workspace")
 }
 
@@ -36,14 +36,14 @@ pub fn tool(name: &str) -> PathBuf {
 ///
 /// When it is missing, with a message that names the script.
 pub fn python() -> PathBuf {
-    let python = workspace().join("target/python/bin/python");
+    let python = repository().join("target/python/bin/python");
     assert!(python.is_file(), "{} does not exist: run scripts/setup-tests.sh", python.display());
     python
 }
 
 /// A client of the tests' own, by the name of its file.
 pub fn client(name: &str) -> PathBuf {
-    workspace().join("tests/clients").join(name)
+    repository().join("tests/clients").join(name)
 }
 
 /// Builds a library that is loaded before libc, from a source beside the [clients](client): what `LD_PRELOAD` is set to.
@@ -65,7 +65,7 @@ pub fn preloaded(scratch: &Scratch, source: &str) -> String {
 ///
 /// When it is missing, with a message that names the script.
 pub(crate) fn guest_file(name: &str) -> PathBuf {
-    let file = workspace().join("target/guest").join(name);
+    let file = repository().join("target/guest").join(name);
     assert!(file.is_file(), "{} does not exist: run scripts/setup-tests.sh", file.display());
     file
 }
@@ -128,7 +128,7 @@ fn build_daemon_in(profile: &str) -> PathBuf {
         return program;
     }
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(workspace());
+    cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(repository());
     cargo.arg("--target-dir").arg(target_dir);
     // What cargo tells this program of its package would have it build anew what depends on such variables.
     for (name, _) in env::vars_os() {

@@ -7,7 +7,7 @@ use std::process::Command;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
-use crate::program::{daemon, install, tied_command, tool};
+use crate::program::{daemon, install, repository, tied_command, tool};
 use crate::{Scratch, eventually};
 
 /// A fenced block of a Markdown page.
@@ -69,11 +69,6 @@ pub fn blocks(page: &str) -> Vec<Block> {
     }
     assert!(!is_open, "{page}: the last block has no end");
     blocks
-}
-
-/// Returns the top of the repository.
-pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of the workspace").into()
 }
 
 impl Walkthrough {

@@ -3,12 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use integration::repository;
+
 /// Words of a decision record at most, table cells included.
 const RECORD_WORDS: usize = 300;
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -62,7 +60,7 @@ fn anchor(heading: &str) -> String {
 #[test]
 fn links_lead_to_files_and_headings() {
     let mut documents = Vec::new();
-    add_documents(&repository(), &mut documents);
+    add_documents(repository(), &mut documents);
     assert!(documents.len() > 100, "only {} documents found", documents.len());
     let mut broken = Vec::new();
     for document in documents {

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use integration::walkthrough::{Walkthrough, blocks, repository};
+use integration::repository;
+use integration::walkthrough::{Walkthrough, blocks};
 
 /// Where the chapters are.
 const FOLDER: &str = "docs/guide/src";

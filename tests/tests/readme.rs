@@ -4,8 +4,8 @@
 use std::fs::{self, File};
 use std::process::Child;
 
-use integration::walkthrough::{Block, Walkthrough, blocks, repository};
-use integration::{BlkClient, Guest, eventually};
+use integration::walkthrough::{Block, Walkthrough, blocks};
+use integration::{BlkClient, Guest, eventually, repository};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 

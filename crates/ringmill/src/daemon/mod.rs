@@ -7,6 +7,7 @@ mod activity;
 mod changes;
 mod chardev;
 mod damage;
+mod disk_thread;
 mod error;
 mod errors;
 mod exports;

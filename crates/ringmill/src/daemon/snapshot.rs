@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::thread;
 
 use block::graph::drain;
 use block::options::{
@@ -13,8 +12,9 @@ use block::request::Op;
 use block::{CreateQcow2, create_qcow2, submit};
 use control::Action;
 use control::qmp::SnapshotSync;
-use event_loop::{IoBufs, oneshot};
+use event_loop::IoBufs;
 
+use super::disk_thread::on_a_thread;
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
@@ -149,7 +149,9 @@ impl Daemon {
     async fn sync_folder(&self, name: &str) -> Result<(), DaemonError> {
         let Some(image) = self.nodes.image_path(name) else { return Ok(()) };
         let path = image.display().to_string();
-        let Err((what, error)) = on_a_thread(move || sync_folder(&image)).await? else {
+        let Err((what, error)) =
+            on_a_thread("create", move || sync_folder(&image)).await.map_err(DaemonError::new)?
+        else {
             return Ok(());
         };
         let why = format!("{what} the folder of '{path}' failed: {}", words(&error));
@@ -205,17 +207,8 @@ impl Daemon {
 /// Makes an image.
 async fn make(path: &Path, create: CreateQcow2) -> Result<(), DaemonError> {
     let path = path.to_owned();
-    Ok(on_a_thread(move || create_qcow2(&path, &create)).await??)
-}
-
-/// Runs work that waits for the disk on a thread of its own.
-async fn on_a_thread<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, DaemonError> {
-    let (done, is_done) = oneshot::channel();
-    let work = move || done.send(work());
-    thread::Builder::new().name("create".into()).spawn(work).map_err(DaemonError::new)?;
-    is_done.await.map_err(DaemonError::new)
+    let made = on_a_thread("create", move || create_qcow2(&path, &create)).await;
+    Ok(made.map_err(DaemonError::new)??)
 }
 
 /// Syncs the folder that has the file. An error comes with the call that failed.

@@ -8,11 +8,10 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::thread;
 
 use control::{Action, State, Step, configuration, relative_path};
-use event_loop::oneshot;
 
+use super::disk_thread::on_a_thread;
 use super::exports::State as ExportState;
 use super::signal::until;
 use super::signals::StopSignals;
@@ -94,13 +93,9 @@ impl Daemon {
         let Some(keeping) = &self.keeping else { return Ok(()) };
         let recorded = match self.state(keeping) {
             Ok(text) => {
-                let (done, is_done) = oneshot::channel();
                 let file = keeping.file.clone();
-                let write = move || done.send(file.replace(&text));
-                match thread::Builder::new().name("state".into()).spawn(write) {
-                    Ok(_) => is_done.await.unwrap_or_else(|_| Err("its thread has ended".into())),
-                    Err(error) => Err(format!("no thread can be started: {error}")),
-                }
+                let written = on_a_thread("state", move || file.replace(&text)).await;
+                written.unwrap_or_else(|error| Err(format!("no thread can be started: {error}")))
             }
             Err(why) => Err(format!("state file '{}': {why}", keeping.file.path().display())),
         };
