@@ -1,5 +1,7 @@
 //! Time, behind a trait narrow enough for a simulation to stand in.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -13,18 +15,36 @@ pub trait Clock {
     /// The CPU time of the calling thread, nanoseconds. `None`: the system has no such clock, or the time is
     /// simulated.
     fn cpu_ns(&self) -> Option<u64>;
+
+    /// How the calling thread has shared its CPU. `None`: the system does not tell, or the time is simulated.
+    fn cpu_share(&self) -> Option<CpuShare>;
+}
+
+/// How a thread has shared its CPU with others, since it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuShare {
+    /// Time on a CPU, nanoseconds.
+    pub ran_ns: u64,
+    /// Time that the thread could have run while another one had the CPU, nanoseconds.
+    pub waited_ns: u64,
 }
 
 /// `CLOCK_MONOTONIC`, by the vDSO: no system call.
 pub struct MonotonicClock {
     start: Instant,
+    /// proc(5), `schedstat`. Opened early: a confined thread opens nothing.
+    schedstat: Option<File>,
 }
 
 impl MonotonicClock {
-    /// A clock. All of a process give the same time, which began with the first of them.
+    /// A clock for the calling thread. All of a process give the same time, which began with the first
+    /// of them.
     pub fn new() -> Self {
         static START: OnceLock<Instant> = OnceLock::new();
-        MonotonicClock { start: *START.get_or_init(Instant::now) }
+        MonotonicClock {
+            start: *START.get_or_init(Instant::now),
+            schedstat: File::open("/proc/thread-self/schedstat").ok(),
+        }
     }
 }
 
@@ -43,5 +63,13 @@ impl Clock for MonotonicClock {
     fn cpu_ns(&self) -> Option<u64> {
         let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok()?;
         Duration::from(time).as_nanos().try_into().ok()
+    }
+
+    fn cpu_share(&self) -> Option<CpuShare> {
+        let mut buffer = [0; 64];
+        let read = self.schedstat.as_ref()?.read_at(&mut buffer, 0).ok()?;
+        let mut numbers = str::from_utf8(buffer.get(..read)?).ok()?.split_ascii_whitespace();
+        let mut next = || numbers.next()?.parse().ok();
+        Some(CpuShare { ran_ns: next()?, waited_ns: next()? })
     }
 }

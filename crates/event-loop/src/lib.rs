@@ -44,7 +44,7 @@ pub mod trace;
 pub use ablation::Ablation;
 pub use bottom_half::BottomHalf;
 pub use buf::{AlignedBuf, IoBufs};
-pub use clock::{Clock, MonotonicClock};
+pub use clock::{Clock, CpuShare, MonotonicClock};
 pub use deferred::DeferredCall;
 pub use event_loop::{EventLoop, LoopConfig};
 pub use gather::Gather;

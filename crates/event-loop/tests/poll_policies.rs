@@ -1,5 +1,5 @@
-//! What the polling policies do under simple loads, as pure values. How they compare over traces is
-//! in the simulator of `bench`.
+//! What the polling policies do under simple loads, as pure values. `bench polling` compares them under
+//! real ones.
 
 use event_loop::polling::policy::{Policy, SourceKind, SourceState};
 use event_loop::polling::price::Price;
@@ -7,12 +7,14 @@ use event_loop::{PollGoal, PollParams, PollPolicy};
 
 const ADAPTIVE: [PollPolicy; 3] = [PollPolicy::Measured, PollPolicy::Weighted, PollPolicy::Stepped];
 
-/// A virtual machine's.
-const PRICE: Price = Price { late_ns: 30_000, cpu_ns: 10_000 };
+/// A virtual machine's: how late a sleep makes an event, and its CPU time, nanoseconds.
+const LATE_NS: u64 = 30_000;
+const CPU_NS: u64 = 10_000;
 
 /// A loop with a queue and a disk.
 struct Loop {
     params: PollParams,
+    late_ns: u64,
     price: Price,
     policy: Policy,
     ring: SourceState,
@@ -24,7 +26,8 @@ impl Loop {
     fn new(policy: PollPolicy) -> Self {
         Loop {
             params: PollParams::of(policy),
-            price: PRICE,
+            late_ns: LATE_NS,
+            price: Price::new(LATE_NS, CPU_NS),
             policy: Policy::default(),
             ring: SourceState::default(),
             queue: SourceState::default(),
@@ -38,7 +41,7 @@ impl Loop {
         let window = self.policy.window_ns();
         let found = gap <= window;
         self.slept += u32::from(!found);
-        self.policy.begin(if found { gap } else { gap + self.price.late_ns });
+        self.policy.begin(if found { gap } else { gap + self.late_ns });
         let ring = kind == SourceKind::Ring;
         self.policy.account(&self.params, &mut self.ring, SourceKind::Ring, ring);
         self.policy.account(&self.params, &mut self.queue, SourceKind::Handler, !ring);
@@ -120,7 +123,7 @@ fn two_that_put_each_other_to_sleep_are_found_out() {
     let mut both = Loop::new(PollPolicy::Measured);
     let (mut asleep, mut polled) = (true, 0);
     for wait in 0..2_000 {
-        let gap = if asleep { PRICE.late_ns + 2_000 } else { 2_000 };
+        let gap = if asleep { LATE_NS + 2_000 } else { 2_000 };
         asleep = both.wait(gap, SourceKind::Handler, 0) < gap;
         polled += u32::from(wait >= 200 && !asleep);
     }
@@ -135,7 +138,7 @@ fn arrivals_by_the_clock_that_a_sleep_makes_look_close_are_slept_for() {
     for wait in 0..20_000 {
         let gap = 50_000 - late;
         let found = clock.wait(gap, SourceKind::Handler, 0) >= gap;
-        late = if found { 0 } else { PRICE.late_ns };
+        late = if found { 0 } else { LATE_NS };
         slept += u32::from(wait >= 10_000 && !found);
     }
     assert!(slept > 9_900, "{slept} of 10,000 waits are slept");
@@ -200,12 +203,25 @@ fn the_goal_moves_the_longest_wait_that_is_polled() {
 #[test]
 fn the_machine_decides() {
     let mut cheap = Loop::new(PollPolicy::Measured);
-    cheap.price = Price { late_ns: 3_000, cpu_ns: 1_000 };
+    (cheap.late_ns, cheap.price) = (3_000, Price::new(3_000, 1_000));
     cheap.sleeps(1_000, 10_000);
     assert!(cheap.sleeps(1_000, 10_000) > 900);
     let mut dear = Loop::new(PollPolicy::Measured);
     dear.sleeps(1_000, 10_000);
     assert!(dear.sleeps(1_000, 10_000) < 100);
+}
+
+/// The same waits of a thread that shares its CPU: where it polls, others wait.
+#[test]
+fn a_thread_without_a_cpu_of_its_own_polls_only_to_save_cpu_time() {
+    let polls = |share, gap| {
+        let mut waits = Loop::new(PollPolicy::Measured);
+        waits.price = waits.price.with_share(share);
+        waits.sleeps(1_000, gap);
+        waits.sleeps(1_000, gap) < 100
+    };
+    assert!(polls(100, 26_000) && !polls(10, 26_000));
+    assert!(polls(10, 8_000));
 }
 
 #[test]

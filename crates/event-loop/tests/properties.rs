@@ -85,7 +85,7 @@ proptest! {
             policy.begin(interval);
             policy.account(&params, &mut ring, SourceKind::Ring, completion);
             policy.account(&params, &mut queue, SourceKind::Handler, request);
-            policy.end(&params, Price { late_ns: price.0, cpu_ns: price.1 }, in_flight, u64::from(completion));
+            policy.end(&params, Price::new(price.0, price.1), in_flight, u64::from(completion));
             prop_assert!(policy.window_ns() <= params.max_ns);
         }
     }

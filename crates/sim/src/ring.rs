@@ -5,9 +5,9 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use event_loop::Clock;
 use event_loop::ring::sim::{Faults, Sim, Storage};
 use event_loop::ring::{Completion, Ready, Ring, RingOp, Wait};
+use event_loop::{Clock, CpuShare};
 
 use crate::machine::{FOREVER, Machine};
 
@@ -63,6 +63,10 @@ impl Clock for MachineRing {
     }
 
     fn cpu_ns(&self) -> Option<u64> {
+        None
+    }
+
+    fn cpu_share(&self) -> Option<CpuShare> {
         None
     }
 }

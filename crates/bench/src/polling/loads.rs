@@ -102,6 +102,12 @@ pub(crate) fn all() -> Vec<LiveLoad> {
         null("computes 10 us", thinking(10_000));
         null("computes 50 us", thinking(50_000));
     }
+    // The daemon has one CPU.
+    for threads in [2, 8] {
+        let load = Load { queues: threads, threads: Threads::PerQueue, ..closed(1) };
+        let what = format!("{threads} I/O threads on one CPU");
+        loads.push(LiveLoad { io_threads: threads, ..LiveLoad::new(&what, Disk::File, load) });
+    }
     let slow = vec![(Disk::File, closed(1))];
     loads.push(LiveLoad::new("20000/s", Disk::Null, paced(20_000.0, 1)).beside("a file", slow));
     let idle = vec![(Disk::Null, paced(0.5, 1)); 50];

@@ -12,9 +12,11 @@
 //!                                (cpu + worth * late * (n + 1) / 2 * late / (N * g + late)) / n
 //! ```
 //!
-//! `worth` is what a nanosecond of latency is worth in CPU time, [`PollGoal`]: 4, 1/2 or 0. One wake-up serves
-//! `n` events: 1 + `late` / g, at most the number of operations in flight and just completed. So a deep queue
-//! sleeps cheaply. For operations that take `N * g`, being late by `late` matters only by its share.
+//! `worth` is what a nanosecond of latency is worth in CPU time: 4, 1/2 or 0, by [`PollGoal`], and less where
+//! the thread shares its CPU (its share to the fourth power). A thread that often waits for others to leave
+//! the CPU makes them wait as well when it polls. One wake-up serves `n` events: 1 + `late` / g, at most the number of operations in flight
+//! and just completed. So a deep queue sleeps cheaply. For operations that take `N * g`, being late by `late`
+//! matters only by its share.
 //!
 //! **The window** of least expected cost is chosen from the recent waits. They are kept as a histogram per
 //! situation (which source had the last events, and whether operations are in flight), since the time until
@@ -27,13 +29,17 @@
 //! such a wait is recorded as long as it took, and situations that do not poll look from time to time. All of
 //! them look together, since a sleep in one makes the next one late. They forget their waits and poll
 //! [`LOOKS`] times for as long as a sleep is worth, plus the lateness of the other side. If polling pays, they
-//! keep polling. If not, the next look comes after four times as many waits, at most 8,192.
+//! keep polling. If not, or if it stops paying before other waits have replaced those of the look, the next look
+//! comes after four times as many waits, at most 8,192.
 
 use super::policy::{PollGoal, PollParams, SourceKind};
-use super::price::Price;
+use super::price::{Price, WHOLE};
 
 /// Buckets: one up to 256 ns, then four per octave.
 const BUCKETS: usize = 49;
+
+/// The last bucket's waits are never polled for.
+const LONGEST_NS: u64 = end_of(BUCKETS - 2);
 
 /// Intervals a histogram holds before it forgets half.
 const MEMORY: u8 = 128;
@@ -45,7 +51,7 @@ const LOOKS: u8 = 24;
 const SETTLE: u8 = 8;
 
 /// Waits between two looks, at first.
-const PERIOD: u16 = 32;
+const PERIOD: u64 = 32;
 
 /// How many times the period quadruples at most.
 const MAX_BACKOFF: u8 = 4;
@@ -54,10 +60,7 @@ const MAX_BACKOFF: u8 = 4;
 const MISSES: u8 = 4;
 
 /// Waits between choices of a window.
-const CHOOSE_EVERY: u16 = 8;
-
-/// The most that a sleep is taken to cost, in time and in CPU time: a second.
-const MAX_PRICE_NS: u64 = 1_000_000_000;
+const CHOOSE_EVERY: u64 = 8;
 
 /// The bit of a situation that says that operations are in flight.
 const IN_FLIGHT: usize = 4;
@@ -80,8 +83,8 @@ pub(super) struct Measured {
 struct Situation {
     counts: [u8; BUCKETS],
     total: u8,
-    /// Waits since the last look, or since polling stopped.
-    waits: u16,
+    /// Waits since the last look, or since the window opened or closed.
+    waits: u64,
     /// Waits of a look that are to come.
     looks: u8,
     /// Nothing has come in any wait of this look.
@@ -119,16 +122,16 @@ struct Terms {
 impl Terms {
     /// What a wait's sleep costs where an event comes every `gap` ns.
     fn sleep(&self, gap: u64) -> u64 {
-        let Price { late_ns: late, cpu_ns: cpu } = self.price;
+        let Price { late_ns: late, cpu_ns: cpu, .. } = self.price;
         let gap = gap.max(1);
         let served = self.together().min(1 + late / gap);
         let delay = u128::from(late) * u128::from(served + 1) / 2;
         if self.in_flight == 0 {
-            return (2 * cpu + self.goal.worth_of(delay as u64)) / served;
+            return (2 * cpu + worth_of(delay as u64, self.price, self.goal)) / served;
         }
         let latency = u128::from(self.in_flight) * u128::from(gap) + u128::from(late);
         let felt = (delay * u128::from(late) / latency) as u64;
-        (cpu + self.goal.worth_of(felt)) / served
+        (cpu + worth_of(felt, self.price, self.goal)) / served
     }
 
     /// How many events one wake-up may serve.
@@ -147,20 +150,28 @@ impl Terms {
         let longest = match self.in_flight {
             0 => look_ns(self.price, self.goal),
             // How long a disk takes does not depend on whether the other side sleeps.
-            _ => self.price.cpu_ns + self.goal.worth_of(self.price.late_ns),
+            _ => self.price.cpu_ns + worth_of(self.price.late_ns, self.price, self.goal),
         };
-        longest.min(self.max_ns).min(end_of(BUCKETS - 2))
+        longest.min(self.max_ns).min(LONGEST_NS)
     }
+}
+
+/// `ns` times the fourth power of the thread's share of its CPU: half a CPU leaves a sixteenth.
+fn shared(ns: u64, price: Price) -> u64 {
+    let power = u128::from(price.share).pow(4);
+    (u128::from(ns) * power / u128::from(WHOLE).pow(4)) as u64
+}
+
+/// What being late by so many nanoseconds is worth in CPU time.
+fn worth_of(late_ns: u64, price: Price, goal: PollGoal) -> u64 {
+    shared(goal.worth_of(late_ns), price)
 }
 
 /// The longest that is ever polled, nanoseconds: what a sleep is worth, and until the other side, which
 /// may sleep as well, has been woken.
 pub fn look_ns(price: Price, goal: PollGoal) -> u64 {
-    let Price { late_ns: late, cpu_ns: cpu } = price;
-    let sleep = cpu.saturating_mul(2).saturating_add(goal.worth_of(late));
-    let longest = sleep.saturating_add(late);
-    // The last bucket's waits are never polled for.
-    longest.min(end_of(BUCKETS - 2))
+    let Price { late_ns: late, cpu_ns: cpu, .. } = price;
+    (2 * cpu + worth_of(late, price, goal) + shared(late, price)).min(LONGEST_NS)
 }
 
 /// The bucket of an interval.
@@ -203,12 +214,8 @@ impl Measured {
         in_flight: u64,
         answered: u64,
     ) -> u64 {
-        // No sum of prices overflows.
         let terms = Terms {
-            price: Price {
-                late_ns: price.late_ns.min(MAX_PRICE_NS),
-                cpu_ns: price.cpu_ns.min(MAX_PRICE_NS),
-            },
+            price,
             goal: params.goal,
             in_flight: self.in_flight,
             answered: self.answered,
@@ -227,7 +234,7 @@ impl Measured {
         let situation = &self.situations[self.now];
         match situation.looks {
             0 => situation.window.min(params.max_ns),
-            _ => terms.look(),
+            _ => Terms { in_flight, answered, ..terms }.look(),
         }
     }
 }
@@ -256,10 +263,13 @@ impl Situation {
             }
             return false;
         }
-        self.waits = self.waits.saturating_add(1);
+        self.waits += 1;
         if self.waits.is_multiple_of(CHOOSE_EVERY) && self.window > 0 {
             self.window = self.cheapest(terms);
-            self.waits = 0;
+            if self.window == 0 {
+                self.backoff = if self.waits < u64::from(MEMORY) { self.next_backoff() } else { 0 };
+                self.waits = 0;
+            }
         }
         let is_due = self.window == 0 && self.waits >= PERIOD << (2 * self.backoff);
         if is_due {
@@ -280,8 +290,15 @@ impl Situation {
 
     fn end_look(&mut self, terms: &Terms) {
         self.looks = 0;
+        self.waits = 0;
         self.window = self.cheapest(terms);
-        self.backoff = if self.window > 0 { 0 } else { MAX_BACKOFF.min(self.backoff + 1) };
+        if self.window == 0 {
+            self.backoff = self.next_backoff();
+        }
+    }
+
+    fn next_backoff(&self) -> u8 {
+        MAX_BACKOFF.min(self.backoff + 1)
     }
 
     /// The longest window of about the least expected cost; 0 if sleeping at once costs less.

@@ -210,6 +210,15 @@ impl EventLoop {
         Ok(())
     }
 
+    /// Learns at times how many others want this thread's CPU.
+    fn measure_share(&self) {
+        let poller = &self.0.poller;
+        let is_due = poller.measures() && poller.meter.is_share_due();
+        if let Some(share) = is_due.then(|| self.0.clock.cpu_share()).flatten() {
+            poller.meter.shared(share);
+        }
+    }
+
     fn show_price(&self) {
         let price = self.0.poller.meter.price();
         self.stats().sleep_late_ns.set(price.late_ns);
@@ -296,6 +305,7 @@ impl EventLoop {
         poller.gave_up.set(false);
         let params = poller.params.get();
         let interval = events_at.saturating_sub(began);
+        self.measure_share();
         let mut policy = poller.policy.borrow_mut();
         policy.begin(interval);
         let is_crowd = self.0.handlers.borrow().polling.len() > CROWD;

@@ -93,12 +93,8 @@ impl PollParams {
 
     /// The longest that is polled, nanoseconds, where a sleep costs what `stats` say.
     pub fn bound_ns(&self, stats: &LoopStats) -> u64 {
-        let measured = || match (stats.sleep_late_ns.get(), stats.sleep_cpu_ns.get()) {
-            (0, _) | (_, 0) => Price::default(),
-            (late_ns, cpu_ns) => Price { late_ns, cpu_ns },
-        };
         match self.policy {
-            PollPolicy::Measured => self.max_ns.min(look_ns(measured(), self.goal)),
+            PollPolicy::Measured => self.max_ns.min(look_ns(Price::of(stats), self.goal)),
             PollPolicy::Weighted | PollPolicy::Stepped | PollPolicy::Fixed => self.max_ns,
         }
     }

@@ -1,30 +1,64 @@
 //! What a sleep costs on this machine, measured by the loop as it runs.
 //!
-//! Two numbers, taken from the quicker sleeps: how late the thread is when it is woken, and how much of its CPU time the sleep takes. Both
-//! differ by a factor of ten between machines (a virtual CPU that halts is woken by its host), so neither
-//! is a constant.
+//! Two numbers, taken from the quicker sleeps: how late the thread is when it is woken, and how much of its
+//! CPU time the sleep takes. Both differ by a factor of ten between machines (a virtual CPU that halts is
+//! woken by its host), so neither is a constant. A third one tells how much a thread that polls takes from
+//! others.
 //!
 //! - **Lateness**: the loop's first [`FIRST_SAMPLES`] sleeps, and later one in [`TIMED_EVERY`], end by a
 //!   timeout of [`TIMED_SLEEP_NS`]. The time between the timeout and the thread running again is the
 //!   lateness. An interrupt that wakes the thread for a kick or a completion takes the same way. A
 //!   loop that has nothing to do sleeps without such a timeout after its first samples.
 //! - **CPU time**: the thread's CPU clock is read around one sleep in [`CPU_EVERY`] that submits nothing.
+//! - **Share of the CPU**: one wait in [`SHARE_EVERY`] asks the kernel how long the thread has run, and how
+//!   long it has waited for another thread to leave the CPU.
 
 use std::cell::Cell;
+
+use crate::clock::CpuShare;
+use crate::stats::LoopStats;
 
 /// What one sleep costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Price {
-    /// From the event to the thread running, nanoseconds.
-    pub late_ns: u64,
-    /// CPU time of the thread for going to sleep and waking up, nanoseconds.
-    pub cpu_ns: u64,
+    /// From the event to the thread running, nanoseconds, at most [`MAX_NS`].
+    pub(super) late_ns: u64,
+    /// CPU time of the thread for going to sleep and waking up, nanoseconds, at most [`MAX_NS`].
+    pub(super) cpu_ns: u64,
+    /// Of the time in which the thread could run, the part in which it did, in 1/[`WHOLE`].
+    pub(super) share: u64,
 }
+
+/// The most that a sleep is taken to cost: a second. No sum of such prices overflows.
+const MAX_NS: u64 = 1_000_000_000;
+
+/// The [share](Price::share) of a thread that never waits for another one.
+pub(super) const WHOLE: u64 = 1024;
 
 impl Default for Price {
     /// Between a processor core and a virtual one: for loops that cannot measure, and until they have.
     fn default() -> Self {
-        Price { late_ns: 16_000, cpu_ns: 6_000 }
+        Price::new(16_000, 6_000)
+    }
+}
+
+impl Price {
+    /// For a thread that has its CPU for itself.
+    pub fn new(late_ns: u64, cpu_ns: u64) -> Self {
+        Price { late_ns: late_ns.min(MAX_NS), cpu_ns: cpu_ns.min(MAX_NS), share: WHOLE }
+    }
+
+    /// For a thread that has its CPU `percent` percent of the time in which it could run.
+    #[must_use]
+    pub fn with_share(self, percent: u64) -> Self {
+        Price { share: percent.min(100) * WHOLE / 100, ..self }
+    }
+
+    /// What the loop of `stats` has measured, for a thread that has its CPU for itself.
+    pub(super) fn of(stats: &LoopStats) -> Self {
+        let or = |ns, default| if ns == 0 { default } else { ns };
+        let Price { late_ns, cpu_ns, .. } = Price::default();
+        Price::new(or(stats.sleep_late_ns.get(), late_ns), or(stats.sleep_cpu_ns.get(), cpu_ns))
     }
 }
 
@@ -39,6 +73,9 @@ const TIMED_SLEEP_NS: u64 = 20_000;
 
 /// The sleeps from one reading of the CPU time to the next.
 const CPU_EVERY: u32 = 64;
+
+/// The waits from one reading of the share of the CPU to the next.
+const SHARE_EVERY: u32 = 256;
 
 /// The most that a sample counts for: an I/O thread that lost its CPU to another thread was not asleep
 /// for so long.
@@ -62,6 +99,8 @@ pub(crate) struct Meter {
     sleeps: Cell<u32>,
     late_samples: Cell<u32>,
     cpu_samples: Cell<u32>,
+    waits: Cell<u32>,
+    last_share: Cell<Option<CpuShare>>,
 }
 
 impl Meter {
@@ -96,6 +135,27 @@ impl Meter {
         let price = self.price.get();
         let cpu_ns = follow(price.cpu_ns, ns, &self.cpu_samples);
         self.price.set(Price { cpu_ns, ..price });
+    }
+}
+
+impl Meter {
+    /// Whether this wait is one that asks how the CPU was shared.
+    pub(crate) fn is_share_due(&self) -> bool {
+        let waits = self.waits.get().wrapping_add(1);
+        self.waits.set(waits);
+        waits.is_multiple_of(SHARE_EVERY)
+    }
+
+    /// The thread has shared its CPU like this since it began. Each reading counts for half.
+    pub(crate) fn shared(&self, now: CpuShare) {
+        let Some(before) = self.last_share.replace(Some(now)) else { return };
+        let ran = now.ran_ns.saturating_sub(before.ran_ns);
+        let waited = now.waited_ns.saturating_sub(before.waited_ns);
+        let Some(share) = ran.saturating_mul(WHOLE).checked_div(ran.saturating_add(waited)) else {
+            return;
+        };
+        let price = self.price.get();
+        self.price.set(Price { share: (price.share + share) / 2, ..price });
     }
 }
 
@@ -136,7 +196,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(meter.price(), Price { late_ns: 30_000, cpu_ns: 9_000 });
+        assert_eq!(meter.price(), Price::new(30_000, 9_000));
         assert_eq!(gauges[1], 10);
         assert!((100..200).contains(&gauges[2]), "{gauges:?}");
     }
@@ -146,6 +206,22 @@ mod tests {
         let meter = Meter::default();
         assert_eq!(meter.next_sleep(true, None), Gauge::None);
         assert_eq!(meter.next_sleep(false, Some(TIMED_SLEEP_NS)), Gauge::Cpu);
+    }
+
+    #[test]
+    fn the_share_is_that_of_late() {
+        let meter = Meter::default();
+        meter.shared(CpuShare { ran_ns: 1_000, waited_ns: 1_000_000 });
+        assert_eq!(meter.price().share, WHOLE, "what was before the loop does not count");
+        for i in 1..20 {
+            meter.shared(CpuShare {
+                ran_ns: 1_000 + i * 100_000,
+                waited_ns: 1_000_000 + i * 300_000,
+            });
+        }
+        assert!(meter.price().share.abs_diff(WHOLE / 4) < 4, "{:?}", meter.price());
+        meter.shared(CpuShare { ran_ns: 1_901_000, waited_ns: 6_700_000 });
+        assert!(meter.price().share.abs_diff(WHOLE / 4) < 4, "no time has passed");
     }
 
     #[test]

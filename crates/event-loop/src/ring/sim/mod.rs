@@ -45,7 +45,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 pub use self::faults::{Faults, Happened, SimOp, Verdict};
 use self::faults::{Random, describe};
 pub use self::storage::{SECTOR, Storage, Unflushed};
-use crate::clock::Clock;
+use crate::clock::{Clock, CpuShare};
 use crate::event_loop::{EventLoop, LoopConfig};
 pub use crate::executor::elsewhere;
 use crate::ring::epoll::EpollRing;
@@ -326,6 +326,10 @@ impl Clock for Sim {
     }
 
     fn cpu_ns(&self) -> Option<u64> {
+        None
+    }
+
+    fn cpu_share(&self) -> Option<CpuShare> {
         None
     }
 }
