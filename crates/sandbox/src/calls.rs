@@ -1,21 +1,21 @@
-//! The tables: which system calls which kind of thread makes, and what for.
+//! The tables: the system calls that each kind of thread makes, with the reason.
 
 use libc::c_long;
 
-/// Who makes a call.
+/// A set of kinds of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Who(u8);
 
-/// The control thread until everything is ready, and whatever it starts until then.
+/// The control thread until the daemon serves, and the threads that it starts until then.
 pub(crate) const START: Who = Who(1);
-/// The control thread while the daemon serves, and the threads it starts, which take after it.
+/// The control thread while the daemon serves, and the helpers that it starts.
 pub(crate) const CONTROL: Who = Who(2);
 /// An I/O thread.
 pub(crate) const IO: Who = Who(4);
-/// A thread of a loop's pool, which does what would block.
+/// A pool thread of a loop, for calls that block.
 pub(crate) const POOL: Who = Who(8);
 
-/// From the beginning to the end, but not on I/O threads.
+/// The control thread at any time.
 const MAIN: Who = Who(START.0 | CONTROL.0);
 /// Threads with a loop.
 const LOOPS: Who = Who(MAIN.0 | IO.0);
@@ -27,17 +27,17 @@ impl Who {
     }
 }
 
-/// What the arguments of a call must be. The kernel remembers which calls a filter allows whatever their
-/// arguments, and does not run it for those; so the calls of the data path have no conditions.
+/// A condition on the arguments of a call. The kernel caches which calls a filter always allows, and skips the
+/// filter for them. So the calls of the data path have no conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arguments {
-    /// They do not matter.
+    /// Any arguments.
     Any,
-    /// This one (from 0) is one of these, in its lower 32 bits.
+    /// The lower 32 bits of this argument (from 0) are one of these values.
     OneOf(u8, &'static [u64]),
-    /// This one has these bits of the mask, in its lower 32 bits: mask, bits.
+    /// The lower 32 bits of this argument, masked, equal these bits: argument, mask, bits.
     Bits(u8, u64, u64),
-    /// This one is the process's id.
+    /// This argument is the id of this process.
     OwnPid(u8),
 }
 
@@ -48,8 +48,8 @@ pub(crate) struct Row {
     pub(crate) calls: &'static [(&'static str, c_long)],
     pub(crate) who: Who,
     pub(crate) arguments: Arguments,
-    /// What for.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for whoever reads the table"))]
+    /// The reason.
+    #[cfg_attr(not(test), expect(dead_code, reason = "documents the table"))]
     pub(crate) why: &'static str,
 }
 
@@ -62,15 +62,14 @@ const fn row(
     Row { calls, who, arguments, why }
 }
 
-/// Names and numbers.
+/// The names and numbers of calls.
 macro_rules! calls {
     ($($name:ident),+ $(,)?) => {
         &[$((stringify!($name), libc::$name)),+]
     };
 }
 
-/// `AF_UNIX`, `AF_INET`, `AF_INET6`; `AF_NETLINK` is how getaddrinfo(3) learns which addresses the machine
-/// has.
+/// `AF_UNIX`, `AF_INET`, `AF_INET6`; getaddrinfo(3) reads the addresses of the machine by `AF_NETLINK`.
 const FAMILIES: &[u64] =
     &[libc::AF_UNIX as u64, libc::AF_INET as u64, libc::AF_INET6 as u64, libc::AF_NETLINK as u64];
 
@@ -111,19 +110,19 @@ const FCNTL: &[u64] = &[1, 2, 3, 4, 36, 37, 1030, 1033, 1034];
 /// `BUFFERS2`, `BUFFERS_UPDATE`.
 const REGISTERING: &[u64] = &[6, 15, 16];
 
-/// `TCP_NODELAY`, `SO_KEEPALIVE`, of connections that come. Not `SO_ATTACH_FILTER`: that gives the kernel
-/// programs to run.
+/// `TCP_NODELAY`, `SO_KEEPALIVE`, of accepted connections. Not `SO_ATTACH_FILTER`, which loads a
+/// program into the kernel.
 const SOCKET_OPTIONS: &[u64] = &[libc::TCP_NODELAY as u64, libc::SO_KEEPALIVE as u64];
 
-/// With it a TCP socket that is closed connects to whoever is named, as connect(2) does, of which neither
-/// that call's filter nor Landlock hears.
+/// Sending with this flag connects an unconnected TCP socket. Neither the filter of connect(2) nor Landlock sees
+/// that connection.
 const FAST_OPEN: u64 = libc::MSG_FASTOPEN as u64;
 
-/// `SECCOMP_FILTER_FLAG_SPEC_ALLOW` alone: a filter is put on the thread itself, not on others
-/// (`SECCOMP_FILTER_FLAG_TSYNC`), and nobody is asked (`SECCOMP_FILTER_FLAG_NEW_LISTENER`).
+/// `SECCOMP_FILTER_FLAG_SPEC_ALLOW`. Not `SECCOMP_FILTER_FLAG_TSYNC`, which changes other threads, nor
+/// `SECCOMP_FILTER_FLAG_NEW_LISTENER`, which lets another process answer calls.
 const FILTER_FLAGS: &[u64] = &[4];
 
-/// `PROT_EXEC`: no memory becomes code.
+/// `PROT_EXEC`: no memory becomes executable.
 const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
 /// Of clone(2): a thread of this process, in its namespaces.
 const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
@@ -141,12 +140,12 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(LOOPS, calls![SYS_io_uring_enter], Any, "the ring: once per iteration"),
     row(ALL, calls![SYS_write], Any, "wake-ups of loops, calls of guests; the log"),
     row(ALL, calls![SYS_futex], Any, "locks, joining threads"),
-    row(IO, calls![SYS_io_uring_register], OneOf(1, REGISTERING), "places for files and buffers"),
+    row(IO, calls![SYS_io_uring_register], OneOf(1, REGISTERING), "file and buffer slots"),
     row(
         MAIN,
         calls![SYS_io_uring_setup, SYS_io_uring_register],
         Any,
-        "rings that signal eventfds; those of threads to come, which make them at birth",
+        "rings that signal eventfds; rings of I/O threads, before those are confined",
     ),
     row(
         LOOPS,
@@ -168,7 +167,7 @@ pub(crate) static ALLOWED: &[Row] = &[
         Any,
         "clocks that the vDSO cannot read",
     ),
-    // Files that are open: pool threads (`event-loop/src/blocking.rs`), and what is asked at opening.
+    // Open files: pool threads (`event-loop/src/blocking.rs`), and queries at opening.
     row(
         ALL,
         calls![
@@ -189,7 +188,7 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(ALL, calls![SYS_lseek], Any, "block status; the size of a device"),
     row(ALL, calls![SYS_ioctl], OneOf(1, REQUESTS), "block devices; whether output is a terminal"),
     row(LOOPS, calls![SYS_fstat, SYS_fstatfs], Any, "what a descriptor is; the size of its pages"),
-    // fstat(3) of glibc 2.33 and later. With a path it would tell of a file, and open nothing.
+    // fstat(3) of glibc 2.33 and later. With a path the call would only stat a file.
     row(
         LOOPS,
         calls![SYS_newfstatat],
@@ -199,11 +198,11 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(LOOPS, calls![SYS_close, SYS_dup], Any, "descriptors come and go"),
     row(LOOPS, calls![SYS_fcntl], OneOf(1, FCNTL), "descriptors and image locks"),
     row(LOOPS, calls![SYS_fadvise64], Any, "cache.direct=off"),
-    // Sockets that are open.
+    // Open sockets.
     row(LOOPS, calls![SYS_recvfrom, SYS_recvmsg], Any, "front ends and NBD"),
     row(LOOPS, calls![SYS_sendto], Bits(3, FAST_OPEN, 0), "NBD"),
     row(LOOPS, calls![SYS_sendmsg], Bits(2, FAST_OPEN, 0), "front ends and NBD"),
-    row(MAIN, calls![SYS_sendmmsg], Bits(3, FAST_OPEN, 0), "names of hosts are asked for"),
+    row(MAIN, calls![SYS_sendmmsg], Bits(3, FAST_OPEN, 0), "resolving host names"),
     row(
         LOOPS,
         calls![SYS_shutdown, SYS_getsockopt, SYS_getsockname, SYS_getpeername],
@@ -213,7 +212,7 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(IO, calls![SYS_setsockopt], OneOf(2, SOCKET_OPTIONS), "connections of NBD clients"),
     row(MAIN, calls![SYS_setsockopt], Any, "sockets that are made"),
     row(MAIN, calls![SYS_socket], OneOf(0, FAMILIES), "the nbd client"),
-    row(MAIN, calls![SYS_connect], Any, "the nbd client; whether somebody listens on a socket"),
+    row(MAIN, calls![SYS_connect], Any, "the nbd client; whether a socket has a listener"),
     // Memory and threads.
     row(ALL, calls![SYS_mmap], Bits(2, EXECUTABLE, 0), "malloc, stacks, guests' memory"),
     row(ALL, calls![SYS_mprotect], Bits(2, EXECUTABLE, 0), "malloc, stacks"),
@@ -231,19 +230,19 @@ pub(crate) static ALLOWED: &[Row] = &[
             SYS_membarrier,
         ],
         Any,
-        "what the libraries do as a thread begins and ends",
+        "start and end of threads, by the libraries",
     ),
     row(ALL, calls![SYS_prctl], OneOf(0, PRCTL), "threads' names"),
     row(ALL, calls![SYS_getrandom], Any, "keys of hash tables, TLS"),
     row(ALL, calls![SYS_gettid, SYS_getpid, SYS_sched_yield, SYS_restart_syscall], Any, "harmless"),
     row(LOOPS, calls![SYS_prlimit64], OneOf(0, &[0]), "how many descriptors there may be"),
-    row(ALL, calls![SYS_getgroups], Any, "whether a thread is who it is to be"),
+    row(ALL, calls![SYS_getgroups], Any, "whether the user has changed already"),
     row(ALL, calls![SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid], Any, "the libraries ask"),
-    // Signals and the end.
+    // Signals and exit.
     row(ALL, calls![SYS_rt_sigreturn, SYS_rt_sigaction], Any, "SIGBUS and SIGSYS; abort(3)"),
     row(ALL, calls![SYS_tgkill], OwnPid(0), "abort(3), SIGBUS raised anew"),
-    row(ALL, calls![SYS_exit_group], Any, "the end"),
-    // The control plane: opens, listens, makes.
+    row(ALL, calls![SYS_exit_group], Any, "exit"),
+    // The control plane: opens, listens, creates.
     row(
         MAIN,
         calls![
@@ -269,16 +268,21 @@ pub(crate) static ALLOWED: &[Row] = &[
     ),
     row(MAIN, calls![SYS_mkdirat, SYS_flock], Any, "journals of qcow2 images"),
     row(MAIN, calls![SYS_memfd_create], Any, "records of requests in flight"),
-    row(MAIN, calls![SYS_signalfd4, SYS_pipe2, SYS_dup3], Any, "signals; the terminal is let go"),
+    row(
+        MAIN,
+        calls![SYS_signalfd4, SYS_pipe2, SYS_dup3],
+        Any,
+        "signals; detaching from the terminal",
+    ),
     row(MAIN, calls![SYS_uname, SYS_sysinfo, SYS_getrusage, SYS_times], Any, "statistics"),
     row(
         MAIN,
         calls![SYS_sched_setaffinity, SYS_sched_setscheduler, SYS_setpriority],
         Any,
-        "I/O threads' birth",
+        "start of I/O threads",
     ),
-    // None of these gives a thread anything that it has not.
-    row(LOOPS, calls![SYS_seccomp], OneOf(1, FILTER_FLAGS), "threads that they start"),
+    // None of these calls widens what a thread can do.
+    row(LOOPS, calls![SYS_seccomp], OneOf(1, FILTER_FLAGS), "new threads confine themselves"),
     row(
         LOOPS,
         calls![
@@ -289,10 +293,10 @@ pub(crate) static ALLOWED: &[Row] = &[
             SYS_landlock_restrict_self,
         ],
         Any,
-        "threads that they start narrow themselves at birth",
+        "new threads confine themselves",
     ),
-    row(MAIN, calls![SYS_copy_file_range, SYS_renameat2, SYS_linkat], Any, "images that are made"),
-    // Only until everything is ready.
+    row(MAIN, calls![SYS_copy_file_range, SYS_renameat2, SYS_linkat], Any, "creating images"),
+    // Only until the daemon serves.
     row(
         START,
         calls![SYS_setgroups, SYS_setresuid, SYS_setresgid, SYS_chdir, SYS_umask],
@@ -300,16 +304,11 @@ pub(crate) static ALLOWED: &[Row] = &[
         "--user, --daemonize",
     ),
     row(START, calls![SYS_fchown, SYS_fchownat], Any, "--user: journals of qcow2 images"),
-    row(START, calls![SYS_prctl], OneOf(0, PRCTL_START), "privileges are dropped"),
+    row(START, calls![SYS_prctl], OneOf(0, PRCTL_START), "dropping privileges"),
     #[cfg(target_arch = "x86_64")]
     row(LOOPS, calls![SYS_poll, SYS_epoll_wait], Any, "as ppoll and epoll_pwait"),
     #[cfg(target_arch = "x86_64")]
-    row(
-        ALL,
-        calls![SYS_arch_prctl],
-        OneOf(0, &[0x3001]),
-        "a thread's shadow stack: whether it has one",
-    ),
+    row(ALL, calls![SYS_arch_prctl], OneOf(0, &[0x3001]), "whether a thread has a shadow stack"),
     #[cfg(target_arch = "x86_64")]
     row(
         MAIN,
@@ -327,12 +326,11 @@ pub(crate) static ALLOWED: &[Row] = &[
             SYS_time,
         ],
         Any,
-        "the older names of calls above",
+        "older forms of calls above",
     ),
 ];
 
-/// Calls that no code of the daemon's or its libraries' ever makes, whatever goes wrong, and that somebody
-/// who has taken over a thread would make next: the process ends.
+/// Calls that end the process. Neither the daemon nor its libraries make them in any case; injected code would.
 pub(crate) static DEADLY: &[(&str, c_long)] = calls![
     SYS_execve,
     SYS_execveat,
@@ -390,7 +388,7 @@ pub(crate) static DEADLY: &[(&str, c_long)] = calls![
     SYS_fanotify_mark,
 ];
 
-/// The same of calls that only this architecture has.
+/// Deadly calls that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
     SYS_fork,
@@ -407,7 +405,7 @@ pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) static DEADLY_HERE: &[(&str, c_long)] = &[];
 
-/// Answered with ENOSYS: the C library then uses clone(2), whose flags a filter can see.
+/// Answered with ENOSYS. The C library then falls back to clone(2), whose flags a filter can check.
 pub(crate) static MISSING: &[(&str, c_long)] = calls![SYS_clone3];
 
 #[cfg(test)]
@@ -442,7 +440,7 @@ mod tests {
         assert!(ALLOWED.iter().all(|row| !row.why.is_empty() && !row.calls.is_empty()));
     }
 
-    /// What the sandbox is about: these are for the control plane, or for nobody.
+    /// These calls belong to the control plane alone.
     #[test]
     fn an_io_thread_opens_nothing() {
         for number in [

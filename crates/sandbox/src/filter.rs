@@ -1,4 +1,4 @@
-//! From the tables to programs for the kernel.
+//! Compiles the tables to BPF programs.
 
 #![allow(unsafe_code)]
 
@@ -13,12 +13,12 @@ use seccompiler::{
 
 use crate::calls::{ALLOWED, Arguments, DEADLY, DEADLY_HERE, MISSING, Who};
 
-/// What becomes of a call that is in no table.
+/// How a call outside the tables is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unknown {
-    /// It fails with EPERM, and a line says so: by [`refused`](crate::refused).
+    /// The call fails with EPERM and is logged, see [`refused`](crate::refused).
     Refused,
-    /// It is carried out, and the kernel's audit log has it.
+    /// The call is carried out, and the kernel's audit log records it.
     Logged,
 }
 
@@ -33,7 +33,7 @@ fn program(rules: Rules, other: SeccompAction, on: SeccompAction) -> Result<BpfP
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
 }
 
-/// The programs that hold for all threads: the calls that are not there, and the deadly ones.
+/// The programs for all threads: calls that are answered with ENOSYS, and deadly calls.
 pub(crate) fn common(unknown: Unknown) -> Result<Vec<BpfProgram>, String> {
     let every = |calls: &[(&str, c_long)]| -> Rules {
         calls.iter().map(|(_, number)| (*number, Vec::new())).collect()
@@ -57,7 +57,7 @@ pub(crate) fn allowing(who: Who, unknown: Unknown) -> Result<(BpfProgram, usize)
             rules.entry(*number).or_default().extend(rule.clone());
         }
     }
-    // A row without conditions is enough, whatever others say of that call.
+    // A row without conditions allows the call, whatever the conditions of other rows.
     for row in ALLOWED.iter().filter(|row| row.who.includes(who)) {
         if row.arguments == Arguments::Any {
             rules.extend(row.calls.iter().map(|(_, number)| (*number, Vec::new())));
@@ -68,13 +68,13 @@ pub(crate) fn allowing(who: Who, unknown: Unknown) -> Result<(BpfProgram, usize)
         Unknown::Refused => SeccompAction::Trap,
         Unknown::Logged => SeccompAction::Log,
     };
-    // Those that are missing are for their own program to answer: of two answers the kernel takes the
-    // harder one, and a trap is harder than an errno.
+    // Another program answers the calls of `MISSING` with an errno. The kernel takes the stricter of two
+    // answers, and a trap would be stricter.
     rules.extend(MISSING.iter().map(|(_, number)| (*number, Vec::new())));
     Ok((program(rules, other, SeccompAction::Allow)?, allowed))
 }
 
-/// The rules of one row: any of them is enough. None: whatever the arguments.
+/// The rules of one row, of which one must match. `None`: any arguments.
 fn rule(arguments: Arguments) -> Result<Vec<SeccompRule>, String> {
     let one = |index, operator, value| {
         SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value)
@@ -95,14 +95,14 @@ fn rule(arguments: Arguments) -> Result<Vec<SeccompRule>, String> {
     }
 }
 
-/// Puts a program in force for the calling thread and those that it will start, for good.
+/// Installs a program for the calling thread and its later children. It cannot be removed.
 ///
-/// Without the mitigation of speculative store bypass, which kernels before 5.16 otherwise put on every
-/// thread that has a filter: nobody's code runs in this process but its own.
+/// Kernels before 5.16 also enable the mitigation of speculative store bypass with a filter. The daemon runs no
+/// foreign code, so a flag leaves that mitigation off.
 pub(crate) fn install(program: &BpfProgram) -> io::Result<()> {
     let length =
         u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
-    // The kernel does not write to it.
+    // The kernel only reads the program.
     let filter = program.as_ptr().cast::<libc::sock_filter>().cast_mut();
     let program = libc::sock_fprog { len: length, filter };
     // SAFETY: seccomp(2) reads `program` and as many instructions as it says, which live across the

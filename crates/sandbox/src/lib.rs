@@ -1,8 +1,13 @@
-//! What the threads of a daemon may ask the kernel for, should somebody take one over.
+//! Confines the threads of a daemon, so that code injected into one of them reaches as little as possible.
 //!
-//! A [`Sandbox`] is begun before there are other threads and narrows from then on: each I/O thread at its birth
-//! ([`Sandbox::io_thread`]), the control thread when everything is ready ([`Sandbox::serve`]). What a thread
-//! starts takes after it. What the kernel does not have is left out, and [`InForce`] says so.
+//! | Step | When | Thread |
+//! |---|---|---|
+//! | [`Sandbox::begin`] | first, with one thread | main |
+//! | [`Sandbox::io_thread`], [`Sandbox::pool_thread`] | at the thread's start | I/O, pool |
+//! | [`Sandbox::serve`] | once everything is open | control |
+//!
+//! A new thread inherits the confinement of its parent. Mechanisms that the kernel lacks are left out, and
+//! [`InForce`] names them.
 
 mod calls;
 mod filter;
@@ -25,26 +30,26 @@ use filter::Unknown;
 pub use privileges::{Capabilities, Failed, Identity};
 pub use reach::{Beneath, Purpose, Reach};
 
-/// How strict.
+/// How a system call outside the tables is handled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// What is not known to be needed is refused.
+    /// The call fails with `EPERM`.
     #[default]
     On,
-    /// System calls that would be refused are carried out, and the kernel's audit log has them.
+    /// The call is carried out, and the kernel's audit log records it.
     Log,
 }
 
-/// What is asked for.
+/// The confinement that was configured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
-    /// How strict.
+    /// Whether calls outside the tables fail.
     pub mode: Mode,
-    /// Whom the process is to be once everything is ready; `None`: who it is.
+    /// User and groups that the process changes to in [`Sandbox::serve`]. `None`: no change.
     pub identity: Option<Identity>,
-    /// Capabilities that the control thread keeps, if it has them.
+    /// Capabilities that the control thread keeps, out of those it has.
     pub keep: Capabilities,
-    /// What the control thread can reach.
+    /// Files and ports that the control thread can reach.
     pub reach: Reach,
 }
 
@@ -54,7 +59,7 @@ pub struct Sandbox(Arc<Inner>);
 
 struct Inner {
     config: Config,
-    /// `None`: not in force, and why.
+    /// `Err`: there is no filter, with the reason.
     filters: Result<Filters, String>,
 }
 
@@ -76,14 +81,14 @@ pub struct Calls {
     pub pool: usize,
 }
 
-/// What is in force.
+/// The mechanisms that are in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InForce {
     config: Config,
-    /// Or why there is no filter.
+    /// `Err`: why there is no filter.
     seccomp: Result<Calls, String>,
     capabilities: Capabilities,
-    /// Its version.
+    /// The version of the ABI.
     landlock: Option<i32>,
     rings_restricted: bool,
 }
@@ -95,12 +100,13 @@ impl fmt::Debug for Sandbox {
 }
 
 impl Sandbox {
-    /// Begins: no new privileges, no deadly calls, and the calls of a daemon that is being made. To be
-    /// called on the main thread before there are others.
+    /// Sets no_new_privs, and installs the filter of a daemon that is starting.
+    ///
+    /// Call it on the main thread while the process has no other.
     ///
     /// # Errors
     ///
-    /// The kernel knows no_new_privs since Linux 3.5.
+    /// The kernel is older than Linux 3.5 and has no no_new_privs.
     pub fn begin(config: Config) -> Result<Sandbox, Failed> {
         privileges::no_new_privileges()?;
         libraries::prepare();
@@ -108,23 +114,25 @@ impl Sandbox {
         Ok(Sandbox(Arc::new(Inner { config, filters })))
     }
 
-    /// Whom the process is to be once everything is ready; `None`: who it is.
+    /// Returns the user and groups that [`serve`](Self::serve) changes to. `None`: no change.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         self.0.config.identity.as_ref()
     }
 
-    /// The calling thread is an I/O thread that has all it needs: from here on it opens nothing, connects to
-    /// nobody and has no privileges.
+    /// Confines the calling thread as an I/O thread.
+    ///
+    /// From this call on, the thread opens no file, makes no connection and has no capability. Its ring and its
+    /// descriptors must exist.
     ///
     /// # Errors
     ///
-    /// Something that was possible as the sandbox began is not any more.
+    /// The system call that failed, and its errno.
     pub fn io_thread(&self) -> Result<(), Failed> {
         self.confine(|filters| &filters.io)
     }
 
-    /// The calling thread is one of a loop's pool: from here on it reads, writes and flushes what is open.
+    /// Confines the calling thread as a pool thread, which reads, writes and flushes open files.
     ///
     /// # Errors
     ///
@@ -142,9 +150,10 @@ impl Sandbox {
         filters.as_ref().map_or(Ok(()), |filters| install(program(filters)))
     }
 
-    /// The calling thread is one that connects to others on behalf of the control thread: from here on it
-    /// can reach what that thread can once everything is ready, sockets of other users included, and has no
-    /// other privileges.
+    /// Confines the calling thread as a helper that makes connections for the control thread.
+    ///
+    /// The helper reaches the same files and ports as the control thread after [`serve`](Self::serve). Of the
+    /// capabilities it keeps `CAP_DAC_OVERRIDE`, for sockets of other users.
     ///
     /// # Errors
     ///
@@ -153,12 +162,14 @@ impl Sandbox {
         self.narrow(self.0.config.keep.only(Capabilities::DAC_OVERRIDE)).map(drop)
     }
 
-    /// The calling thread is the control thread, and everything is ready. `rings_restricted`: its ring and
-    /// those of the I/O threads can do what they are used for and no more, which is their doing.
+    /// Confines the calling thread as the control thread, once everything is open.
+    ///
+    /// `rings_restricted` is reported as it is: whether the loops have restricted their rings to the operations
+    /// that they use.
     ///
     /// # Errors
     ///
-    /// As [`io_thread`](Self::io_thread); or the user cannot be changed to.
+    /// As [`io_thread`](Self::io_thread), and when changing the user or the groups fails.
     pub fn serve(&self, rings_restricted: bool) -> Result<InForce, Failed> {
         let Inner { config, filters } = &*self.0;
         let (capabilities, landlock) = self.narrow(config.keep)?;
@@ -170,12 +181,13 @@ impl Sandbox {
         Ok(InForce { config, seccomp, capabilities, landlock, rings_restricted })
     }
 
-    /// Whether [`serve`](Self::serve) is possible: a thread that ends with that does the same. Not for a
-    /// sandbox that becomes another user, which all threads do together.
+    /// Tries [`serve`](Self::serve) on a thread that ends afterwards.
+    ///
+    /// Not for a configuration with an [`Identity`]: all threads change it together.
     ///
     /// # Errors
     ///
-    /// As [`serve`](Self::serve), or there can be no such thread.
+    /// As [`serve`](Self::serve), and when the thread cannot be started.
     pub fn rehearse(&self, rings_restricted: bool) -> Result<InForce, Failed> {
         let me = self.clone();
         let failed = |error| Failed { call: "a thread", error };
@@ -184,7 +196,7 @@ impl Sandbox {
         thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("it has ended early"))))
     }
 
-    /// What to say to somebody who was denied a file that could be out of the control thread's reach.
+    /// Returns what to add to an error `EACCES` of opening a file that Landlock may have denied.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         let Config { mode, reach, .. } = &self.0.config;
@@ -232,32 +244,33 @@ impl Filters {
 }
 
 impl InForce {
-    /// How strict it is.
+    /// Returns how calls outside the tables are handled.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.config.mode
     }
 
-    /// Whom the process has become; `None`: it is who it was.
+    /// Returns the user and groups that the process has changed to. `None`: it has not.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         self.config.identity.as_ref()
     }
 
-    /// What the control thread has kept.
+    /// Returns the capabilities that the control thread has kept.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// How many system calls there are; `None`: there is no filter.
+    /// Returns the number of allowed system calls. `None`: there is no filter.
     #[must_use]
     pub fn seccomp(&self) -> Option<Calls> {
         self.seccomp.as_ref().ok().copied()
     }
 
-    /// The version of Landlock, and what it leaves the control thread, as far as that version sees to it:
-    /// `connect` is `None` where it does not. `None`: no Landlock.
+    /// Returns Landlock's ABI version and what the control thread can reach. `None`: no Landlock.
+    ///
+    /// [`Reach::connect`] is `None` where that version has no rules for TCP.
     #[must_use]
     pub fn landlock(&self) -> Option<(i32, Reach)> {
         let mut reach = self.config.reach.clone();
@@ -266,13 +279,13 @@ impl InForce {
         Some((version, reach))
     }
 
-    /// Whether rings can do what they are used for and no more.
+    /// Returns whether rings are restricted to the operations that the loops use.
     #[must_use]
     pub fn rings_restricted(&self) -> bool {
         self.rings_restricted
     }
 
-    /// What is not in force, and why.
+    /// Returns the mechanisms that are not in force, each with the reason.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         let seccomp = self.seccomp.as_ref().err().map(|why| format!("seccomp ({why})"));

@@ -1,13 +1,13 @@
-//! What the libraries would look for later, from threads that may not.
+//! Prepares the C library for threads that may not open files.
 
 #![allow(unsafe_code)]
 
-/// How many heaps glibc's malloc has per CPU, before it shares them out among the threads.
+/// Heaps per CPU of glibc's malloc, by default. Further threads share them.
 #[cfg(target_env = "gnu")]
 const HEAPS_PER_CPU: usize = 8;
 
-/// glibc opens a file of /sys to count the CPUs, as soon as a thread wants a heap of its own, unless it is
-/// told how many heaps there may be: here as many as it would find.
+/// Sets the number of heaps that glibc would choose by itself. Otherwise glibc counts the CPUs by a file of
+/// /sys when a thread first needs a heap.
 #[cfg(target_env = "gnu")]
 pub(crate) fn prepare() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -16,6 +16,6 @@ pub(crate) fn prepare() {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, heaps) };
 }
 
-/// Nothing.
+/// Other C libraries need no preparation.
 #[cfg(not(target_env = "gnu"))]
 pub(crate) fn prepare() {}

@@ -1,8 +1,7 @@
-//! Who a thread is and what it may do beyond that: user, groups, capabilities.
+//! User, groups and capabilities of the calling thread.
 //!
-//! All of it belongs to a thread, as far as the kernel is concerned, and here each thread changes its own by
-//! the system calls themselves: the C library's functions would have all other threads make the same
-//! calls, which their filters refuse.
+//! The kernel keeps all three per thread. This module uses the system calls directly: the C library's functions
+//! would have all other threads make the same calls, which the filters of those threads refuse.
 
 #![allow(unsafe_code)]
 
@@ -10,10 +9,10 @@ use std::collections::BTreeSet;
 use std::ffi::{c_int, c_long, c_ulong};
 use std::io;
 
-/// A system call, or what it is there for, and why it failed.
+/// A step of the confinement that failed.
 #[derive(Debug)]
 pub struct Failed {
-    /// What was called.
+    /// The system call, or what it was for.
     pub call: &'static str,
     /// Why it failed.
     pub error: io::Error,
@@ -27,21 +26,21 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// As many groups as Linux lets anybody have (`NGROUPS_MAX`).
+/// The most groups that a process can have (`NGROUPS_MAX`).
 const GROUPS: usize = 1 << 16;
 
 fn check(call: &'static str, result: c_long) -> Result<(), Failed> {
     if result < 0 { Err(Failed { call, error: io::Error::last_os_error() }) } else { Ok(()) }
 }
 
-/// Whom the process is to be.
+/// User and groups of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The user.
     pub uid: u32,
-    /// Its group.
+    /// Its primary group.
     pub gid: u32,
-    /// All of its groups.
+    /// Its supplementary groups.
     pub groups: Vec<u32>,
 }
 
@@ -52,13 +51,13 @@ pub struct Capabilities(u64);
 impl Capabilities {
     /// None.
     pub const NONE: Capabilities = Capabilities(0);
-    /// To open what the user owns nothing of: root's way with files.
+    /// Opens files whatever their permissions.
     pub const DAC_OVERRIDE: Capabilities = Capabilities(1 << 1);
-    /// To change the bounding set.
+    /// Changes the bounding set.
     const SETPCAP: Capabilities = Capabilities(1 << 8);
-    /// To listen on ports below 1024.
+    /// Listens on ports below 1024.
     pub const NET_BIND_SERVICE: Capabilities = Capabilities(1 << 10);
-    /// To pin memory beyond `RLIMIT_MEMLOCK`.
+    /// Pins memory beyond `RLIMIT_MEMLOCK`.
     pub const IPC_LOCK: Capabilities = Capabilities(1 << 14);
 
     const NAMES: [(Capabilities, &str); 3] = [
@@ -67,25 +66,25 @@ impl Capabilities {
         (Self::IPC_LOCK, "IPC_LOCK"),
     ];
 
-    /// These and those.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, others: Capabilities) -> Capabilities {
         Capabilities(self.0 | others.0)
     }
 
-    /// Those of these that are among those.
+    /// Returns the intersection of both sets.
     #[must_use]
     pub const fn only(self, others: Capabilities) -> Capabilities {
         Capabilities(self.0 & others.0)
     }
 
-    /// Their names, as capabilities(7) has them after `CAP_`.
+    /// Returns the names, without the prefix `CAP_` of capabilities(7).
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let own = Self::NAMES.into_iter().filter(move |(one, _)| self.0 & one.0 != 0);
         own.map(|(_, name)| name)
     }
 
-    /// Those that the calling thread has.
+    /// The permitted set of the calling thread.
     fn own() -> Result<Capabilities, Failed> {
         let (mut header, mut data) = (Header::OWN, [Data::default(); 2]);
         // SAFETY: capget(2) reads and writes the header and writes two sets, as version 3 has them; both
@@ -136,14 +135,14 @@ fn prctl(call: &'static str, option: c_int, argument: c_ulong) -> Result<(), Fai
     check(call, result.into())
 }
 
-/// Neither this thread nor those it starts ever gain privileges by executing a program: what the kernel
-/// asks for before it takes a filter from somebody without privileges.
+/// Sets no_new_privs: executing a program grants no privilege, on this thread and on its children. The kernel
+/// requires it before an unprivileged thread installs a filter.
 pub(crate) fn no_new_privileges() -> Result<(), Failed> {
     prctl("prctl(PR_SET_NO_NEW_PRIVS)", libc::PR_SET_NO_NEW_PRIVS, 1)
 }
 
-/// Makes the calling thread, and those it starts from here on, `identity`, with the capabilities that it has
-/// of `keep` and no others. Gives those.
+/// Changes the calling thread, and its later children, to `identity`, and drops all capabilities but `keep`.
+/// Returns the capabilities that are left: those of `keep` that the thread had.
 pub(crate) fn drop_all_but(
     identity: Option<&Identity>,
     keep: Capabilities,
@@ -153,11 +152,11 @@ pub(crate) fn drop_all_but(
     if own.0 & Capabilities::SETPCAP.0 != 0 {
         drop_bounding();
     }
-    // Who was started by a thread that has become another is it too.
+    // A thread inherits the user of its parent, which may have changed already.
     if let Some(identity) = identity
         && !is(identity)?
     {
-        // Else they go with the change of the user.
+        // Without it the kernel clears the capabilities when the user changes.
         prctl("prctl(PR_SET_KEEPCAPS)", libc::PR_SET_KEEPCAPS, 1)?;
         become_(identity)?;
     }
@@ -165,11 +164,11 @@ pub(crate) fn drop_all_but(
     Ok(kept)
 }
 
-/// What no program that were executed could have: it wants CAP_SETPCAP. Without it there is no harm, as
-/// nothing is executed.
+/// Empties the ambient and the bounding set, which needs CAP_SETPCAP. Without that capability both stay as they
+/// are, without harm: the daemon executes no program.
 fn drop_bounding() {
     let mut capability = 0;
-    // SAFETY: these take numbers. A number that is none ends it.
+    // SAFETY: these take numbers. The first number that is no capability ends the loop.
     unsafe {
         let clear = libc::PR_CAP_AMBIENT_CLEAR_ALL as c_ulong;
         let zero: c_ulong = 0;
@@ -180,7 +179,7 @@ fn drop_bounding() {
     }
 }
 
-/// Whether the calling thread is that already, its groups in whatever order.
+/// Whether the calling thread has this user and these groups, in any order.
 fn is(identity: &Identity) -> Result<bool, Failed> {
     let mut groups = vec![0; GROUPS];
     // SAFETY: these take nothing and cannot fail.
@@ -196,7 +195,7 @@ fn is(identity: &Identity) -> Result<bool, Failed> {
 fn become_(identity: &Identity) -> Result<(), Failed> {
     let Identity { uid, gid, groups } = identity;
     // SAFETY: setgroups(2) reads as many numbers as it is told, which live across the call; the others
-    // take numbers. Groups first: whoever is another user may not change them.
+    // take numbers. Groups first: another user may not change them.
     unsafe {
         let result = libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr());
         check("setgroups", result)?;

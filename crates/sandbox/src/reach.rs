@@ -1,6 +1,6 @@
-//! Landlock: which files a thread may open, and which ports of TCP it may use.
+//! Landlock: which files a thread may open, and which TCP ports it may use.
 //!
-//! What is open stays as it is, and so does what comes over sockets.
+//! Open descriptors, and those received over sockets, keep working.
 
 use std::fmt;
 use std::io;
@@ -13,34 +13,34 @@ use landlock::{
 
 use crate::Failed;
 
-/// What the control thread can reach once everything is ready.
+/// What the control thread can reach once the daemon serves.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Files; `None`: all that its user may open.
+    /// Files. `None`: all that its user may open.
     pub files: Option<Vec<Beneath>>,
-    /// Ports of TCP to connect to, nothing being listened on anew; `None`: all of both.
+    /// TCP ports to connect to; no new port can be listened on. `None`: any port for both.
     pub connect: Option<Vec<u16>>,
 }
 
-/// A file, or a folder and all that is beneath it. What does not exist is left out.
+/// A file, or a folder with everything beneath it. A path that does not exist gets no rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beneath {
-    /// Where.
+    /// The file or folder.
     pub path: PathBuf,
-    /// What for.
+    /// The allowed accesses.
     pub purpose: Purpose,
 }
 
-/// What may be done beneath a path.
+/// The accesses that are allowed beneath a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Files are read.
+    /// Reads files.
     Read,
-    /// Files and devices are read and written, truncated and made, sockets too; all of them removed.
+    /// Reads, writes, truncates, creates and removes files, devices and sockets.
     Use,
-    /// Files are removed, sockets and a pid file.
+    /// Removes files: sockets and a pid file.
     Remove,
-    /// Files are created, written, and renamed over existing files: a state file.
+    /// Creates, writes and renames files: a state file.
     Replace,
 }
 
@@ -61,7 +61,7 @@ impl Purpose {
 }
 
 impl Reach {
-    /// `3 paths, TCP none`, as far as a version of Landlock can see to it.
+    /// Writes `3 paths, TCP none`: what a version of Landlock enforces.
     pub(crate) fn describe(&self, f: &mut fmt::Formatter<'_>, version: i32) -> fmt::Result {
         match self.files.as_deref() {
             None => f.write_str("any path")?,
@@ -84,13 +84,12 @@ pub(crate) fn covers_tcp(version: i32) -> bool {
 }
 
 fn failed(error: RulesetError) -> Failed {
-    // The crate's errors end in the system's.
+    // The innermost error of the crate is that of the system call.
     let error = io::Error::other(error);
     Failed { call: "landlock", error }
 }
 
-/// Nothing can be opened, listened on or connected to; neither can abstract sockets and processes outside
-/// be reached.
+/// Denies opening, listening and connecting, and abstract sockets and signals to the outside.
 pub(crate) fn nothing() -> Result<Option<i32>, Failed> {
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(ABI::V9))
@@ -102,10 +101,10 @@ pub(crate) fn nothing() -> Result<Option<i32>, Failed> {
     Ok(version(&status))
 }
 
-/// Only that can be reached.
+/// Denies everything but `reach`.
 pub(crate) fn only(reach: &Reach) -> Result<Option<i32>, Failed> {
     let mut ruleset = Ruleset::default();
-    // Devices are not made, and nothing is executed, whatever may be opened.
+    // No rule allows creating devices or executing files.
     let of_files = match reach.files {
         Some(_) => AccessFs::from_all(ABI::V5),
         None => AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock,
@@ -117,7 +116,7 @@ pub(crate) fn only(reach: &Reach) -> Result<Option<i32>, Failed> {
     ruleset = ruleset.scope(Scope::from_all(ABI::V6)).map_err(failed)?;
     let mut ruleset = ruleset.create().map_err(failed)?;
     for Beneath { path, purpose } in reach.files.iter().flatten() {
-        // Whatever comes there later is not beneath what was there when the rules were made.
+        // A rule holds for the inode. A file that is created at the path later is not covered.
         let Ok(file) = PathFd::new(path) else { continue };
         let access = if path.is_dir() {
             purpose.access()
@@ -135,7 +134,7 @@ pub(crate) fn only(reach: &Reach) -> Result<Option<i32>, Failed> {
     Ok(version(&ruleset.restrict_self().map_err(failed)?))
 }
 
-/// The version of Landlock in force; `None`: there is none.
+/// Landlock's ABI version. `None`: the kernel has no Landlock.
 fn version(status: &RestrictionStatus) -> Option<i32> {
     match status.landlock {
         LandlockStatus::Available { effective_abi, .. } => Some(effective_abi as i32),

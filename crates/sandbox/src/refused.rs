@@ -1,7 +1,7 @@
-//! A call that is in no table: it fails with EPERM, and the first time a line says so.
+//! Handles a system call that is in no table: the call fails with EPERM, and the first one is logged.
 //!
-//! The kernel raises SIGSYS on the thread that made the call, in its place. The handler says which call it
-//! was, has it fail and returns. It is asynchronous: no allocation, no lock.
+//! Instead of carrying the call out, the kernel raises SIGSYS on the calling thread. The handler logs the call
+//! and sets its result. Signal-safety applies: no allocation, no lock.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use crate::calls::{ALLOWED, DEADLY};
 /// `SYS_SECCOMP`, the `si_code` of a signal that comes from a filter.
 const FROM_FILTER: c_int = 1;
 
-/// Calls that a line has been written about, a bit each.
+/// Calls that have been logged, a bit each.
 static TOLD: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 /// `siginfo_t` of SIGSYS, as sigaction(2) has it.
@@ -49,7 +49,7 @@ extern "C" fn on_refused(_: c_int, info: *mut Info, context: *mut libc::ucontext
     if info.code != FROM_FILTER {
         return;
     }
-    if !is_of_no_account(info.syscall, context) {
+    if !may_fail(info.syscall, context) {
         tell(info.syscall);
     }
     let result = libc::EPERM as i64;
@@ -67,11 +67,11 @@ extern "C" fn on_refused(_: c_int, info: *mut Info, context: *mut libc::ucontext
     }
 }
 
-/// What glibc's malloc looks at when it has a heap to give back; it does not give it back then.
+/// glibc's malloc reads this file before it returns a heap to the kernel. If that fails, it keeps the heap.
 const OVERCOMMIT: &CStr = c"/proc/sys/vm/overcommit_memory";
 
-/// Whether it is a call whose failure is expected where it is made.
-fn is_of_no_account(call: c_int, context: &libc::ucontext_t) -> bool {
+/// Whether the caller expects that the call may fail.
+fn may_fail(call: c_int, context: &libc::ucontext_t) -> bool {
     #[cfg(target_arch = "x86_64")]
     let path = context.uc_mcontext.gregs[libc::REG_RSI as usize] as *const c_char;
     #[cfg(target_arch = "aarch64")]
@@ -81,12 +81,12 @@ fn is_of_no_account(call: c_int, context: &libc::ucontext_t) -> bool {
     if c_long::from(call) != libc::SYS_openat || path.is_null() {
         return false;
     }
-    // SAFETY: the second argument of openat(2) is a path. If somebody who has no business here passes
-    // another number, the process ends by SIGSEGV.
+    // SAFETY: the second argument of openat(2) is a path. Injected code that passes another number ends the
+    // process by SIGSEGV.
     unsafe { libc::strcmp(path, OVERCOMMIT.as_ptr()) == 0 }
 }
 
-/// Writes the line.
+/// Logs the call, once.
 fn tell(call: c_int) {
     let place = call.cast_unsigned() as usize;
     let Some(told) = TOLD.get(place / 64) else { return };
@@ -109,7 +109,7 @@ fn tell(call: c_int) {
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     line.add(name.split(|byte| *byte == 0).next().unwrap_or_default());
     line.add(b": please report it; --sandbox off does without\n");
-    // SAFETY: the bytes live across the call. With standard error gone there is nobody left to tell.
+    // SAFETY: the bytes live across the call. A failure to write has no other place to be reported.
     unsafe {
         let errno = *libc::__errno_location();
         libc::write(libc::STDERR_FILENO, line.text.as_ptr().cast(), line.len);
@@ -117,7 +117,7 @@ fn tell(call: c_int) {
     }
 }
 
-/// Text without an allocation; what does not fit is cut.
+/// A line of text of fixed size. Longer text is cut.
 struct Line {
     text: [u8; 160],
     len: usize,

@@ -1,5 +1,5 @@
-//! Landlock by itself, as on a kernel that takes no filters: where there are some they answer first, and what is
-//! behind them could be missing without anybody noticing.
+//! Tests Landlock without seccomp. With filters the kernel refuses most of these calls before Landlock sees
+//! them, and a missing rule would go unnoticed.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use crate::{Config, Failed, Inner, Reach, Sandbox};
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-/// What is outside of the sandbox: others who listen, and another process.
+/// Targets outside the sandbox: listening sockets and another process.
 struct Outside {
     tcp: TcpListener,
     _unix: UnixListener,
@@ -27,14 +27,13 @@ impl Outside {
     fn new(name: &str) -> Outside {
         let name = format!("ringmill-{name}-{}", std::process::id());
         let name = SocketAddr::from_abstract_name(name).unwrap();
-        // It ends when its input does.
+        // cat(1) ends with its input.
         let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         Outside { tcp, _unix: UnixListener::bind_addr(&name).unwrap(), name, child }
     }
 
-    /// What becomes of each way to reach something, and the version of Landlock that has it refused by which
-    /// errno.
+    /// Tries each way out: its name, its result, the first version of Landlock that refuses it, and the errno.
     fn tried(&self) -> [(&'static str, io::Result<()>, i32, i32); 6] {
         let file = File::open("/dev/null").and_then(|mut file| file.read(&mut [0]));
         let made = File::create("/dev/null").and_then(|mut file| file.write(&[0]));
@@ -53,7 +52,7 @@ impl Outside {
 
     #[allow(unsafe_code)]
     fn signal(&self) -> io::Result<()> {
-        // SAFETY: takes numbers; 0 asks whether there could be one.
+        // SAFETY: takes numbers; 0 checks the permission to signal.
         match unsafe { libc::kill(self.child.id().cast_signed(), 0) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -68,7 +67,7 @@ impl Drop for Outside {
     }
 }
 
-/// A thread without filters reaches all of it, and after `confine` none.
+/// A thread without filters reaches all targets, and none after `confine`.
 fn reaches_nothing(name: &str, confine: fn(&Sandbox) -> Result<(), Failed>) {
     let reach = Reach { files: Some(Vec::new()), connect: Some(Vec::new()) };
     let config = Config { reach, ..Config::default() };
@@ -87,7 +86,7 @@ fn reaches_nothing(name: &str, confine: fn(&Sandbox) -> Result<(), Failed>) {
             assert_eq!(found, expected, "{what}, Landlock ABI {version}");
         }
     };
-    // What it is confined to stays with the thread.
+    // The confinement of a thread cannot be lifted.
     thread::spawn(attempts).join().unwrap();
 }
 

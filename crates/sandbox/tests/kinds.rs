@@ -1,5 +1,5 @@
-//! Each kind of thread, and what somebody who has taken it over would try: run by a program of its own for each,
-//! since some of it ends the program.
+//! System calls that injected code would try, on each kind of thread. Each call runs in a process of its own,
+//! since some calls end the process.
 
 #![allow(unsafe_code)]
 
@@ -17,16 +17,17 @@ use sandbox::{Beneath, Config, Mode, Purpose, Reach, Sandbox};
 
 use common::landlock_of_the_kernel;
 
-/// What becomes of a call.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// It is carried out.
+    /// The call is carried out.
     Done,
-    /// It fails with this errno.
+    /// The call fails with this errno.
     Fails(c_int),
-    /// It fails with EPERM, and a line says that the sandbox refused it.
+    /// The call fails with EPERM, and a log line says that the sandbox refused it.
     Refused,
-    /// Landlock has it fail with this errno, from this version on. Earlier ones have it end as at the start.
+    /// Landlock refuses the call with this errno from this version on. Earlier versions allow what was allowed
+    /// at the start.
     Denied(c_int, i32),
     /// The process ends by SIGSYS.
     Deadly,
@@ -39,11 +40,11 @@ const NO_FILE: End = Denied(libc::EACCES, 1);
 const NO_TCP: End = Denied(libc::EACCES, 4);
 const OUT_OF_SCOPE: End = Denied(libc::EPERM, 6);
 
-/// Kinds of threads, and which of a case's ends is theirs. A helper reaches what the control thread can.
+/// Kinds of threads, each with the index of its result in a case. A helper has the results of the control thread.
 const KINDS: [(&str, usize); 5] =
     [("start", 0), ("control", 1), ("helper", 1), ("io", 2), ("pool", 3)];
 
-/// A call; what becomes of it at the start, on the control thread, an I/O thread, a pool's.
+/// A call, and its results: at the start, on the control thread, on an I/O thread, on a pool thread.
 type Case = (&'static str, fn() -> c_long, [End; 4]);
 
 /// The control thread can read /proc and nothing else.
@@ -58,7 +59,7 @@ const CASES: &[Case] = &[
     ("bind", || call(libc::SYS_bind, [-1, 0, 0, 0]), [FD, FD, REFUSED, REFUSED]),
     ("io_uring_setup", || call(libc::SYS_io_uring_setup, [0; 4]), [BAD, BAD, REFUSED, REFUSED]),
     ("io_uring_enter", || call(libc::SYS_io_uring_enter, [-1, 0, 0, 0]), [FD, FD, FD, REFUSED]),
-    // A place of a file; a ring's eventfd.
+    // A file slot; the eventfd of a ring.
     (
         "io_uring_register",
         || call(libc::SYS_io_uring_register, [9999, 6, 0, 0]),
@@ -105,7 +106,7 @@ const CASES: &[Case] = &[
     ("process_vm_readv", || call(libc::SYS_process_vm_readv, [0; 4]), [Deadly; 4]),
 ];
 
-/// With `Mode::Log` these are carried out on all kinds of threads, but for what is not there for anybody.
+/// With `Mode::Log` all kinds of threads carry these calls out.
 const LOGGED: &[(&str, End)] = &[
     ("openat of another", Done),
     ("connect by TCP", NOBODY),
@@ -129,7 +130,7 @@ const NOBODY: End = Fails(libc::ECONNREFUSED);
 
 fn call(number: c_long, arguments: [c_long; 4]) -> c_long {
     let [a, b, c, d] = arguments;
-    // SAFETY: none of the calls above is given memory to write to, or a descriptor that is somebody's.
+    // SAFETY: no call above gets memory to write to, or a descriptor in use.
     unsafe { libc::syscall(number, a, b, c, d, 0, 0) }
 }
 
@@ -144,12 +145,12 @@ fn socket(family: c_int) -> c_long {
     call(libc::SYS_socket, [family.into(), libc::SOCK_STREAM.into(), 0, 0])
 }
 
-/// Of a socket that is none.
+/// Of a descriptor that is no socket.
 fn set_option(level: c_long, option: c_long) -> c_long {
     call(libc::SYS_setsockopt, [-1, level, option, 0])
 }
 
-/// To a port on which nobody listens.
+/// To a closed port.
 fn connect_by_tcp() -> c_long {
     let fd = socket(libc::AF_INET);
     if fd < 0 {
@@ -167,23 +168,23 @@ fn connect_by_tcp() -> c_long {
 
 fn map(protection: c_int) -> c_long {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: the kernel chooses the place; nobody uses it.
+    // SAFETY: the kernel chooses the address; nothing uses the memory.
     let at = unsafe { libc::mmap(ptr::null_mut(), 4096, protection, flags, -1, 0) };
     if at == libc::MAP_FAILED { -1 } else { 0 }
 }
 
-/// To that of the program that tries all of this, which is outside.
+/// To the socket of the parent process, outside the sandbox.
 fn connect_to_us() -> c_long {
     let name = env::args().nth(5).expect("a name");
     let address = SocketAddr::from_abstract_name(name).expect("a short name");
-    // As for TCP: who cannot have a socket may still try the other call.
+    // As for TCP: a thread that cannot make a socket still tries the other call.
     match socket(libc::AF_UNIX) {
         0.. => UnixStream::connect_addr(&address).map_or(-1, |_| 0),
         _ => call(libc::SYS_connect, [-1, 0, 0, 0]),
     }
 }
 
-/// In a program of its own: becomes a thread of that kind and makes the call.
+/// In a process of its own: confines a thread as that kind and makes the call.
 fn attempt(mode: Mode, kind: &str, number: usize) -> End {
     let proc = Beneath { path: "/proc".into(), purpose: Purpose::Read };
     let reach = Reach { files: Some(vec![proc]), connect: Some(Vec::new()) };
@@ -216,7 +217,7 @@ fn outcome(make: fn() -> c_long) -> End {
     Fails(io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-/// Runs this program anew.
+/// Runs this program again, for one call.
 fn run(mode: &str, kind: &str, number: usize, socket: &str) -> (ExitStatus, String) {
     let program = env::current_exe().expect("a path");
     let mut command = Command::new(program);
@@ -226,7 +227,7 @@ fn run(mode: &str, kind: &str, number: usize, socket: &str) -> (ExitStatus, Stri
 }
 
 fn end_of(status: ExitStatus, text: &str) -> Option<End> {
-    // A call that is in no table is told of.
+    // A call outside the tables is logged.
     let is_told = text.contains("sandbox: refused system call");
     match (status.code(), status.signal()) {
         (Some(libc::EPERM), _) if is_told => Some(Refused),
@@ -260,7 +261,7 @@ fn main() {
     let socket = format!("ringmill-kinds-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&socket).expect("a short name");
     let _listener = UnixListener::bind_addr(&address).expect("nobody else has it");
-    // A kernel without Landlock, or with an early one, leaves more to the control thread.
+    // Without Landlock, or with an early version, the control thread can do more.
     let version = landlock_of_the_kernel();
     let mut wrong = 0;
     let mut expect = |mode: &str, kind: &str, number: usize, expected: End| {
