@@ -1,10 +1,9 @@
-//! What happens when a front end shrinks a file that it has handed over: an access to what is gone raises
-//! SIGBUS, which would end the process, and with it the disks of all other guests.
+//! Survives a front end that shrinks the file of a guest's memory.
 //!
-//! The handler puts anonymous memory in the place of the whole mapping, so that the access goes on, and
-//! marks the region as lost. A guest whose memory was taken away has no use for what is read or written
-//! there; whoever serves it finds out by [`losses`] and stops. Faults elsewhere go to the handler
-//! that was there before.
+//! An access beyond the new end raises SIGBUS, which by default ends the process and with it the disks of all
+//! other guests. The handler replaces the whole mapping by anonymous memory, so that the access completes, and
+//! marks the region as lost. The session of that guest sees [`losses`] change and stops. Other faults go to the
+//! previous handler.
 
 #![allow(unsafe_code)]
 
@@ -17,22 +16,21 @@ use libc::{c_int, c_void, siginfo_t};
 
 use crate::view::MemoryView;
 
-/// Regions that can be watched over at a time. Those beyond are not: more mappings than Linux gives a process
-/// unless it is told to (vm.max_map_count, 65530). Under
-/// Miri there are few, since making them takes it a minute.
+/// The most regions that are watched at a time; further ones are not. Linux limits a process to fewer mappings
+/// by default (vm.max_map_count, 65530). Miri needs a minute to create the full table, so there it is small.
 const PLACES: usize = if cfg!(miri) { 1 << 6 } else { 1 << 16 };
 
 /// The regions, for the handler, which can take no lock.
 static TABLE: [Place; PLACES] = [const { Place::new() }; PLACES];
-/// Places that were ever taken.
+/// The number of entries that were ever used.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-/// Taken to change the table.
+/// Held while the table changes.
 static CHANGES: Mutex<()> = Mutex::new(());
-/// What handled SIGBUS before.
+/// The previous action of SIGBUS.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 struct Place {
-    /// How often it was taken and freed: odd while it is taken.
+    /// Counts uses and releases of the entry: odd while it is in use.
     changes: AtomicUsize,
     /// The mapping's first byte.
     start: AtomicUsize,
@@ -54,56 +52,54 @@ impl Place {
         self.changes.load(Ordering::Relaxed).is_multiple_of(2)
     }
 
-    /// Takes it, which is free. One thread at a time may.
+    /// Uses a free entry. The caller holds the lock.
     fn take(&self, start: usize, len: usize) {
-        // Whoever reads one of the values below, and then `changes`, sees that it was freed: this
-        // fence is the other end of the one in `range`.
+        // Pairs with the fence in `range`: a reader of a value below then sees the new `changes`.
         fence(Ordering::Release);
         self.lost.store(false, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
-        // Whoever sees that it is taken sees the values.
+        // Release: a reader that sees the entry in use sees the values.
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Frees it, which is taken. One thread at a time may.
+    /// Releases a used entry. The caller holds the lock.
     fn free(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// The mapping's first byte and length, of one and the same mapping; `None`: the place is free, or
-    /// not what it was any more.
+    /// Returns the first byte and the length of one mapping. `None`: the entry is free, or has changed meanwhile.
     fn range(&self) -> Option<(usize, usize)> {
         self.range_while(|| {})
     }
 
-    /// The same, while that happens between its loads.
+    /// As `range`, with a call between the loads, for tests.
     fn range_while(&self, happens: impl FnOnce()) -> Option<(usize, usize)> {
         let changes = self.changes.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         happens();
         let len = self.len.load(Ordering::Relaxed);
-        // A value of a later mapping goes with a later `changes`, as the fence in `take` has it. The
-        // values alone would not tell: a later mapping may begin where the earlier did.
+        // The fence in `take` pairs a value of a later mapping with a later `changes`. The values alone do not
+        // show the change: a later mapping may begin at the same address.
         fence(Ordering::Acquire);
         let unchanged = self.changes.load(Ordering::Relaxed) == changes;
         (unchanged && !changes.is_multiple_of(2)).then_some((start, len))
     }
 }
 
-/// How many regions were lost since the process began: when this has changed, ask
+/// Returns the number of regions lost since the process began. When it has changed, ask
 /// [`MappedRegion::is_lost`](crate::MappedRegion::is_lost).
 #[inline]
 pub fn losses() -> usize {
     event_loop::lost::losses()
 }
 
-/// A mapping that is watched over. To be dropped before the mapping is.
+/// A watched mapping. Drop it before the mapping.
 #[derive(Debug)]
 pub(crate) struct Watched(Option<usize>);
 
 impl Watched {
-    /// Watches over a mapping of `len` bytes from `start` on, whole pages of its file's.
+    /// Watches a mapping of `len` bytes from `start` on, whole pages of its file.
     pub(crate) fn new(start: NonNull<c_void>, len: usize) -> Self {
         let _changing = lock(&CHANGES);
         install();
@@ -117,7 +113,7 @@ impl Watched {
         Watched(Some(index))
     }
 
-    /// Whether it was replaced by anonymous memory.
+    /// Returns whether the mapping was replaced by anonymous memory.
     pub(crate) fn is_lost(&self) -> bool {
         self.0.is_some_and(|index| TABLE[index].lost.load(Ordering::Acquire))
     }
@@ -148,7 +144,7 @@ fn install() {
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = on_bus_error;
         ours.sa_sigaction = handler as usize;
-        // On the stack for signals, where a thread has one; whoever was there before may want it.
+        // On the alternate signal stack, which the previous handler may rely on.
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: both are valid for the call; the handler does only what a signal handler may. What
         // faults before `BEFORE` is set ends by the default action.
@@ -163,13 +159,13 @@ fn install() {
 extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel hands a valid `info` to a handler with SA_SIGINFO.
     let code = unsafe { (*info).si_code };
-    // Sent by somebody, it has no address.
+    // A signal that a process sent has no address.
     let fault = code > 0;
     // SAFETY: as above; a SIGBUS of the kernel's has an address.
     let addr = if fault { unsafe { (*info).si_addr() as usize } } else { 0 };
     let places = TABLE.iter().take(HIGHEST.load(Ordering::Acquire));
     for place in places.filter(|_| fault) {
-        // The place of the mapping that this fault is in stays as it is: it is being used.
+        // The entry of this mapping cannot change now: the mapping is being accessed.
         let Some((start, len)) = place.range() else { continue };
         if addr.wrapping_sub(start) < len && replace(start, len) {
             place.lost.store(true, Ordering::Release);
@@ -194,12 +190,12 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
     }
 }
 
-/// Puts anonymous memory in the place of a mapping.
+/// Replaces a mapping by anonymous memory.
 fn replace(start: usize, len: usize) -> bool {
     // SAFETY: errno belongs to the thread, which may be about to look at it.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the range is a mapping of ours that lives, since one of its users has just faulted in it;
-    // nobody has a reference to its contents, and its addresses stay valid.
+    // no reference to its contents exists, and its addresses stay valid.
     let mapped = unsafe {
         libc::mmap(
             start as *mut c_void,
@@ -215,7 +211,7 @@ fn replace(start: usize, len: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Has it end as if there were no handler.
+/// Ends the process by the default action.
 fn by_default(fault: bool) {
     // SAFETY: sets the default action. A fault then happens again by itself; what was sent is sent
     // again, and comes when the handler returns.
@@ -231,8 +227,8 @@ fn by_default(fault: bool) {
 mod tests {
     use super::*;
 
-    /// The start of one mapping is not taken with the length of another, not even where both begin at
-    /// the same address.
+    /// `range` never combines the start of one mapping with the length of another, even where both begin at the same
+    /// address.
     #[test]
     fn a_range_is_that_of_one_mapping() {
         let place = Place::new();

@@ -1,9 +1,8 @@
-//! The log of a migration: which pages of a guest's memory were written, for a front end that sends
-//! them to another machine while the guest runs (vhost-user, "Migration").
+//! The dirty log of a live migration: which pages of a guest's memory were written (vhost-user, "Migration").
 //!
-//! One bit for each 4096 bytes of guest addresses, in memory that is shared with the front end. It
-//! takes bits away and copies their pages at any time, so a page is marked after it was written: a
-//! mark that came first could be gone again before the write.
+//! The log has one bit per 4096 bytes of guest addresses, in memory shared with the front end. The front end
+//! clears bits and copies their pages at any time. So a page is marked after the write: the front end could
+//! clear an earlier mark before the write.
 
 #![allow(unsafe_code)]
 
@@ -16,13 +15,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::error::Error;
 use crate::region::{MappedRegion, Region};
 
-/// Bytes of guest memory that a bit stands for (VHOST_LOG_PAGE), whatever the guest's pages are.
+/// Bytes of guest memory per bit (VHOST_LOG_PAGE), independent of the guest's page size.
 pub const LOG_PAGE: u64 = 0x1000;
 
-/// Bytes of guest memory that a byte of the log stands for.
+/// Bytes of guest memory per byte of the log.
 const PER_BYTE: u64 = LOG_PAGE * 8;
 
-/// A log, mapped as long as it lives, and shared by all threads that write to the guest's memory.
+/// A mapped log, shared by all threads that write to the guest's memory.
 #[derive(Debug)]
 pub struct DirtyLog {
     region: MappedRegion,
@@ -40,19 +39,17 @@ impl DirtyLog {
         Ok(DirtyLog { region: region.map()? })
     }
 
-    /// The first guest address that there is no bit for.
+    /// Returns the first guest address without a bit.
     pub fn end(&self) -> u64 {
         self.region.size().saturating_mul(PER_BYTE)
     }
 
-    /// Whether the front end has shrunk the file under it, and somebody has noticed: what is marked
-    /// since then, nobody sees.
+    /// Returns whether an access has found that the front end shrank the file. Marks are lost since then.
     pub fn is_lost(&self) -> bool {
         self.region.is_lost()
     }
 
-    /// Marks the pages of `len` bytes from `addr` on, which were written. Those beyond
-    /// [`end`](Self::end) have no mark.
+    /// Marks the pages of `len` bytes from `addr` on. Pages beyond [`end`](Self::end) are ignored.
     pub fn mark(&self, addr: u64, len: u64) {
         let Some(last) = len.checked_sub(1).map(|more| addr.saturating_add(more)) else { return };
         let last = last.min(self.end() - 1) / LOG_PAGE;
@@ -64,17 +61,16 @@ impl DirtyLog {
             // as this value and has no Rust references to it; all our accesses are atomic.
             let byte =
                 unsafe { AtomicU8::from_ptr(self.region.host().as_ptr().add(byte as usize)) };
-            // Without a look beforehand whether the bits are set already: such a load may be carried
-            // out before the write that it is about is seen by others, and a front end that takes
-            // the bits away in between would copy the old page.
+            // No check whether the bits are set already: that load could execute before the write is visible,
+            // and a front end that clears the bits in between would copy the old page.
             byte.fetch_or((((1u16 << bits) - 1) << bit) as u8, Ordering::SeqCst);
             page += bits;
         }
     }
 }
 
-/// Whether, and where, one thread's writes to a guest's memory are logged. Views share it, those that
-/// requests in flight keep included: what is switched on counts for them all at once.
+/// The logging of one thread's writes to a guest's memory. All views of the thread share it, also views of requests
+/// in flight, so switching it takes effect for all of them at once.
 #[derive(Debug, Clone, Default)]
 pub struct Logging(Rc<State>);
 
@@ -82,7 +78,7 @@ pub struct Logging(Rc<State>);
 struct State {
     on: Cell<bool>,
     log: RefCell<Option<Arc<DirtyLog>>>,
-    /// Called when something was marked, once for many marks.
+    /// Notifies the front end of marks, once per batch.
     notify: RefCell<Option<Rc<dyn Fn()>>>,
     marked: Cell<bool>,
 }
@@ -94,24 +90,23 @@ impl std::fmt::Debug for State {
 }
 
 impl Logging {
-    /// Switched off.
+    /// Returns a switch that is off.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Has writes that end from now on logged in `log`, or not any more.
+    /// Logs writes that end from now on in `log`. `None` stops logging.
     pub fn set(&self, log: Option<Arc<DirtyLog>>) {
         self.0.on.set(log.is_some());
         self.0.log.replace(log);
     }
 
-    /// Has somebody told of marks (SET_LOG_FD), at the end of a batch of them: see
-    /// [`tell`](Self::tell).
+    /// Sets the notification of marks (SET_LOG_FD), see [`tell`](Self::tell).
     pub fn set_notify(&self, notify: Option<Rc<dyn Fn()>>) {
         self.0.notify.replace(notify);
     }
 
-    /// The end of a batch: tells of marks, if there were any and somebody wants to know.
+    /// Ends a batch: notifies the front end if pages were marked.
     #[inline]
     pub fn tell(&self) {
         if self.is_on() {
@@ -128,13 +123,13 @@ impl Logging {
         }
     }
 
-    /// Whether writes are logged.
+    /// Returns whether writes are logged.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.0.on.get()
     }
 
-    /// Whether marks go where nobody sees them: see [`DirtyLog::is_lost`].
+    /// Returns whether marks are lost, see [`DirtyLog::is_lost`].
     pub fn is_lost(&self) -> bool {
         self.0.log.borrow().as_ref().is_some_and(|log| log.is_lost())
     }

@@ -1,5 +1,4 @@
-//! What can be wrong with memory: when it is set up ([`Error`]), when it is accessed
-//! ([`AccessError`]).
+//! Errors of setting up memory ([`Error`]) and of accesses ([`AccessError`]).
 
 use std::fmt;
 use std::io;

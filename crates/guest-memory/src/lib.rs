@@ -7,14 +7,13 @@
 //! until its last user drops: a set, a view, a ring, an operation in flight
 //! ([`IoBufs`](event_loop::IoBufs) own their view).
 //!
-//! The guest may write its memory at any time. So no Rust reference to it is ever made; it is
-//! copied with volatile accesses, or handed to the kernel as segments. What was read once is never
-//! read again to be trusted more.
+//! The guest may write its memory at any time. So there is never a Rust reference to it: volatile accesses copy
+//! it, or the kernel gets it as segments. Each value is read once and then checked.
 //!
 //! While a guest is migrated, what is written to its memory through a view is marked in a [`DirtyLog`].
 //!
 //! [`Region::map`] refuses regions that reach past their file's end. A front end that shrinks the file
-//! later loses its memory, and nobody else anything: see [`losses`].
+//! later affects its own guest alone: see [`losses`].
 
 mod access;
 mod any_thread;

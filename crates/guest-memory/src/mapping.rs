@@ -1,7 +1,7 @@
-//! A file mapped into our address space: the system calls of it, and unmapped on drop.
+//! Maps a file into the process, and unmaps it on drop.
 //!
-//! Miri knows none of those calls. Under it memory of our own stands for the file's: zeroes, which no other
-//! mapping shares, and which Miri watches byte by byte. What is built on mappings runs there so.
+//! Miri does not support these system calls. Under Miri a mapping is private, zeroed memory, which Miri checks
+//! byte by byte.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 
 use libc::c_void;
 
-/// Memory that belongs to the value alone, readable and writable.
+/// Readable and writable memory that this value alone owns.
 pub(crate) struct Mapping {
     at: NonNull<c_void>,
     len: usize,
@@ -22,21 +22,21 @@ unsafe impl Send for Mapping {}
 // SAFETY: the methods that take `&self` hand out an address and a number.
 unsafe impl Sync for Mapping {}
 
-/// What a file lies on.
+/// The properties of a file system that mappings depend on.
 pub(crate) struct FileSystem {
-    /// Bytes of a page of its files' mappings: the huge page size on hugetlbfs, else the system's.
+    /// The page size of mappings, bytes: the huge page size on hugetlbfs, else that of the system.
     pub(crate) page: u64,
-    /// Another process, or another machine, brings the pages, when it likes: whoever touches one waits.
+    /// Another process or machine supplies the pages: an access may block for any time.
     pub(crate) is_elsewhere: bool,
 }
 
 impl Mapping {
-    /// Its first byte, at a page boundary; valid for [`len`](Self::len) bytes while it lives.
+    /// The first byte, at a page boundary. Valid for [`len`](Self::len) bytes while the value lives.
     pub(crate) fn at(&self) -> NonNull<c_void> {
         self.at
     }
 
-    /// Bytes: whole pages of its file's.
+    /// Bytes: a multiple of the page size of the file.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -50,8 +50,8 @@ mod calls {
     use super::*;
 
     impl Mapping {
-        /// Maps `len` bytes of a file from `offset` on, shared with the others who have mapped it. Both
-        /// are multiples of [its page](FileSystem::page).
+        /// Maps `len` bytes of a file from `offset` on, shared with other mappings. Both are multiples of
+        /// [the page size](FileSystem::page).
         pub(crate) fn new(fd: &OwnedFd, len: usize, offset: libc::off_t) -> io::Result<Mapping> {
             // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
             let at = unsafe {
@@ -71,8 +71,7 @@ mod calls {
             Ok(Mapping { at, len })
         }
 
-        /// Gives the kernel advice that does not change what is there: madvise(2), for `len` bytes from
-        /// `offset` on.
+        /// Gives the kernel advice that keeps the contents, madvise(2), for `len` bytes from `offset` on.
         pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
             if offset > self.len || len > self.len - offset {
                 return Err(io::ErrorKind::InvalidInput.into());
@@ -91,12 +90,12 @@ mod calls {
         }
     }
 
-    /// Those whose pages come from elsewhere, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph; overlayfs, below which
-    /// is any of these, or none.
+    /// File systems whose pages another process or machine supplies, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph.
+    /// overlayfs may have any of them below.
     const ELSEWHERE: [libc::__fsword_t; 7] =
         [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x794c_7630];
 
-    /// What a file lies on.
+    /// The properties of a file system that mappings depend on.
     pub(crate) fn file_system(fd: &OwnedFd) -> io::Result<FileSystem> {
         let mut stat = MaybeUninit::<libc::statfs>::uninit();
         // SAFETY: `stat` is a place for the kernel to fill in.
@@ -158,8 +157,8 @@ mod calls {
 
 pub(crate) use calls::file_system;
 
-/// Whether another process, or another machine, may bring the pages of a file, when it likes: on FUSE, overlayfs, a
-/// network's file system. To ask can take as long as that.
+/// Returns whether another process or machine may supply the pages of a file: on FUSE, overlayfs and network file
+/// systems. The call itself may block as long as an access.
 ///
 /// # Errors
 ///

@@ -35,7 +35,7 @@ pub struct MappedRegion {
     user_addr: u64,
     /// The region's first byte: inside the mapping, which begins at a page boundary.
     host: NonNull<u8>,
-    /// Goes before the mapping does: others get its addresses then.
+    /// Dropped before the mapping, whose addresses may be reused then.
     watched: Watched,
     mapping: Mapping,
     mmap_offset: u64,
@@ -88,7 +88,7 @@ impl Region {
             libc::off_t::try_from(mmap_offset - lead).map_err(|_| overflow("file offset"))?;
 
         let mapping = Mapping::new(fd, mapping_len, offset).map_err(|e| os("mmap", e))?;
-        // A guest's memory is neither ours to put into a core file nor small. Not worth failing for.
+        // A core file should not contain the guest's memory: it is private and large. A failure is ignored.
         let _ = mapping.advise(0, mapping_len, libc::MADV_DONTDUMP);
 
         // SAFETY: `lead < page <= mapping_len`.
@@ -127,7 +127,7 @@ impl MappedRegion {
         self.mmap_offset
     }
 
-    /// The file: whoever takes the guest over maps it too.
+    /// The file, for a hand-over to another process.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
@@ -157,8 +157,8 @@ impl MappedRegion {
         }
     }
 
-    /// Whether the front end has shrunk the file under it, and somebody has noticed: what is there now
-    /// is memory of our own, which nobody else sees.
+    /// Returns whether an access has found that the front end shrank the file. The region is private memory since
+    /// then.
     pub fn is_lost(&self) -> bool {
         self.watched.is_lost()
     }

@@ -1,12 +1,11 @@
-//! What a queue has in flight, in memory that outlives the process: the record from which the next
-//! back end does again what this one had not answered (vhost-user, "Inflight I/O tracking", the layout
-//! for split virtqueues).
+//! Records which requests of a queue are in flight, in memory that outlives the process.
 //!
-//! The memory is shared with the front end alone, not with the guest. What is read from it after a
-//! restart is bounds-checked all the same. While the queue is served, it is only written.
+//! The next back end repeats the recorded requests (vhost-user, "Inflight I/O tracking", the layout for split
+//! virtqueues). The memory is shared with the front end, not with the guest. Values read after a restart are
+//! bounds-checked all the same. While the queue is served, the record is only written.
 //!
-//! A process may be killed between any two stores. Those before it are seen by whoever comes next,
-//! so their order is all that matters; the atomics' `Release` keeps it.
+//! The process may be killed between any two stores. The next process sees all earlier stores, so only their
+//! order matters; `Release` keeps it.
 
 #![allow(unsafe_code)]
 
@@ -27,44 +26,44 @@ const DESC_NUM_AT: usize = 10;
 const LAST_BATCH_HEAD_AT: usize = 12;
 const USED_IDX_AT: usize = 14;
 const ENTRIES_AT: usize = 16;
-/// Bytes of an entry, of which there is one for each descriptor of the table,
+/// Bytes of an entry. Each descriptor of the table has one entry.
 const ENTRY: usize = 16;
-/// and offsets in it: whether the chain that begins there is in flight, the next of its batch, and its
-/// place in the order of all.
+/// Offsets in an entry: the in-flight flag of the chain that begins there, the next entry of its batch, and its
+/// sequence number.
 const INFLIGHT: usize = 0;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
-/// What a queue's region is rounded up to: no two queues share a cache line.
+/// The alignment of a queue's region, bytes: queues do not share a cache line.
 const ALIGN: usize = 64;
 
-/// A queue's record of what is in flight.
+/// The record of a queue.
 #[derive(Debug)]
 pub struct Inflight {
     area: RingArea,
-    /// Entries.
+    /// The number of entries.
     size: u16,
-    /// The order of the next chain.
+    /// The sequence number of the next chain.
     counter: Cell<u64>,
-    /// Chains given back that the driver has not been shown.
+    /// Chains in the used ring that are not published yet.
     batch: [Cell<u16>; SHOWN_AT_ONCE as usize],
     batch_len: Cell<usize>,
     last_batch_head: Cell<u16>,
-    /// Chains that a back end before this one had in flight, in their order,
+    /// Chains that the previous back end had in flight, in their order.
     redo: Box<[u16]>,
-    /// and how many of them have been taken.
+    /// How many of `redo` have been popped.
     redone: Cell<usize>,
-    /// Where the queue that had it was stopped is known to whoever starts it again.
+    /// The front end knows the ring position at which the queue was stopped.
     was_stopped: bool,
 }
 
 impl Inflight {
-    /// Bytes that the record of a queue with `size` entries takes: a multiple of 64.
+    /// Returns the bytes of the record of a queue with `size` entries: a multiple of 64.
     pub const fn region_len(size: u16) -> usize {
         (ENTRIES_AT + size as usize * ENTRY).next_multiple_of(ALIGN)
     }
 
-    /// The record at user address `addr`, a multiple of 64, of `memory`; zeroed when it was never used.
-    /// `size`: the entries that there is room for.
+    /// Returns the record at user address `addr` of `memory`, a multiple of 64. A new record is zeroed. `size` is the
+    /// number of entries.
     ///
     /// # Errors
     ///
@@ -88,13 +87,13 @@ impl Inflight {
         })
     }
 
-    /// Of a queue that is started again with the entry that it was at when it was stopped. That is believed: it is
-    /// right also of a queue that began, with a new record, behind entries that were never popped.
+    /// Marks the queue as restarted at the ring position where it was stopped. The position is trusted over the
+    /// record: a queue may have begun, with a new record, behind entries that were never popped.
     pub fn of_a_stopped_queue(self) -> Self {
         Inflight { was_stopped: true, ..self }
     }
 
-    /// The entries that there is room for.
+    /// Returns the number of entries.
     pub(crate) fn size(&self) -> u16 {
         self.size
     }
@@ -123,9 +122,10 @@ impl Inflight {
         unsafe { AtomicU64::from_ptr(self.area.as_ptr().add(self.entry_at(head, COUNTER)).cast()) }
     }
 
-    /// Goes on where the back end before has left off: `used_idx` is what the driver sees. Finds out
-    /// what is to be done again. Returns the entry of the available ring that comes behind it; `None`:
-    /// whoever starts the queue knows better, as the record is new, or as it knows where the queue was stopped.
+    /// Recovers from the previous back end: finds the requests to repeat. `used_idx` is the published index.
+    ///
+    /// Returns the position in the available ring behind these requests. `None`: the caller's position holds, since
+    /// the record is new or the queue was stopped in order.
     pub(crate) fn recover(&mut self, used_idx: u16) -> Option<u16> {
         if self.u16_at(VERSION_AT).load(Ordering::Acquire) != VERSION {
             // New memory.
@@ -136,11 +136,11 @@ impl Inflight {
         }
         let shown = used_idx.wrapping_sub(self.u16_at(USED_IDX_AT).load(Ordering::Acquire));
         if shown > self.size {
-            // More than can have been in flight: the driver has begun anew, with other rings, and the
-            // front end has kept the record. What that has in flight, nobody waits for.
+            // More than can have been in flight: the driver was reset with other rings, and the front end kept the
+            // record. The recorded requests are obsolete.
             (0..self.size).for_each(|head| self.inflight(head).store(0, Ordering::Release));
         } else {
-            // It was killed after the driver was shown a batch, and before that was written down.
+            // The process was killed between publishing a batch and recording that.
             let mut head = self.u16_at(LAST_BATCH_HEAD_AT).load(Ordering::Acquire);
             for _ in 0..shown {
                 self.inflight(head).store(0, Ordering::Release);
@@ -159,18 +159,18 @@ impl Inflight {
         (!self.was_stopped).then(|| used_idx.wrapping_add(self.redo.len() as u16))
     }
 
-    /// Whether some of them have not been taken yet.
+    /// Returns whether requests to repeat are left.
     #[inline]
     pub(crate) fn has_more_to_redo(&self) -> bool {
         self.redone.get() < self.redo.len()
     }
 
-    /// How many of them.
+    /// Returns the number of requests to repeat that are left.
     pub(crate) fn more_to_redo(&self) -> u32 {
         self.redo.len().saturating_sub(self.redone.get()) as u32
     }
 
-    /// The next chain to be done again. It is in flight already.
+    /// Returns the next chain to repeat. The record has it in flight already.
     #[inline]
     pub(crate) fn next_to_redo(&self) -> Option<u16> {
         let head = *self.redo.get(self.redone.get())?;
@@ -178,7 +178,7 @@ impl Inflight {
         Some(head)
     }
 
-    /// The chain at `head` is in flight from now on.
+    /// Records the chain at `head` as in flight.
     #[inline]
     pub(crate) fn begin(&self, head: u16) {
         let counter = self.counter.get();
@@ -188,7 +188,7 @@ impl Inflight {
         self.inflight(head).store(1, Ordering::Release);
     }
 
-    /// The chain at `head` is in the used ring, and not shown yet.
+    /// Records the chain at `head` as in the used ring, unpublished.
     #[inline]
     pub(crate) fn end(&self, head: u16) {
         let next = self.entry_at(head, NEXT);
@@ -203,7 +203,7 @@ impl Inflight {
         }
     }
 
-    /// The driver was shown the used ring up to `used_idx`.
+    /// Records that the used ring is published up to `used_idx`.
     #[inline]
     pub(crate) fn shown(&self, used_idx: u16) {
         for head in self.batch.iter().take(self.batch_len.take()) {

@@ -1,17 +1,19 @@
-//! Split virtqueues (virtio 1.3, section 2.7), the device's side, for one thread.
+//! The device side of split virtqueues (virtio 1.3, section 2.7), for one thread.
 //!
-//! A [`Queue`] hands out descriptor chains ([`Queue::pop`] fills a [`Chain`]) and takes them back
-//! ([`Queue::add_used`]), in any order; [`Queue::publish`] shows the driver all that were taken
-//! back since the last time, with one store, and says whether it wants a signal. All methods take
-//! `&self`, so that a completion can be handled while a batch is being popped.
+//! | Step | Method |
+//! |---|---|
+//! | take a descriptor chain from the available ring | [`Queue::pop`] fills a [`Chain`] |
+//! | put a chain into the used ring, in any order | [`Queue::add_used`] |
+//! | publish the used ring with one store | [`Queue::publish`] tells whether to signal |
 //!
-//! With a record of what is [in flight](Inflight) a queue can be taken over from a process that was
-//! killed: what that one had not answered is popped again, before all else.
+//! All methods take `&self`, so a completion can be handled while a batch is popped.
 //!
-//! The rings are written by the driver, who is hostile until proven otherwise: each field is read
-//! once, checked, and kept in a type that is right from then on. A [`QueueError`] breaks that one
-//! queue and nothing else. What is not checked here is whether the buffers of a chain are memory:
-//! that shows when they are accessed ([`Segments`]).
+//! With a record of requests [in flight](Inflight), a queue can be recovered after its process was killed: requests
+//! without an answer are popped again first.
+//!
+//! The driver may be hostile. Each field of a ring is read once, checked, and kept in a type that cannot be wrong
+//! afterwards. A [`QueueError`] breaks its queue alone. Whether the buffers of a chain lie in memory is checked when
+//! they are accessed ([`Segments`]).
 
 mod avail;
 mod chain;

@@ -1,56 +1,58 @@
-//! Whom an `authz-*` object lets in.
+//! The `authz-*` objects: which clients are allowed.
 
-/// What becomes of somebody.
+/// The decision about a client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// He is let in.
+    /// The client is allowed.
     Allow,
-    /// He is not.
+    /// The client is denied.
     #[default]
     Deny,
 }
 
-/// How a [`Rule`] compares.
+/// How a [`Rule`] compares names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Each byte counts.
+    /// The bytes are equal.
     #[default]
     Exact,
-    /// `*` is any text, `?` any character.
+    /// A pattern: `*` matches any text, `?` one character.
     Glob,
 }
 
-/// One of a list.
+/// A rule of `authz-list`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Compared with the name.
+    /// The text to compare the name with.
     pub pattern: String,
-    /// What becomes of those that fit.
+    /// The decision for names that match.
     pub policy: Policy,
-    /// How it is compared.
+    /// How names are compared.
     pub format: Format,
 }
 
-/// Says of a name whether it is let in. Names of clients with certificates are their subjects' (RFC
-/// 4514, in the order of the certificate): `C=GB,O=Example,CN=host1`.
+/// Decides by name whether a client is allowed.
+///
+/// The name of a client with a certificate is the subject (RFC 4514, in the order of the certificate):
+/// `C=GB,O=Example,CN=host1`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authorization {
-    /// `authz-simple`: this one alone.
+    /// `authz-simple`: allows one name.
     Simple {
         /// The name.
         identity: String,
     },
-    /// `authz-list`: by the first rule that fits.
+    /// `authz-list`: the first rule that matches decides.
     List {
-        /// In this order.
+        /// The rules, in order.
         rules: Vec<Rule>,
-        /// For those that no rule fits.
+        /// The decision where no rule matches.
         policy: Policy,
     },
 }
 
 impl Authorization {
-    /// Whether that name is let in.
+    /// Returns whether the name is allowed.
     pub fn allows(&self, name: &str) -> bool {
         match self {
             Authorization::Simple { identity } => identity == name,
@@ -71,13 +73,13 @@ impl Rule {
     }
 }
 
-/// Whether a text fits a pattern with `*` and `?`. Of several `*`, only the last ever has to be tried
-/// with more, so the time is that of the two lengths multiplied at most.
+/// Whether a text matches a pattern with `*` and `?`. Only the last `*` is ever extended, so the time is at most
+/// the product of both lengths.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), text.chars().collect());
     let (mut at, mut place) = (0, 0);
-    // Where to go on with one more character for the `*`.
+    // Where to resume with one more character for the `*`.
     let mut retry: Option<(usize, usize)> = None;
     while let Some(&next) = text.get(place) {
         match pattern.get(at) {

@@ -14,17 +14,17 @@ use rustls::sign::CertifiedKey;
 use crate::error::CredentialsError;
 use crate::{sanity, server};
 
-/// Which side credentials are for.
+/// The side of a connection that credentials are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
-    /// The one that connects.
+    /// The side that connects.
     Client,
-    /// The one that is connected to.
+    /// The side that accepts.
     Server,
 }
 
 impl Endpoint {
-    /// As file names and messages have it.
+    /// The word in file names and messages.
     pub fn name(self) -> &'static str {
         match self {
             Endpoint::Client => "client",
@@ -33,22 +33,21 @@ impl Endpoint {
     }
 }
 
-/// Where credentials are, and what is done with them.
+/// The options of a `tls-creds-x509` object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct X509Files {
-    /// `dir`: has `ca-cert.pem`, `ca-crl.pem`, `server-cert.pem` and `server-key.pem`, or
-    /// `client-cert.pem` and `client-key.pem`; and those with an index from 0 to 3.
+    /// `dir`: the folder of `ca-cert.pem`, `ca-crl.pem`, `server-cert.pem` and `server-key.pem`, or of
+    /// `client-cert.pem` and `client-key.pem`. Further identities have an index from 0 to 3.
     pub dir: PathBuf,
     /// `endpoint`.
     pub endpoint: Endpoint,
     /// `verify-peer`: the other side needs a certificate of the CA.
     pub verify_peer: bool,
-    /// `sanity-check`: certificates are looked at when they are read, and refused where nobody would
-    /// take them.
+    /// `sanity-check`: refuses certificates at opening that every peer would reject.
     pub sanity_check: bool,
 }
 
-/// Credentials, read.
+/// Credentials that were read and checked.
 #[derive(Debug, Clone)]
 pub struct X509 {
     pub(crate) provider: Arc<CryptoProvider>,
@@ -56,19 +55,19 @@ pub struct X509 {
     pub(crate) verify_peer: bool,
     pub(crate) roots: Arc<RootCertStore>,
     pub(crate) revoked: Vec<CertificateRevocationListDer<'static>>,
-    /// In the order of preference.
+    /// Certificates with keys, the preferred one first.
     pub(crate) identities: Vec<Arc<CertifiedKey>>,
 }
 
-/// Identities besides the one without an index.
+/// The most identities with an index.
 const INDEXED: u32 = 4;
 
 impl X509 {
-    /// Reads the files; keys that are encrypted, with the password.
+    /// Reads the files. `password` decrypts encrypted keys.
     ///
     /// # Errors
     ///
-    /// One is missing, or is not what it should be.
+    /// A file is missing or cannot be used; the error names the file.
     pub fn load(files: &X509Files, password: Option<&[u8]>) -> Result<Self, CredentialsError> {
         let provider = Arc::new(server::provider());
         let side = files.endpoint.name();
@@ -131,18 +130,18 @@ impl X509 {
         })
     }
 
-    /// Which side they are for.
+    /// Returns the side that the credentials are for.
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
 
-    /// Whether the other side needs a certificate of the CA.
+    /// Returns whether the peer needs a certificate of the CA.
     pub fn verify_peer(&self) -> bool {
         self.verify_peer
     }
 }
 
-/// The certificates of a file; there is at least one.
+/// The certificates of a file, at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
     let text = read(path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
@@ -159,7 +158,7 @@ fn revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, Cr
     let text = read(path)?;
     let all: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&text).collect();
     match all {
-        // That nothing is revoked is not what an empty file says.
+        // An empty file is an error, not an empty revocation list.
         Ok(all) if all.is_empty() => Err(CredentialsError(format!(
             "Cannot load CRL '{}': no revocation list was found",
             path.display()
@@ -191,7 +190,7 @@ fn identity(
     })?;
     let certified = CertifiedKey::new(chain, key);
     match certified.keys_match() {
-        // A kind of key whose public half cannot be told is found out by clients.
+        // Some kinds of keys do not give their public half. Clients then detect a mismatch.
         Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {
             Ok(certified)
         }
@@ -205,7 +204,7 @@ fn identity(
 fn read(path: &Path) -> Result<Vec<u8>, CredentialsError> {
     fs::read(path).map_err(|error| {
         let errno = error.to_string();
-        // QEMU's words have no number.
+        // QEMU's message has no errno.
         let why = errno.split(" (os error").next().unwrap_or(&errno);
         fail("Unable to access credentials", path, why)
     })

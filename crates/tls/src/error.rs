@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of credentials and sessions.
 
 use std::fmt;
 
@@ -16,19 +16,19 @@ impl fmt::Display for CredentialsError {
 
 impl std::error::Error for CredentialsError {}
 
-/// Why a session cannot go on.
+/// Why a session has failed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SessionError {
-    /// The client, whose certificate is good, is none of those that are let in.
+    /// The client has a valid certificate, but the authorization denies its name.
     NotAuthorized {
-        /// His name.
+        /// The name of the client.
         name: String,
     },
-    /// A handshake message is longer than any is allowed to be.
+    /// A handshake message exceeds the limit of its length.
     TooLong,
-    /// The rules of the protocol, or a certificate.
+    /// The peer violated the protocol, or its certificate is invalid.
     Protocol(Error),
-    /// No more may be sent with these keys, and the protocol's version has no others (TLS 1.2).
+    /// The keys have reached their limit, and TLS 1.2 cannot change them.
     KeysExhausted,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for SessionError {
 impl std::error::Error for SessionError {}
 
 impl SessionError {
-    /// What it comes to, in words that are known beforehand.
+    /// Returns a fixed text for the error.
     pub fn reason(&self) -> &'static str {
         match self {
             SessionError::NotAuthorized { .. } => "the client is not authorized",

@@ -1,4 +1,4 @@
-//! Private keys, of all kinds that are about.
+//! Private keys in all usual formats.
 
 use std::fmt::Display;
 
@@ -15,14 +15,14 @@ const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 /// RFC 8017's `rsaEncryption`.
 const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
 
-/// Elliptic curves, and the bytes that a private key of theirs has.
+/// Elliptic curves, with the length of a private key in bytes.
 const CURVES: [(ObjectIdentifier, usize); 3] = [
     (ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7"), 32),
     (ObjectIdentifier::new_unwrap("1.3.132.0.34"), 48),
     (ObjectIdentifier::new_unwrap("1.3.132.0.35"), 66),
 ];
 
-/// Reads a key in PEM, which is decrypted with the password if it is encrypted (PKCS #8).
+/// Reads a key in PEM. `password` decrypts an encrypted key (PKCS #8).
 pub(crate) fn read(pem: &[u8], password: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, String> {
     let text = std::str::from_utf8(pem).map_err(|_| "it is no text".to_owned())?;
     let key = match text.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----") {
@@ -82,8 +82,8 @@ fn words(error: impl Display) -> String {
     error.to_string()
 }
 
-/// The key with all bytes that its curve has (RFC 5915 section 3), which ring insists on: GnuTLS writes
-/// the number that it is, with a zero more or less. `None`: it is another kind of key.
+/// Returns the key padded to the length of its curve (RFC 5915 section 3), which ring requires. GnuTLS writes the
+/// number with one leading zero more or less. `None`: another kind of key.
 fn of_its_length(key: &PrivateKeyDer<'_>) -> Option<PrivateKeyDer<'static>> {
     let (bytes, outer) = match key {
         PrivateKeyDer::Sec1(key) => (key.secret_sec1_der(), None),

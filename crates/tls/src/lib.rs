@@ -1,9 +1,11 @@
 //! TLS with QEMU's credentials: from bytes to bytes, without I/O.
 //!
-//! [`X509`] is what a `tls-creds-x509` object has read from its folder, [`Authorization`] whom an
-//! `authz-*` object lets in. Of both an [`Acceptor`] makes a [`Session`] for each client: ciphertext
-//! goes in and plaintext comes out, and the other way round. All of a session's memory is bounded.
-//! The protocol is rustls', with ring's cryptography.
+//! - [`X509`]: the files of a `tls-creds-x509` object.
+//! - [`Authorization`]: the clients that an `authz-*` object allows.
+//! - [`Acceptor`]: makes a [`Session`] per client from both.
+//! - [`Session`]: ciphertext in, plaintext out, and the other way round. Its memory is bounded.
+//!
+//! rustls implements the protocol, with the cryptography of ring.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! `sanity-check`: certificates that nobody would take are refused when they are read, not when
-//! somebody connects.
+//! `sanity-check`: refuses certificates at opening that every peer would reject.
 
 use std::path::Path;
 
@@ -15,7 +14,7 @@ use crate::credentials::Endpoint;
 use crate::error::CredentialsError;
 use crate::name::distinguished_name;
 
-/// Whether it is one of an authority, now.
+/// Checks that a certificate is that of an authority, and valid now.
 pub(crate) fn check_authority(
     certificate: &CertificateDer<'_>,
     path: &Path,
@@ -39,7 +38,7 @@ pub(crate) fn check_authority(
     }
 }
 
-/// Whether the other side would take it, now.
+/// Checks that the peer would accept a certificate now.
 pub(crate) fn check_identity(
     provider: &CryptoProvider,
     chain: &[CertificateDer<'_>],

@@ -1,4 +1,4 @@
-//! The server's side: who is taken for what, and by which ciphers.
+//! The server side: ciphers, certificates and the authorization of clients.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -24,10 +24,10 @@ use crate::error::{CredentialsError, SessionError};
 use crate::name::distinguished_name;
 use crate::session::Session;
 
-/// What is used, in the order of preference.
+/// Cipher suites, the preferred one first.
 ///
-/// A key of AES-GCM is good for 2^24 records at most. TLS 1.3 then takes a new one, TLS 1.2 would have
-/// to end the connection, so ChaCha20, which has no such limit, comes first there.
+/// A key of AES-GCM is good for 2^24 records. TLS 1.3 then changes the key; TLS 1.2 would have to end the
+/// connection. So TLS 1.2 prefers ChaCha20, which has no such limit.
 pub(crate) fn provider() -> CryptoProvider {
     let cipher_suites = vec![
         cipher_suite::TLS13_AES_256_GCM_SHA384,
@@ -43,24 +43,24 @@ pub(crate) fn provider() -> CryptoProvider {
     CryptoProvider { cipher_suites, ..default_provider() }
 }
 
-/// Makes sessions with clients.
+/// Makes a session per client.
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     provider: Arc<CryptoProvider>,
     identities: Arc<Identities>,
     /// `None`: clients need no certificate.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
-    /// Which of those with a good certificate are let in; `None`: all of them.
+    /// Which clients with a valid certificate are allowed. `None`: all.
     authorization: Option<Arc<Authorization>>,
 }
 
 impl Acceptor {
-    /// Serves with these credentials those that the authorization names.
+    /// Returns an acceptor with these credentials, for the clients that `authorization` allows.
     ///
     /// # Errors
     ///
-    /// The credentials are a client's, they know of no CA for the certificates of clients, or clients
-    /// have no certificate whose name could be authorized.
+    /// The credentials are for a client; or they have no CA to verify clients with; or an authorization is given
+    /// while clients need no certificate.
     pub fn new(
         credentials: &X509,
         authorization: Option<Arc<Authorization>>,
@@ -73,12 +73,12 @@ impl Acceptor {
             true => {
                 let (roots, provider) = (credentials.roots.clone(), credentials.provider.clone());
                 let builder = WebPkiClientVerifier::builder_with_provider(roots, provider);
-                // Clients that are told which authorities are known show no certificate of others,
-                // and nobody learns what is wrong with them.
+                // A client that learns the accepted authorities withholds a certificate of another one,
+                // and the log could not say what is wrong with that certificate.
                 let builder = builder.clear_root_hint_subjects();
                 let mut builder = builder.with_crls(credentials.revoked.iter().cloned());
                 if !credentials.revoked.is_empty() {
-                    // The lists are of some of the authorities only, as a rule.
+                    // Revocation lists usually cover some of the authorities only.
                     builder = builder.allow_unknown_revocation_status();
                 }
                 let built = builder.build();
@@ -96,11 +96,11 @@ impl Acceptor {
         Ok(Acceptor { provider, identities, verifier, authorization })
     }
 
-    /// A session with a client that has just been told that TLS begins.
+    /// Returns a session for a client whose next byte is TLS.
     ///
     /// # Errors
     ///
-    /// There is no randomness to be had.
+    /// The system gives no random numbers.
     pub fn session(&self) -> Result<Session, SessionError> {
         let refused = Arc::new(OnceLock::new());
         let builder = ServerConfig::builder_with_provider(self.provider.clone());
@@ -115,7 +115,7 @@ impl Acceptor {
         };
         let mut config = builder.with_cert_resolver(self.identities.clone());
         config.ignore_client_order = true;
-        // A session that is resumed would not be verified again.
+        // A resumed session would skip the verification of the certificate.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Session::new(UnbufferedServerConnection::new(Arc::new(config))?, refused))
@@ -127,7 +127,7 @@ impl Acceptor {
 struct Identities(Vec<Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for Identities {
-    /// The first that the client can check.
+    /// Picks the first certificate whose signature scheme the client supports.
     fn resolve(&self, client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let fits = |identity: &&Arc<CertifiedKey>| {
             identity.key.choose_scheme(client.signature_schemes()).is_some()
@@ -140,7 +140,7 @@ impl ResolvesServerCert for Identities {
 struct Verifier {
     certificates: Arc<dyn ClientCertVerifier>,
     authorization: Option<Arc<Authorization>>,
-    /// Is told the name that is not let in.
+    /// Receives the name of a denied client.
     refused: Arc<OnceLock<String>>,
 }
 
@@ -166,7 +166,7 @@ impl ClientCertVerifier for Verifier {
             let name = distinguished_name(end_entity).ok_or(CertificateError::BadEncoding)?;
             if !authorization.allows(&name) {
                 let _ = self.refused.set(name);
-                // The client is told "access denied".
+                // The client gets the alert "access denied".
                 return Err(CertificateError::ApplicationVerificationFailure.into());
             }
         }

@@ -1,4 +1,4 @@
-//! One connection's TLS.
+//! TLS of one connection.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -12,46 +12,46 @@ use rustls::{CertificateError, Error};
 
 use crate::error::SessionError;
 
-/// Most plaintext of a record, bytes (RFC 8446 section 5.1): what one [`Session::encrypt`] takes.
+/// The most plaintext of a record, bytes (RFC 8446 section 5.1), and of one [`Session::encrypt`].
 pub const MAX_PLAIN: usize = 1 << 14;
 
-/// Most that [`Session::encrypt`] adds, bytes: what goes with a record, and two changes of keys.
+/// The most that [`Session::encrypt`] adds, bytes: a record's overhead and two key updates.
 pub const MAX_EXPANSION: usize = 256;
 
 /// Bytes of a record's header.
 const HEADER_LEN: usize = 5;
 
-/// Longest record that there is (RFC 5246 section 6.2.3), bytes.
+/// The longest record (RFC 5246 section 6.2.3), bytes.
 const MAX_RECORD: usize = HEADER_LEN + MAX_PLAIN + 2048;
 
-/// Room for a handshake message of 64 KiB, in records, and what came behind it.
+/// Room for a handshake message of 64 KiB in records, and the bytes received after it.
 const INPUT: usize = 96 << 10;
 
-/// What came of looking at the input.
+/// The result of [`Session::process`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// More of it has to come.
+    /// The record is incomplete: more bytes are needed.
     Input,
     /// Plaintext was handed over; there may be more.
     Data,
-    /// There will be no more plaintext: the client said so.
+    /// The client has closed its side: no plaintext follows.
     Closed,
 }
 
 /// TLS of a connection, from the first byte of its handshake on.
 pub struct Session {
     connection: UnbufferedServerConnection,
-    /// Ciphertext that came; of it `begin..end` is still needed.
+    /// Received ciphertext, of which `begin..end` is unprocessed.
     input: Box<[u8]>,
     begin: usize,
     end: usize,
-    /// Of that, how many bytes the connection was shown already: parts of handshake messages. It gets
-    /// one record at a time, so that it never holds plaintext that nobody has asked for.
+    /// The part of these bytes that rustls has seen: pieces of handshake messages. rustls gets one record at a
+    /// time, so it never buffers plaintext.
     shown: usize,
     closed: bool,
-    /// It has failed: nothing can be asked of the connection any more.
+    /// The session has failed and rejects further calls.
     failed: bool,
-    /// The name of a client that is not let in.
+    /// The name of a denied client.
     refused: Arc<OnceLock<String>>,
 }
 
@@ -79,12 +79,12 @@ impl Session {
         }
     }
 
-    /// Whether it is not known yet who the client is. No plaintext comes, and none can be sent.
+    /// Returns whether the handshake is under way: no plaintext can be received or sent.
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
     }
 
-    /// The version of the protocol and the cipher that were agreed on, for messages.
+    /// Returns the negotiated protocol version and cipher suite, for messages.
     pub fn description(&self) -> String {
         let chosen =
             (self.connection.protocol_version(), self.connection.negotiated_cipher_suite());
@@ -94,30 +94,31 @@ impl Session {
         }
     }
 
-    /// Whether a record has begun to come.
+    /// Returns whether a part of a record was received.
     pub fn is_within_record(&self) -> bool {
         self.end - self.begin > self.shown
     }
 
-    /// Where bytes of the socket go next. Never empty once [`process`](Self::process) has asked for
-    /// them.
+    /// Returns the buffer for the next bytes of the socket. Not empty after [`process`](Self::process) has asked for
+    /// more.
     pub fn input(&mut self) -> &mut [u8] {
         self.input.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
         &mut self.input[self.end..]
     }
 
-    /// That many bytes have come there.
+    /// Marks that many bytes of the buffer as received.
     pub fn received(&mut self, bytes: usize) {
         self.end = self.input.len().min(self.end + bytes);
     }
 
-    /// Looks at what came, up to the next plaintext, which `plain` is given: at most [`MAX_PLAIN`]
-    /// bytes. Appends to `out` what is to be sent, also when this fails.
+    /// Processes received bytes up to the next plaintext, and passes at most [`MAX_PLAIN`] bytes of it to `plain`.
+    ///
+    /// Appends bytes to send to `out`, even on failure.
     ///
     /// # Errors
     ///
-    /// The session is over; nothing else can be done with it.
+    /// The session has failed and cannot be used any more.
     pub fn process(
         &mut self,
         out: &mut Vec<u8>,
@@ -145,13 +146,13 @@ impl Session {
                     }
                 }
                 Ok(ConnectionState::EncodeTlsData(encoded)) => append(encoded, out)?,
-                // It will be.
+                // The caller sends `out` in any case.
                 Ok(ConnectionState::TransmitTlsData(transmit)) => transmit.done(),
                 Ok(ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_)) => {
                     show_more = true;
                 }
                 Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => self.closed = true,
-                // Early data are not offered.
+                // The server offers no early data.
                 Ok(_) => failed = Some(Error::General("early data".into())),
                 Err(error) => failed = Some(error),
             }
@@ -175,22 +176,21 @@ impl Session {
         Ok(Progress::Closed)
     }
 
-    /// Encrypts at most [`MAX_PLAIN`] bytes to the beginning of `out`, which has room for
-    /// [`MAX_EXPANSION`] more. Gives how many bytes of `out` are to be sent.
+    /// Encrypts at most [`MAX_PLAIN`] bytes into `out`, which has room for [`MAX_EXPANSION`] more. Returns the
+    /// number of bytes to send.
     ///
     /// # Errors
     ///
-    /// Nothing more can be sent.
+    /// The session can send no more.
     pub fn encrypt(&mut self, plain: &[u8], out: &mut [u8]) -> Result<usize, SessionError> {
         self.write(out, |traffic, out| traffic.encrypt(plain, out))
     }
 
-    /// Says, at the beginning of `out`, that nothing more comes. Gives how many bytes of it are to be
-    /// sent.
+    /// Writes the closing alert into `out`. Returns the number of bytes to send.
     ///
     /// # Errors
     ///
-    /// Nothing more can be sent.
+    /// The session can send no more.
     pub fn close(&mut self, out: &mut [u8]) -> Result<usize, SessionError> {
         self.write(out, |traffic, out| traffic.queue_close_notify(out))
     }
@@ -205,7 +205,7 @@ impl Session {
         }
         let mut at = 0;
         loop {
-            // It was shown these before, so nothing new comes of them.
+            // rustls has seen these bytes before.
             let shown = &mut self.input[self.begin..self.begin + self.shown];
             let UnbufferedStatus { discard, state } = self.connection.process_tls_records(shown);
             let mut written = None;
@@ -239,12 +239,12 @@ impl Session {
         self.shown -= bytes;
     }
 
-    /// Shows the connection one more record, if all of it is there.
+    /// Passes one more complete record to rustls.
     fn show_next_record(&mut self) -> bool {
         let next = &self.input[self.begin + self.shown..self.end];
         let Some(&[kind, _, _, high, low]) = next.first_chunk::<HEADER_LEN>() else { return false };
         let len = HEADER_LEN + usize::from(u16::from_be_bytes([high, low]));
-        // Those (RFC 8446 section 5.1) are known, others are refused without their data.
+        // Record types of RFC 8446 section 5.1. Others are refused before their data arrives.
         let known = (20..=23).contains(&kind) && len <= MAX_RECORD;
         let len = if known { len } else { HEADER_LEN };
         let whole = next.len() >= len;
@@ -254,10 +254,10 @@ impl Session {
         whole
     }
 
-    /// The alert that tells the client why.
+    /// Writes the alert that tells the client the reason.
     fn last_words(&mut self, out: &mut Vec<u8>) {
         while self.connection.wants_write() {
-            // What waits to be sent comes before any input is looked at.
+            // Pending output is sent before input is processed.
             match self.connection.process_tls_records(&mut []).state {
                 Ok(ConnectionState::EncodeTlsData(encoded)) => {
                     if append(encoded, out).is_err() {
@@ -297,12 +297,12 @@ fn append(
     encoded.encode(&mut out[at..]).map(drop).map_err(no_room)
 }
 
-/// What a session says that has failed before.
+/// The error of a session that has failed before.
 fn over() -> SessionError {
     SessionError::Protocol(Error::General("it has failed before".into()))
 }
 
-/// It is promised that there is room.
+/// The caller guarantees the room.
 fn no_room(error: impl fmt::Display) -> SessionError {
     SessionError::Protocol(Error::General(error.to_string()))
 }
