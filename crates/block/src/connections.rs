@@ -1,11 +1,48 @@
 //! What a node needs that takes its time, made before the node is opened.
 
 use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use event_loop::{EventLoop, LoopConfig};
+use tls::X509;
 
 use crate::error::OpenError;
 use crate::options::{BlockdevOptions, BlockdevRef, Driver};
+
+/// TLS credentials, by the `id` of their object.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials(BTreeMap<String, Arc<X509>>);
+
+impl Credentials {
+    /// Adds the credentials of an object.
+    pub fn add(&mut self, id: &str, credentials: X509) {
+        self.0.insert(id.to_owned(), Arc::new(credentials));
+    }
+
+    /// Removes the credentials of an object. Open nodes keep theirs.
+    pub fn remove(&mut self, id: &str) {
+        self.0.remove(id);
+    }
+
+    /// Returns the credentials of an object.
+    ///
+    /// # Errors
+    ///
+    /// No object of TLS credentials has that `id`.
+    pub fn get(&self, id: &str) -> Result<&X509, OpenError> {
+        let found = self.0.get(id).map(|credentials| &**credentials);
+        found.ok_or_else(|| OpenError::new(format!("No TLS credentials with id '{id}'")))
+    }
+}
+
+/// What a driver connects with.
+pub struct ConnectContext<'a> {
+    /// The loop that runs meanwhile.
+    pub event_loop: &'a EventLoop,
+    /// TLS credentials for options to refer to.
+    pub credentials: &'a Credentials,
+}
 
 /// Connections to the servers of nodes that are to be opened.
 #[derive(Default)]
@@ -15,16 +52,19 @@ impl Connections {
     /// Connects to the servers of all nodes among these options, nested ones included.
     ///
     /// Takes as long as those servers take: of an `nbd` node, 10 seconds at most, or its `open-timeout` besides.
-    /// `event_loop` goes on meanwhile.
+    /// The loop of `context` runs meanwhile.
     ///
     /// # Errors
     ///
     /// As of [`NodeRegistry::open`](crate::NodeRegistry::open).
-    pub async fn new(event_loop: &EventLoop, options: &BlockdevOptions) -> Result<Self, OpenError> {
+    pub async fn new(
+        context: &ConnectContext<'_>,
+        options: &BlockdevOptions,
+    ) -> Result<Self, OpenError> {
         let mut connections = Vec::new();
         let mut unseen = vec![options];
         while let Some(BlockdevOptions { driver, .. }) = unseen.pop() {
-            if let Some(connecting) = driver.connect(event_loop) {
+            if let Some(connecting) = driver.connect(context) {
                 connections.push((driver.clone(), connecting.await?));
             }
             unseen.extend(driver.children().into_iter().filter_map(|child| match child.node {
@@ -36,14 +76,19 @@ impl Connections {
     }
 
     /// Returns the connection of a node with these options. If there is none, a loop of its own makes it now.
-    pub(crate) fn take(&mut self, driver: &Driver) -> Result<Box<dyn Any + Send>, OpenError> {
+    pub(crate) fn take(
+        &mut self,
+        driver: &Driver,
+        credentials: &Credentials,
+    ) -> Result<Box<dyn Any + Send>, OpenError> {
         if let Some(index) = self.0.iter().position(|(of, _)| of == driver) {
             return Ok(self.0.swap_remove(index).1);
         }
         let failed =
             |error: &dyn std::fmt::Display| OpenError::new(format!("connecting failed: {error}"));
         let event_loop = EventLoop::new(LoopConfig::default()).map_err(|error| failed(&error))?;
-        let Some(connecting) = driver.connect(&event_loop) else {
+        let context = ConnectContext { event_loop: &event_loop, credentials };
+        let Some(connecting) = driver.connect(&context) else {
             return Err(OpenError::new("connecting failed: the driver makes no connections"));
         };
         event_loop.block_on(connecting).map_err(|error| failed(&error))?

@@ -12,10 +12,10 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use crate::connections::ConnectContext;
 use ::options::shape::Member;
 use ::options::table::{self, Context, Field};
 use ::options::{Object, OptionError, Value};
-use event_loop::EventLoop;
 
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -138,7 +138,7 @@ pub trait BlockDriver: DriverValue {
     /// Makes what opening needs and what takes long, on a loop that goes on meanwhile.
     ///
     /// [`OpenContext::connection`] gives it to [`open`](Self::open). `None`: opening takes no time.
-    fn connect(&self, _event_loop: &EventLoop) -> Option<Connecting> {
+    fn connect(&self, _context: &ConnectContext<'_>) -> Option<Connecting> {
         None
     }
 

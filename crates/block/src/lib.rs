@@ -26,7 +26,7 @@ mod submit;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 
-pub use connections::Connections;
+pub use connections::{ConnectContext, Connections, Credentials};
 pub use drivers::file::CreationLock;
 #[cfg(feature = "sim")]
 pub use drivers::qcow2::elsewhere;

@@ -19,7 +19,7 @@ use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox};
 use nix::unistd::geteuid;
 
 pub use self::context::OpenContext;
-use crate::connections::Connections;
+use crate::connections::{Connections, Credentials};
 use crate::driver::ChildOption;
 use crate::drivers::file::ImageLock;
 use crate::drivers::qcow2::{Damage, Damages, Journals};
@@ -45,6 +45,7 @@ pub struct NodeRegistry {
     /// All that were handed out and are in use.
     edges: RefCell<Vec<Weak<Edge>>>,
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
+    credentials: Credentials,
     generated: u32,
     /// Of nodes' images.
     locks: BTreeMap<String, Weak<ImageLock>>,
@@ -195,6 +196,11 @@ impl NodeRegistry {
     /// Forgets a throttle group. Nodes that use it go on.
     pub fn remove_throttle_group(&mut self, name: &str) {
         self.throttle_groups.remove(name);
+    }
+
+    /// Returns the TLS credentials that nodes opened from now on can use.
+    pub fn credentials(&mut self) -> &mut Credentials {
+        &mut self.credentials
     }
 
     /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.

@@ -177,7 +177,14 @@ fn a_server_that_shakes_hands_and_leaves_is_not_run_after() {
     let counter = connections.clone();
     std::thread::spawn(move || leaver(listener, counter));
     let server = NbdServerAddr::Unix { path: path.clone() };
-    let nbd = NbdOptions { server, export: String::new(), reconnect_delay: 3, open_timeout: 0 };
+    let nbd = NbdOptions {
+        server,
+        export: String::new(),
+        tls_creds: None,
+        tls_hostname: None,
+        reconnect_delay: 3,
+        open_timeout: 0,
+    };
     let begun = Instant::now();
     let mut rig =
         Connected::new(NodeRegistry::new().open(&blockdev("disk", Driver::from(nbd))).unwrap());

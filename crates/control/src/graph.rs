@@ -472,8 +472,11 @@ impl Graph {
             return Ok(id.to_owned());
         }
         let others = self.objects.keys().filter(|id| is_it(id));
-        Err(OptionError::new(format!("Object '{id}' of type '{kind}' does not exist"))
-            .hint(known(&format!("Objects of type '{kind}'"), others)))
+        let message = match kind {
+            "tls-creds-x509" => format!("No TLS credentials with id '{id}'"),
+            kind => format!("Object '{id}' of type '{kind}' does not exist"),
+        };
+        Err(OptionError::new(message).hint(known(&format!("Objects of type '{kind}'"), others)))
     }
 
     fn throttle_group(&self, id: &str) -> Result<String, OptionError> {

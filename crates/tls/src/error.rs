@@ -38,17 +38,17 @@ impl fmt::Display for SessionError {
             SessionError::NotAuthorized { name } => write!(f, "client '{name}' is not authorized"),
             SessionError::TooLong => f.write_str("a handshake message is too long"),
             SessionError::Protocol(Error::NoCertificatesPresented) => {
-                f.write_str("the client has shown no certificate")
+                f.write_str("the peer has shown no certificate")
             }
             SessionError::Protocol(Error::InvalidCertificate(why)) => match why {
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                    f.write_str("the client's certificate has expired")
+                    f.write_str("the peer's certificate has expired")
                 }
                 CertificateError::UnknownIssuer => {
-                    f.write_str("the client's certificate is of no CA that is known")
+                    f.write_str("the peer's certificate is of no CA that is known")
                 }
-                CertificateError::Revoked => f.write_str("the client's certificate is revoked"),
-                why => write!(f, "the client's certificate is bad: {why}"),
+                CertificateError::Revoked => f.write_str("the peer's certificate is revoked"),
+                why => write!(f, "the peer's certificate is bad: {why}"),
             },
             SessionError::Protocol(error) => write!(f, "{error}"),
             SessionError::KeysExhausted => {
@@ -68,9 +68,11 @@ impl SessionError {
             SessionError::TooLong => "a handshake message is too long",
             SessionError::KeysExhausted => "as much was sent as may be with one key in TLS 1.2",
             SessionError::Protocol(Error::DecryptError) => "a record could not be decrypted",
-            SessionError::Protocol(Error::AlertReceived(_)) => "the client gave it up by an alert",
+            SessionError::Protocol(Error::AlertReceived(_)) => {
+                "the peer ended the session by an alert"
+            }
             SessionError::Protocol(Error::PeerSentOversizedRecord) => "a record is too long",
-            SessionError::Protocol(_) => "the client broke its rules",
+            SessionError::Protocol(_) => "the peer broke its rules",
         }
     }
 }

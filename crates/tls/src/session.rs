@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use rustls::server::UnbufferedServerConnection;
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError,
-    UnbufferedStatus,
+    UnbufferedStatus, WriteTraffic,
 };
-use rustls::{CertificateError, Error};
+use rustls::{CertificateError, CommonState, Error};
 
 use crate::error::SessionError;
 
@@ -34,13 +35,70 @@ pub enum Progress {
     Input,
     /// Plaintext was handed over; there may be more.
     Data,
-    /// The client has closed its side: no plaintext follows.
+    /// The peer has closed its side: no plaintext follows.
     Closed,
 }
 
+/// The side of a [`Session`] that this process is.
+pub trait Side {
+    /// What rustls keeps of a connection of that side.
+    type Data;
+    /// The connection.
+    type Connection;
+
+    /// What both sides have in common.
+    fn common(connection: &Self::Connection) -> &CommonState;
+
+    /// Passes records to rustls.
+    fn process<'c, 'i>(
+        connection: &'c mut Self::Connection,
+        records: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
+}
+
+/// The side that accepted the connection.
+#[derive(Debug)]
+pub struct Server;
+
+impl Side for Server {
+    type Data = ServerConnectionData;
+    type Connection = UnbufferedServerConnection;
+
+    fn common(connection: &Self::Connection) -> &CommonState {
+        connection
+    }
+
+    fn process<'c, 'i>(
+        connection: &'c mut Self::Connection,
+        records: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        connection.process_tls_records(records)
+    }
+}
+
+/// The side that made the connection.
+#[derive(Debug)]
+pub struct Client;
+
+impl Side for Client {
+    type Data = ClientConnectionData;
+    type Connection = UnbufferedClientConnection;
+
+    fn common(connection: &Self::Connection) -> &CommonState {
+        connection
+    }
+
+    fn process<'c, 'i>(
+        connection: &'c mut Self::Connection,
+        records: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        connection.process_tls_records(records)
+    }
+}
+
 /// TLS of a connection, from the first byte of its handshake on.
-pub struct Session {
-    connection: UnbufferedServerConnection,
+pub struct Session<S: Side = Server> {
+    connection: S::Connection,
     /// Received ciphertext, of which `begin..end` is unprocessed.
     input: Box<[u8]>,
     begin: usize,
@@ -51,21 +109,18 @@ pub struct Session {
     closed: bool,
     /// The session has failed and rejects further calls.
     failed: bool,
-    /// The name of a denied client.
+    /// The name of a denied peer.
     refused: Arc<OnceLock<String>>,
 }
 
-impl fmt::Debug for Session {
+impl<S: Side> fmt::Debug for Session<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("handshaking", &self.is_handshaking()).finish()
     }
 }
 
-impl Session {
-    pub(crate) fn new(
-        connection: UnbufferedServerConnection,
-        refused: Arc<OnceLock<String>>,
-    ) -> Self {
+impl<S: Side> Session<S> {
+    pub(crate) fn new(connection: S::Connection, refused: Arc<OnceLock<String>>) -> Self {
         let input = vec![0; INPUT].into_boxed_slice();
         Session {
             connection,
@@ -81,14 +136,13 @@ impl Session {
 
     /// Returns whether the handshake is under way: no plaintext can be received or sent.
     pub fn is_handshaking(&self) -> bool {
-        self.connection.is_handshaking()
+        S::common(&self.connection).is_handshaking()
     }
 
     /// Returns the negotiated protocol version and cipher suite, for messages.
     pub fn description(&self) -> String {
-        let chosen =
-            (self.connection.protocol_version(), self.connection.negotiated_cipher_suite());
-        match chosen {
+        let common = S::common(&self.connection);
+        match (common.protocol_version(), common.negotiated_cipher_suite()) {
             (Some(version), Some(suite)) => format!("{version:?} {:?}", suite.suite()),
             _ => "TLS handshake".into(),
         }
@@ -129,8 +183,7 @@ impl Session {
                 return Err(over());
             }
             let shown = &mut self.input[self.begin..self.begin + self.shown];
-            let UnbufferedStatus { mut discard, state } =
-                self.connection.process_tls_records(shown);
+            let UnbufferedStatus { mut discard, state } = S::process(&mut self.connection, shown);
             let mut data = false;
             let mut show_more = false;
             let mut failed = None;
@@ -152,7 +205,7 @@ impl Session {
                     show_more = true;
                 }
                 Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => self.closed = true,
-                // The server offers no early data.
+                // Neither side uses early data.
                 Ok(_) => failed = Some(Error::General("early data".into())),
                 Err(error) => failed = Some(error),
             }
@@ -198,7 +251,7 @@ impl Session {
     fn write(
         &mut self,
         out: &mut [u8],
-        mut write: impl FnMut(&mut Traffic<'_>, &mut [u8]) -> Result<usize, EncryptError>,
+        mut write: impl FnMut(&mut WriteTraffic<'_, S::Data>, &mut [u8]) -> Result<usize, EncryptError>,
     ) -> Result<usize, SessionError> {
         if self.failed {
             return Err(over());
@@ -207,7 +260,7 @@ impl Session {
         loop {
             // rustls has seen these bytes before.
             let shown = &mut self.input[self.begin..self.begin + self.shown];
-            let UnbufferedStatus { discard, state } = self.connection.process_tls_records(shown);
+            let UnbufferedStatus { discard, state } = S::process(&mut self.connection, shown);
             let mut written = None;
             match state {
                 Ok(ConnectionState::EncodeTlsData(mut encoded)) => {
@@ -254,11 +307,11 @@ impl Session {
         whole
     }
 
-    /// Writes the alert that tells the client the reason.
+    /// Writes the alert that tells the peer the reason.
     fn last_words(&mut self, out: &mut Vec<u8>) {
-        while self.connection.wants_write() {
+        while S::common(&self.connection).wants_write() {
             // Pending output is sent before input is processed.
-            match self.connection.process_tls_records(&mut []).state {
+            match S::process(&mut self.connection, &mut []).state {
                 Ok(ConnectionState::EncodeTlsData(encoded)) => {
                     if append(encoded, out).is_err() {
                         return;
@@ -280,11 +333,8 @@ impl Session {
     }
 }
 
-type ServerData = rustls::server::ServerConnectionData;
-type Traffic<'a> = rustls::unbuffered::WriteTraffic<'a, ServerData>;
-
-fn append(
-    mut encoded: EncodeTlsData<'_, ServerData>,
+fn append<Data>(
+    mut encoded: EncodeTlsData<'_, Data>,
     out: &mut Vec<u8>,
 ) -> Result<(), SessionError> {
     let at = out.len();

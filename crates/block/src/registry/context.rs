@@ -61,7 +61,10 @@ impl<'a> OpenContext<'a> {
     ///
     /// Those of connecting; or what was made is no `T`.
     pub fn connection<T: 'static>(&mut self) -> Result<T, OpenError> {
-        let connection = self.registry.connections.take(&self.options.driver)?.downcast();
+        let connection = {
+            let NodeRegistry { connections, credentials, .. } = &mut *self.registry;
+            connections.take(&self.options.driver, credentials)?.downcast()
+        };
         connection.map(|connection| *connection).map_err(|_| {
             OpenError::new(format!("node '{}' has a connection of another kind", self.name))
         })

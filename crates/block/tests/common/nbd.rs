@@ -61,6 +61,8 @@ impl NbdServer {
         NbdOptions {
             server: NbdServerAddr::Unix { path: self.socket.clone() },
             export: String::new(),
+            tls_creds: None,
+            tls_hostname: None,
             reconnect_delay: 0,
             open_timeout: 0,
         }

@@ -20,13 +20,12 @@ use devices::{Batch, Kind, QueueStats};
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
-use tls::Progress;
+use tls::{Progress, Secure, Server};
 
 pub(super) use self::pause::MAX_LEFT;
 use self::pause::Pause;
 pub use self::pause::SavedClient;
 use super::handshake::Secured;
-use super::secure::Secure;
 use super::session::transmission::{Agreed, Command};
 use super::slots::counted;
 use super::state::{End, Next, State};
@@ -65,7 +64,7 @@ pub(super) struct Connection {
     service: Service,
     state: RefCell<State>,
     /// Between the socket and the state, with TLS.
-    secure: Option<RefCell<Secure>>,
+    secure: Option<RefCell<Secure<Server>>>,
     /// The lists of the two operations, while they are not under way.
     receive_bufs: RefCell<IoBufs>,
     send_bufs: RefCell<IoBufs>,
@@ -98,7 +97,10 @@ impl Connection {
     ) -> Option<Rc<Self>> {
         let mut state = State::new(service.agreed, service.writethrough, fd.as_raw_fd())?;
         let secure = match service.secured.take() {
-            Some(secured) => Some(RefCell::new(Secure::new(*secured, &mut state)?)),
+            Some(secured) => {
+                let Secured { session, plain } = *secured;
+                Some(RefCell::new(Secure::new(session, &plain, &mut state)?))
+            }
             None => None,
         };
         let (input, output) = std::mem::take(&mut service.left);
@@ -262,7 +264,7 @@ impl Connection {
     fn decrypt(&self) -> bool {
         let Some(secure) = &self.secure else { return false };
         let mut secure = secure.borrow_mut();
-        let decrypted = secure.decrypt(&mut self.state.borrow_mut());
+        let decrypted = secure.decrypt(&mut *self.state.borrow_mut());
         let has_words = secure.has_words();
         drop(secure);
         if has_words {
@@ -365,7 +367,7 @@ impl Connection {
     }
 
     /// Sends what is ready, the protocol's own messages, and in the end that it is the end.
-    fn send_encrypted(&self, secure: &RefCell<Secure>) {
+    fn send_encrypted(&self, secure: &RefCell<Secure<Server>>) {
         let mut state = self.state.borrow_mut();
         if state.has_replies() {
             state.gather(secure.borrow_mut().plain());

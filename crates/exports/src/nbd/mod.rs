@@ -14,7 +14,6 @@ mod connection;
 mod handshake;
 mod holes;
 mod listener;
-mod secure;
 mod server;
 pub mod session;
 mod slots;

@@ -556,3 +556,12 @@ fn encode_status(bufs: &mut IoBufs, mode: ReplyMode) -> (Reply, usize) {
         _ => (Reply::Status { context: ALLOCATION_ID, count: count as u32 }, at),
     }
 }
+impl tls::Sink for State {
+    fn input_memory(&mut self, place: &mut IoBufs) {
+        State::input_memory(self, place);
+    }
+
+    fn received(&mut self, bytes: usize, _place: &mut IoBufs) {
+        State::received(self, bytes);
+    }
+}

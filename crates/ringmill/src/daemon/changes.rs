@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::options::BlockdevOptions;
 use block::policy::ErrorPolicy;
 use block::throttle::ThrottleGroup;
-use block::{Connections, OpenError};
+use block::{ConnectContext, Connections, OpenError};
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
@@ -65,7 +65,7 @@ impl Daemon {
                 let made = ThrottleGroup::new(group.limits).map_err(DaemonError::new)?;
                 self.nodes.add_throttle_group(&group.id, made);
             }
-            Action::Object(object) => self.objects.add(object)?,
+            Action::Object(object) => self.objects.add(object, self.nodes.credentials())?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
                 self.be_active_for(options).await?;
@@ -104,7 +104,9 @@ impl Daemon {
     pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
-            let connections = Connections::new(&self.control, options).await?;
+            let credentials = self.nodes.credentials().clone();
+            let context = ConnectContext { event_loop: &self.control, credentials: &credentials };
+            let connections = Connections::new(&context, options).await?;
             match self.nodes.open_connected(options, connections) {
                 Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,
                 opened => return Ok(opened.map(drop)?),
@@ -180,6 +182,7 @@ impl Daemon {
         let graph = self.graph.without_object(id)?;
         self.threads.remove(id);
         self.objects.remove(id);
+        self.nodes.credentials().remove(id);
         self.nodes.remove_throttle_group(id);
         self.definitions.remove_object(id);
         self.graph = graph;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use block::Credentials;
 use control::{NbdServerOptions, ObjectOptions};
 use tls::{Acceptor, Authorization, X509};
 
@@ -19,11 +20,17 @@ enum Made {
 pub(super) struct Objects(BTreeMap<String, (&'static str, Made)>);
 
 impl Objects {
-    /// Makes an object.
-    pub(super) fn add(&mut self, options: &ObjectOptions) -> Result<(), DaemonError> {
+    /// Makes an object. TLS credentials are for nodes too.
+    pub(super) fn add(
+        &mut self,
+        options: &ObjectOptions,
+        for_nodes: &mut Credentials,
+    ) -> Result<(), DaemonError> {
         let made = match options {
             ObjectOptions::TlsCreds(creds) => {
-                Made::Credentials(X509::load(&creds.files, None).map_err(DaemonError::new)?)
+                let loaded = X509::load(&creds.files, None).map_err(DaemonError::new)?;
+                for_nodes.add(&creds.id, loaded.clone());
+                Made::Credentials(loaded)
             }
             ObjectOptions::Authz(authz) => {
                 Made::Authorization(Arc::new(authz.authorization.clone()))

@@ -20,6 +20,7 @@ use nbd_wire::reply::ReplyMode;
 use nbd_wire::request::{CommandType, RequestHeader};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown, send, shutdown};
+use tls::{Client, Progress, Secure};
 
 use super::Shared;
 use super::connect::{Connected, Pause, connect_on};
@@ -30,6 +31,8 @@ use crate::request::Request;
 /// Tokens of the two operations on the socket.
 const RECEIVE: u32 = 0;
 const SEND: u32 = 1;
+/// Bytes of the last command and the closing alert of TLS.
+const MAX_GOODBYE: usize = 1024;
 /// A connection that has lasted so long was good, also if nobody had anything to ask, nanoseconds.
 const GOOD_NS: u64 = 16_000_000_000;
 
@@ -42,6 +45,8 @@ enum Broken {
     Socket(Errno),
     /// The server does not keep to the protocol: it is not asked again.
     Rules(Violation),
+    /// TLS failed.
+    Tls(&'static str),
     /// Nobody uses the node on this loop any more.
     Closed,
 }
@@ -73,6 +78,8 @@ struct Inner {
     shared: Arc<Shared>,
     state: RefCell<State>,
     link: RefCell<Link>,
+    /// Between the socket and the state, with TLS.
+    secure: RefCell<Option<Secure<Client>>>,
     /// The lists of the two operations, while they are not under way.
     receive_bufs: RefCell<IoBufs>,
     send_bufs: RefCell<IoBufs>,
@@ -107,6 +114,7 @@ impl Connection {
             shared: shared.clone(),
             state: RefCell::new(state),
             link: RefCell::new(Link::Down),
+            secure: RefCell::default(),
             receive_bufs: RefCell::default(),
             send_bufs: RefCell::default(),
             receiving: Cell::new(false),
@@ -144,7 +152,8 @@ impl Channel for Connection {
             Link::Up(_) => true,
             Link::Down => inner.patient.get(),
             Link::Breaking(_, why) => {
-                matches!(why, Broken::Left | Broken::Socket(_)) && inner.shared.delay_ns() > 0
+                matches!(why, Broken::Left | Broken::Socket(_) | Broken::Tls(_))
+                    && inner.shared.delay_ns() > 0
             }
             Link::Dead => false,
         };
@@ -192,7 +201,11 @@ impl Inner {
                 if up && !bufs.is_empty() {
                     return self.send(bufs);
                 }
-                None
+                match self.encrypt(&mut bufs) {
+                    Ok(true) if up => return self.send(bufs),
+                    Ok(_) => None,
+                    Err(why) => Some(Broken::Tls(why)),
+                }
             }
             _ => match Errno::from_raw(result.wrapping_neg()) {
                 Errno::EINTR | Errno::EAGAIN if up => return self.send(bufs),
@@ -200,7 +213,10 @@ impl Inner {
                 errno => Some(Broken::Socket(errno)),
             },
         };
-        self.state.borrow_mut().sent(&mut bufs);
+        match &mut *self.secure.borrow_mut() {
+            None => self.state.borrow_mut().sent(&mut bufs),
+            Some(secure) => self.state.borrow_mut().sent(secure.plain()),
+        }
         self.send_bufs.replace(bufs);
         if let Some(why) = broken {
             self.take_down(why);
@@ -216,7 +232,10 @@ impl Inner {
         let Some(me) = self.me.upgrade() else { return };
         let Some(socket) = self.socket() else { return };
         let mut bufs = self.receive_bufs.take();
-        self.state.borrow_mut().input_memory(&mut bufs);
+        match &mut *self.secure.borrow_mut() {
+            None => self.state.borrow_mut().input_memory(&mut bufs),
+            Some(secure) => secure.input_memory(&mut bufs),
+        }
         self.receiving.set(true);
         let target: Rc<dyn IoTarget> = me;
         let op = IoOp::Read { offset: 0 };
@@ -226,12 +245,15 @@ impl Inner {
     fn received(&self, result: i32, mut bufs: IoBufs) {
         self.receiving.set(false);
         let bytes = usize::try_from(result).unwrap_or(0);
-        self.state.borrow_mut().received(bytes, &mut bufs);
+        match &mut *self.secure.borrow_mut() {
+            None => self.state.borrow_mut().received(bytes, &mut bufs),
+            Some(secure) => secure.received(bytes),
+        }
         self.receive_bufs.replace(bufs);
         match result {
             0 => self.take_down(Broken::Left),
             1.. => {
-                if self.take_answers() {
+                if self.take_input() {
                     self.answered.set(true);
                 }
             }
@@ -245,6 +267,38 @@ impl Inner {
             self.receive();
         }
         self.down_if_idle();
+    }
+
+    /// Processes received bytes, record by record with TLS. Returns whether a request was answered.
+    fn take_input(&self) -> bool {
+        let mut any = self.take_answers();
+        loop {
+            let decrypted = match &mut *self.secure.borrow_mut() {
+                None => return any,
+                Some(secure) => secure.decrypt(&mut *self.state.borrow_mut()),
+            };
+            match decrypted {
+                Ok(Progress::Data) => any |= self.take_answers(),
+                Ok(Progress::Input) => break,
+                Ok(Progress::Closed) => {
+                    self.take_down(Broken::Left);
+                    break;
+                }
+                Err(why) => {
+                    self.take_down(Broken::Tls(why));
+                    break;
+                }
+            }
+        }
+        if self.secure.borrow().as_ref().is_some_and(Secure::has_words) {
+            self.send_later();
+        }
+        any
+    }
+
+    /// With TLS, encrypts the next part of the gathered commands. `false`: nothing is left to send.
+    fn encrypt(&self, bufs: &mut IoBufs) -> Result<bool, &'static str> {
+        self.secure.borrow_mut().as_mut().map_or(Ok(false), |secure| secure.encrypt(bufs))
     }
 
     /// Answers what was answered: whether anything was.
@@ -280,16 +334,26 @@ impl Inner {
     }
 
     fn up(&self, connected: Connected) {
-        let Connected { fd, mut agreed } = connected;
+        let Connected { fd, mut agreed, secured } = connected;
         // Nothing that the node's users were not told of.
         agreed.flags &= self.shared.agreed.flags;
         let file = self.event_loop.register_file(fd.clone());
         self.state.borrow_mut().connected(agreed);
+        let secure = secured.map(|secured| {
+            Secure::new(secured.session, &secured.plain, &mut *self.state.borrow_mut())
+        });
+        // Without memory for TLS, the next attempt comes as after any lost connection.
+        let is_lost = matches!(secure, Some(None));
+        self.secure.replace(secure.flatten());
         self.link.replace(Link::Up(Socket { fd, file }));
         self.up_since_ns.set(self.event_loop.now_ns());
         self.answered.set(false);
         self.patient.set(self.shared.delay_ns() > 0);
         self.stop_timer();
+        if is_lost {
+            self.take_down(Broken::Socket(Errno::ENOMEM));
+            return self.down_if_idle();
+        }
         self.receive();
         self.take_answers();
         self.send_later();
@@ -316,9 +380,10 @@ impl Inner {
         let dead = gone || matches!(why, Broken::Rules(_) | Broken::Closed);
         *link = if dead { Link::Dead } else { Link::Down };
         drop(link);
-        let mut bufs = self.send_bufs.take();
-        self.state.borrow_mut().disconnected(&mut bufs);
-        self.send_bufs.replace(bufs);
+        match self.secure.take() {
+            None => self.state.borrow_mut().disconnected(&mut self.send_bufs.borrow_mut()),
+            Some(mut secure) => self.state.borrow_mut().disconnected(secure.plain()),
+        }
         self.take_answers();
         if !gone {
             self.tell(why);
@@ -342,7 +407,7 @@ impl Inner {
 
     /// One line per event that somebody has to look at; no request waits for it.
     fn tell(&self, why: Broken) {
-        let (name, server) = (&self.shared.name, &self.shared.options.server);
+        let (name, server) = (&self.shared.name, &self.shared.target.options.server);
         match why {
             Broken::Left => log::warn!("{name}: the NBD server at {server} left; connecting again"),
             Broken::Socket(errno) => {
@@ -353,6 +418,9 @@ impl Inner {
                 "{name}: the NBD server at {server} does not keep to the protocol: {rule}; all \
                  requests fail from now on"
             ),
+            Broken::Tls(why) => {
+                log::warn!("{name}: TLS with the NBD server at {server}: {why}; connecting again");
+            }
             Broken::Closed => {}
         }
     }
@@ -408,13 +476,17 @@ impl Inner {
                     event_loop.sleep_until(event_loop.now_ns() + pause.next_ns()).await;
                 }
                 pause.get_or_insert_default();
-                let tried = connect_on(shared.connector.handle(), &shared.options).await;
+                let tried = connect_on(shared.connector.handle(), &shared.target).await;
                 let Some(me) = me.upgrade().filter(|me| !me.closed.get()) else { return };
                 let why = match tried {
                     Err(error) => error.to_string(),
                     Ok(connected) => match connected.agreed.continues(&shared.agreed) {
                         Ok(()) => {
-                            log::info!("{}: connected to {}", shared.name, shared.options.server);
+                            log::info!(
+                                "{}: connected to {}",
+                                shared.name,
+                                shared.target.options.server
+                            );
                             me.pause.set(pause);
                             return me.up(connected);
                         }
@@ -422,7 +494,11 @@ impl Inner {
                     },
                 };
                 if why != told {
-                    log::warn!("{}: {}: {why}; trying again", shared.name, shared.options.server);
+                    log::warn!(
+                        "{}: {}: {why}; trying again",
+                        shared.name,
+                        shared.target.options.server
+                    );
                     told = why;
                 }
                 if shared.delay_ns() == 0 {
@@ -460,9 +536,17 @@ impl Inner {
         let command = CommandType::Disconnect;
         let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, len: 0 };
         let (bytes, len) = header.encode(extended);
+        let mut record = [0; MAX_GOODBYE];
+        let bytes = match &mut *self.secure.borrow_mut() {
+            None => &bytes[..len],
+            Some(secure) => match secure.last(&bytes[..len], &mut record) {
+                Some(len) => &record[..len],
+                None => return,
+            },
+        };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         // A courtesy: the server sees the end either way.
-        let _ = send(socket.fd.as_raw_fd(), &bytes[..len], flags);
+        let _ = send(socket.fd.as_raw_fd(), bytes, flags);
     }
 }
 
@@ -478,10 +562,23 @@ impl IoTarget for Inner {
 impl DeferredCall for Inner {
     fn run(&self) {
         let up = matches!(*self.link.borrow(), Link::Up(_));
-        if up && !self.sending.get() && self.state.borrow().has_commands() {
-            let mut bufs = self.send_bufs.take();
-            self.state.borrow_mut().gather(&mut bufs);
-            self.send(bufs);
+        let has_words = self.secure.borrow().as_ref().is_some_and(Secure::has_words);
+        if !up || self.sending.get() || !(has_words || self.state.borrow().has_commands()) {
+            return;
+        }
+        let mut bufs = self.send_bufs.take();
+        match &mut *self.secure.borrow_mut() {
+            None => self.state.borrow_mut().gather(&mut bufs),
+            Some(secure) => self.state.borrow_mut().gather(secure.plain()),
+        }
+        let is_secure = self.secure.borrow().is_some();
+        match self.encrypt(&mut bufs) {
+            Ok(has_more) if has_more || !is_secure => self.send(bufs),
+            Ok(_) => drop(self.send_bufs.replace(bufs)),
+            Err(why) => {
+                self.send_bufs.replace(bufs);
+                self.take_down(Broken::Tls(why));
+            }
         }
     }
 

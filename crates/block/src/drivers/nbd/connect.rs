@@ -24,6 +24,8 @@ use nix::sys::socket::{
     getsockopt, recv, send, setsockopt, socket, sockopt,
 };
 
+use tls::{Client, Connector, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
+
 use super::agreed::Agreed;
 use crate::options::{NbdOptions, NbdServerAddr};
 
@@ -59,6 +61,8 @@ pub(crate) enum ConnectError {
     Refused(String),
     /// What is offered is of no use.
     Unusable(String),
+    /// TLS failed.
+    Tls(String),
 }
 
 impl fmt::Display for ConnectError {
@@ -77,6 +81,7 @@ impl fmt::Display for ConnectError {
                 PATIENCE_NS / 1_000_000_000
             ),
             ConnectError::Refused(why) | ConnectError::Unusable(why) => f.write_str(why),
+            ConnectError::Tls(why) => write!(f, "TLS handshake failed: {why}"),
         }
     }
 }
@@ -91,20 +96,36 @@ impl From<Nonsense> for ConnectError {
 pub(crate) struct Connected {
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) agreed: Agreed,
+    pub(crate) secured: Option<Secured>,
+}
+
+/// TLS of a connection in the transmission phase.
+pub(crate) struct Secured {
+    pub(super) session: Session<Client>,
+    /// Plaintext that was received and not used.
+    pub(super) plain: Vec<u8>,
+}
+
+/// Where to connect to, and by which credentials.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(super) options: NbdOptions,
+    pub(super) tls: Option<Connector>,
 }
 
 /// Connects and shakes hands, or fails in a time that is bounded.
 pub(crate) async fn connect_to(
     event_loop: &EventLoop,
-    options: &NbdOptions,
+    target: &Target,
 ) -> Result<Connected, ConnectError> {
+    let Target { options, tls } = target;
     let connecting = async {
         let fd = open_socket(event_loop, &options.server).await?;
         let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
-        let server =
-            Server { socket: fd.clone(), ready: Readiness::new(event_loop, fd.clone(), events) };
-        let agreed = negotiate(&server, &options.export).await?;
-        Ok(Connected { fd, agreed })
+        let ready = Readiness::new(event_loop, fd.clone(), events);
+        let mut server = Server { socket: fd.clone(), ready, secured: None };
+        let agreed = negotiate(&mut server, &options.export, tls.as_ref()).await?;
+        Ok(Connected { fd, agreed, secured: server.secured })
     };
     let deadline = event_loop.sleep_until(event_loop.now_ns() + PATIENCE_NS);
     let (mut connecting, mut deadline) = (pin!(connecting), pin!(deadline));
@@ -118,13 +139,13 @@ pub(crate) async fn connect_to(
 /// The same on another loop, for one that may not connect.
 pub(crate) async fn connect_on(
     connector: &LoopHandle,
-    options: &NbdOptions,
+    target: &Target,
 ) -> Result<Connected, ConnectError> {
     let (done, connected) = oneshot::channel();
-    let options = options.clone();
+    let target = target.clone();
     let connecting = move |event_loop: &EventLoop| {
         let on_loop = event_loop.clone();
-        event_loop.spawn(async move { done.send(connect_to(&on_loop, &options).await) });
+        event_loop.spawn(async move { done.send(connect_to(&on_loop, &target).await) });
     };
     // Neither happens before the node goes, which keeps the thread.
     connector.spawn(connecting).map_err(|_| ConnectError::Left)?;
@@ -135,13 +156,13 @@ pub(crate) async fn connect_on(
 /// and again.
 pub(crate) async fn open(
     event_loop: &EventLoop,
-    options: &NbdOptions,
+    target: &Target,
 ) -> Result<Connected, ConnectError> {
-    let timeout_ns = u64::from(options.open_timeout) * 1_000_000_000;
+    let timeout_ns = u64::from(target.options.open_timeout) * 1_000_000_000;
     let deadline = event_loop.now_ns() + timeout_ns;
     let mut pause = Pause::default();
     loop {
-        let tried = connect_to(event_loop, options).await;
+        let tried = connect_to(event_loop, target).await;
         let again = event_loop.now_ns() + pause.next_ns();
         match tried {
             // A server that is there and says no will say no again.
@@ -259,41 +280,103 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError>
 struct Server {
     socket: Arc<OwnedFd>,
     ready: Readiness,
+    secured: Option<Secured>,
 }
 
 impl Server {
-    async fn fill(&self, buf: &mut [u8]) -> Result<(), ConnectError> {
+    async fn fill(&mut self, buf: &mut [u8]) -> Result<(), ConnectError> {
         let mut filled = 0;
         while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match recv(self.socket.as_raw_fd(), rest, MsgFlags::MSG_DONTWAIT) {
-                Ok(0) | Err(Errno::ECONNRESET) => return Err(ConnectError::Left),
-                Ok(bytes) => filled += bytes,
-                Err(Errno::EAGAIN) => self.ready.wait().await,
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(ConnectError::Socket(errno)),
+            filled += match &mut self.secured {
+                None => take(&self.socket, &self.ready, rest).await?,
+                Some(Secured { plain, .. }) if !plain.is_empty() => {
+                    let len = rest.len().min(plain.len());
+                    rest[..len].copy_from_slice(&plain[..len]);
+                    plain.drain(..len);
+                    len
+                }
+                Some(_) => {
+                    self.decrypt().await?;
+                    0
+                }
+            };
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> Result<(), ConnectError> {
+        let Some(Secured { session, .. }) = &mut self.secured else {
+            return put(&self.socket, &self.ready, bytes).await;
+        };
+        let mut record = vec![0; MAX_PLAIN + MAX_EXPANSION];
+        for part in bytes.chunks(MAX_PLAIN) {
+            let len = session.encrypt(part, &mut record).map_err(tls_failed)?;
+            put(&self.socket, &self.ready, &record[..len]).await?;
+        }
+        Ok(())
+    }
+
+    /// With TLS, waits for the next plaintext.
+    async fn decrypt(&mut self) -> Result<(), ConnectError> {
+        let Server { socket, ready, secured } = self;
+        let Some(Secured { session, plain }) = secured else { return Ok(()) };
+        let mut out = Vec::new();
+        while plain.is_empty() {
+            out.clear();
+            let progress = session.process(&mut out, &mut |data| plain.extend(data));
+            put(socket, ready, &out).await?;
+            match progress.map_err(tls_failed)? {
+                Progress::Data => {}
+                Progress::Closed => return Err(ConnectError::Left),
+                Progress::Input => {
+                    let bytes = take(socket, ready, session.input()).await?;
+                    session.received(bytes);
+                }
             }
         }
         Ok(())
     }
 
-    async fn send(&self, mut bytes: &[u8]) -> Result<(), ConnectError> {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        while !bytes.is_empty() {
-            match send(self.socket.as_raw_fd(), bytes, flags) {
-                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-                Err(Errno::EAGAIN) => self.ready.wait().await,
-                Err(Errno::EINTR) => {}
-                Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(ConnectError::Left),
-                Err(errno) => return Err(ConnectError::Socket(errno)),
+    /// Has the server begin TLS, and performs the handshake of TLS.
+    async fn start_tls(&mut self, connector: &Connector) -> Result<(), ConnectError> {
+        let mut message = Vec::new();
+        encode_option(code::STARTTLS, &[], &mut message);
+        if let Some((_, why)) = self.option(code::STARTTLS, &message, |_| {}).await? {
+            let mut message = "Denied by server for option 5 (starttls)".to_owned();
+            if !why.is_empty() {
+                message += &format!(": {why}");
+            }
+            return Err(ConnectError::Refused(message));
+        }
+        let Server { socket, ready, secured } = self;
+        let mut session = connector.session().map_err(tls_failed)?;
+        let (mut out, mut plain) = (Vec::new(), Vec::new());
+        loop {
+            out.clear();
+            let progress = session.process(&mut out, &mut |data| plain.extend(data));
+            let sent = put(socket, ready, &out).await;
+            let progress = progress.map_err(tls_failed)?;
+            sent?;
+            if !session.is_handshaking() {
+                break;
+            }
+            match progress {
+                Progress::Data => {}
+                Progress::Closed => return Err(ConnectError::Left),
+                Progress::Input => {
+                    let bytes = take(socket, ready, session.input()).await?;
+                    session.received(bytes);
+                }
             }
         }
+        *secured = Some(Secured { session, plain });
         Ok(())
     }
 
     /// Sends an option and takes its replies, up to the one that ends them, each by `tell`. `None`:
     /// done; else why it is refused.
     async fn option(
-        &self,
+        &mut self,
         option: u32,
         message: &[u8],
         mut tell: impl FnMut(OptionReply<'_>),
@@ -322,7 +405,7 @@ impl Server {
     }
 
     /// The same of an option that a server need not know: whether it does.
-    async fn can(&self, option: u32) -> Result<bool, ConnectError> {
+    async fn can(&mut self, option: u32) -> Result<bool, ConnectError> {
         let mut message = Vec::new();
         encode_option(option, &[], &mut message);
         match self.option(option, &message, |_| {}).await? {
@@ -333,13 +416,48 @@ impl Server {
     }
 }
 
+fn tls_failed(error: SessionError) -> ConnectError {
+    ConnectError::Tls(error.to_string())
+}
+
+/// Receives at least one byte.
+async fn take(socket: &OwnedFd, ready: &Readiness, buf: &mut [u8]) -> Result<usize, ConnectError> {
+    loop {
+        match recv(socket.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) | Err(Errno::ECONNRESET) => return Err(ConnectError::Left),
+            Ok(bytes) => return Ok(bytes),
+            Err(Errno::EAGAIN) => ready.wait().await,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(ConnectError::Socket(errno)),
+        }
+    }
+}
+
+async fn put(socket: &OwnedFd, ready: &Readiness, mut bytes: &[u8]) -> Result<(), ConnectError> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    while !bytes.is_empty() {
+        match send(socket.as_raw_fd(), bytes, flags) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(Errno::EAGAIN) => ready.wait().await,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(ConnectError::Left),
+            Err(errno) => return Err(ConnectError::Socket(errno)),
+        }
+    }
+    Ok(())
+}
+
 fn tls_required() -> ConnectError {
     ConnectError::Refused("the server requires TLS: Did you forget a valid tls-creds?".to_owned())
 }
 
 // ---- the handshake -----------------------------------------------------------------------------
 
-async fn negotiate(server: &Server, export: &str) -> Result<Agreed, ConnectError> {
+async fn negotiate(
+    server: &mut Server,
+    export: &str,
+    tls: Option<&Connector>,
+) -> Result<Agreed, ConnectError> {
     let mut greeting = [0; GREETING_LEN];
     server.fill(&mut greeting).await?;
     let flags = parse_greeting(&greeting)?;
@@ -348,6 +466,9 @@ async fn negotiate(server: &Server, export: &str) -> Result<Agreed, ConnectError
     }
     let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
     server.send(&u32::from(ours).to_be_bytes()).await?;
+    if let Some(connector) = tls {
+        server.start_tls(connector).await?;
+    }
     let mode = if server.can(code::EXTENDED_HEADERS).await? {
         ReplyMode::Extended
     } else if server.can(code::STRUCTURED_REPLY).await? {

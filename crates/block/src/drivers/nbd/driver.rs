@@ -4,10 +4,12 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use event_loop::EventLoop;
+use tls::Connector;
 
+use super::connect::Target;
 use super::options::{NBD, NbdOptions, NbdServerAddr};
-use super::{Connected, NbdNode};
+use super::{NbdNode, Opened};
+use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
     Needs, NeverInactive, OpenContext,
@@ -22,7 +24,8 @@ impl BlockDriver for NbdOptions {
     }
 
     fn write(&self) -> Members {
-        let NbdOptions { server, export, reconnect_delay, open_timeout } = self;
+        let NbdOptions { server, export, tls_creds, tls_hostname, reconnect_delay, open_timeout } =
+            self;
         let server = match server {
             NbdServerAddr::Unix { path } => {
                 write_object([("type", "unix".into()), ("path", write_path(path))])
@@ -35,12 +38,12 @@ impl BlockDriver for NbdOptions {
                 ("ipv6", (*ipv6).into()),
             ]),
         };
-        vec![
-            ("server", server),
-            ("export", export.as_str().into()),
-            ("reconnect-delay", (*reconnect_delay).into()),
-            ("open-timeout", (*open_timeout).into()),
-        ]
+        let mut members = vec![("server", server), ("export", export.as_str().into())];
+        members.extend(tls_creds.as_deref().map(|id| ("tls-creds", id.into())));
+        members.extend(tls_hostname.as_deref().map(|name| ("tls-hostname", name.into())));
+        members.push(("reconnect-delay", (*reconnect_delay).into()));
+        members.push(("open-timeout", (*open_timeout).into()));
+        members
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {
@@ -56,7 +59,7 @@ impl BlockDriver for NbdOptions {
     }
 
     fn objects(&self) -> Vec<(&'static str, &str)> {
-        Vec::new()
+        self.tls_creds.as_deref().map(|id| ("tls-creds-x509", id)).into_iter().collect()
     }
 
     fn needs(&self) -> Needs<'_> {
@@ -88,9 +91,16 @@ impl BlockDriver for NbdOptions {
             ]),
         };
         let export = self.export.as_str().into();
+        let mut options = vec![("server".to_owned(), server), ("export".to_owned(), export)];
+        let tls = [("tls-creds", &self.tls_creds), ("tls-hostname", &self.tls_hostname)];
+        options.extend(
+            tls.into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value.as_deref()?.into()))),
+        );
         Description {
-            filename: Some(self.uri()),
-            options: vec![("server".to_owned(), server), ("export".to_owned(), export)],
+            // A URI has no place for credentials.
+            filename: self.tls_creds.is_none().then(|| self.uri()),
+            options,
             specific: None,
         }
     }
@@ -100,22 +110,36 @@ impl BlockDriver for NbdOptions {
     }
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
-        let connection: Connected = node.connection()?;
+        let opened: Opened = node.connection()?;
         let connector = node.connector()?;
         let name = node.name().to_owned();
-        Ok(Arc::new(NbdNode::new(name, node.options(), self, connection, connector)?))
+        Ok(Arc::new(NbdNode::new(name, node.options(), opened, connector)?))
     }
 
-    fn connect(&self, event_loop: &EventLoop) -> Option<Connecting> {
-        let (options, event_loop) = (self.clone(), event_loop.clone());
+    fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
+        let (options, event_loop) = (self.clone(), context.event_loop.clone());
+        let tls = self.connector(context);
         Some(Box::pin(async move {
-            let connected = super::connect(&event_loop, &options).await?;
-            Ok(Box::new(connected) as Box<dyn Any + Send>)
+            let opened = super::connect(&event_loop, Target { options, tls: tls? }).await?;
+            Ok(Box::new(opened) as Box<dyn Any + Send>)
         }))
     }
 }
 
 impl NbdOptions {
+    /// TLS with the server, if the options say so. By default the server's certificate has the name of
+    /// `server.host`.
+    fn connector(&self, context: &ConnectContext<'_>) -> Result<Option<Connector>, OpenError> {
+        let Some(id) = &self.tls_creds else { return Ok(None) };
+        let host = match &self.server {
+            NbdServerAddr::Unix { .. } => None,
+            NbdServerAddr::Inet { host, .. } => Some(host.as_str()),
+        };
+        let name = self.tls_hostname.as_deref().or(host);
+        let connector = Connector::new(context.credentials.get(id)?, name);
+        connector.map(Some).map_err(|error| OpenError::new(error.to_string()))
+    }
+
     fn uri(&self) -> String {
         let export = &self.export;
         match &self.server {

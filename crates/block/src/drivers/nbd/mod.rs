@@ -30,11 +30,11 @@ use super::detect_zeroes::detect_zeroes;
 use super::serialise::Serialise;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry};
-use crate::options::{BlockdevOptions, DetectZeroes, Discard, NbdOptions};
+use crate::options::{BlockdevOptions, DetectZeroes, Discard};
 use crate::request::{Op, Request};
 use agreed::Agreed;
 use channel::Connection;
-use connect::Connected;
+use connect::{Connected, Target};
 use remote::{Job, Remote, keep};
 
 /// A disk's size is a multiple of this.
@@ -58,7 +58,7 @@ struct Keeper {
 /// What connections have to know.
 struct Shared {
     name: String,
-    options: NbdOptions,
+    target: Target,
     connector: Arc<IoThread>,
     agreed: Agreed,
     geometry: Geometry,
@@ -67,9 +67,17 @@ struct Shared {
     serialise: Serialise,
 }
 
+/// The first connection of a node, and how to make others.
+pub(crate) struct Opened {
+    connected: Connected,
+    target: Target,
+}
+
 /// Connects to the server of a node that is to be opened, in a task.
-async fn connect(event_loop: &EventLoop, options: &NbdOptions) -> Result<Connected, OpenError> {
-    connect::open(event_loop, options).await.map_err(|error| OpenError::new(error.to_string()))
+async fn connect(event_loop: &EventLoop, target: Target) -> Result<Opened, OpenError> {
+    let connected = connect::open(event_loop, &target).await;
+    let connected = connected.map_err(|error| OpenError::new(error.to_string()))?;
+    Ok(Opened { connected, target })
 }
 
 impl NbdNode {
@@ -78,10 +86,10 @@ impl NbdNode {
     pub(crate) fn new(
         name: String,
         common: &BlockdevOptions,
-        options: &NbdOptions,
-        connected: Connected,
+        opened: Opened,
         connector: Arc<IoThread>,
     ) -> Result<Self, OpenError> {
+        let Opened { connected, target } = opened;
         let mut agreed = connected.agreed;
         let theirs = agreed.has(flag::READ_ONLY);
         if theirs && !common.read_only && !common.auto_read_only {
@@ -105,7 +113,7 @@ impl NbdNode {
         };
         let shared = Shared {
             name,
-            options: options.clone(),
+            target,
             connector,
             agreed,
             geometry,
@@ -159,7 +167,7 @@ impl BlockNode for NbdNode {
 impl Shared {
     /// How long requests wait while there is no connection, nanoseconds.
     fn delay_ns(&self) -> u64 {
-        u64::from(self.options.reconnect_delay) * 1_000_000_000
+        u64::from(self.target.options.reconnect_delay) * 1_000_000_000
     }
 
     /// Applies the node's options to a request; `Some`: that is its answer.

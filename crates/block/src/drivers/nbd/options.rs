@@ -20,9 +20,18 @@ pub(in crate::drivers) static NBD: DriverKind = DriverKind {
         fields: FIELDS,
         start: |_| Draft::default(),
         build: |draft| {
-            let Draft { server, export, reconnect_delay, open_timeout } = draft;
+            let Draft { server, export, tls_creds, tls_hostname, reconnect_delay, open_timeout } =
+                draft;
             let server = server.ok_or_else(|| table::missing("server"))?;
-            Ok(NbdOptions { server, export, reconnect_delay, open_timeout }.into())
+            let options = NbdOptions {
+                server,
+                export,
+                tls_creds,
+                tls_hostname,
+                reconnect_delay,
+                open_timeout,
+            };
+            Ok(options.into())
         },
     },
 };
@@ -34,6 +43,10 @@ pub struct NbdOptions {
     pub server: NbdServerAddr,
     /// `export`: its name, at most 4096 bytes; the default export's is empty.
     pub export: String,
+    /// `tls-creds`: the object with the credentials of TLS. `None`: without TLS.
+    pub tls_creds: Option<String>,
+    /// `tls-hostname`: the name in the server's certificate. `None`: that of `server.host`.
+    pub tls_hostname: Option<String>,
     /// `reconnect-delay`, seconds: how long requests wait for the server to come back once the
     /// connection is lost. 0: they fail at once.
     pub reconnect_delay: u32,
@@ -79,6 +92,8 @@ impl fmt::Display for NbdServerAddr {
 struct Draft {
     server: Option<NbdServerAddr>,
     export: String,
+    tls_creds: Option<String>,
+    tls_hostname: Option<String>,
     reconnect_delay: u32,
     open_timeout: u32,
 }
@@ -107,8 +122,21 @@ static FIELDS: &[Field<Draft>] = &[
         need: Need::Default(""),
         help: "name of the server's export",
     },
-    Field::unoffered("tls-creds", not_yet),
-    Field::unoffered("tls-hostname", not_yet),
+    Field {
+        name: "tls-creds",
+        kind: Kind::Text { meta: "<id>", set: |node, id| put(&mut node.tls_creds, Some(id)) },
+        need: Need::Optional("no TLS"),
+        help: "credentials of TLS, an object with endpoint=client",
+    },
+    Field {
+        name: "tls-hostname",
+        kind: Kind::Text {
+            meta: "<name>",
+            set: |node, name| put(&mut node.tls_hostname, Some(name)),
+        },
+        need: Need::Optional("server.host, or no check of the name for unix sockets"),
+        help: "name that the server's certificate must have",
+    },
     Field::unoffered("x-dirty-bitmap", |node, value, name, at| {
         not_yet(node, value, name, at)
             .map_err(|error| error.hint("Block status is always that of base:allocation."))

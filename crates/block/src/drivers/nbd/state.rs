@@ -582,3 +582,13 @@ fn announced(
         _ => Err(Violation("a chunk that does not fit to what was asked for, or is too long")),
     }
 }
+
+impl tls::Sink for State {
+    fn input_memory(&mut self, place: &mut IoBufs) {
+        State::input_memory(self, place);
+    }
+
+    fn received(&mut self, bytes: usize, place: &mut IoBufs) {
+        State::received(self, bytes, place);
+    }
+}
