@@ -6,7 +6,6 @@ mod nbd;
 mod permissions;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
 use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
@@ -14,8 +13,7 @@ use block::permissions::ChildUse;
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
-use crate::export::{Addr, ExportKind, ExportOptions};
-use crate::fd::FdName;
+use crate::export::{Address, ExportOptions};
 use crate::storage_daemon::{Action, Step};
 
 /// Everything there is, by name.
@@ -76,15 +74,6 @@ struct Export {
     objects: Vec<String>,
     address: Address,
     allow_inactive: bool,
-}
-
-/// What no two exports can share.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Address {
-    Path(PathBuf),
-    Fd(FdName),
-    /// A name on the NBD server.
-    Nbd(String),
 }
 
 /// A job that copies one node to another.
@@ -523,32 +512,19 @@ impl Graph {
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
-        let address = match &export.kind {
-            ExportKind::Nbd(_) if self.nbd_server.is_none() => {
-                return Err(OptionError::new("NBD server not running")
-                    .hint("--nbd-server comes before it."));
-            }
-            ExportKind::Nbd(nbd) => Address::Nbd(nbd.name.clone()),
-            ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
-                match &options.addr {
-                    Addr::Unix { path } => Address::Path(path.clone()),
-                    Addr::Fd { fd } => Address::Fd(fd.clone()),
-                }
-            }
-        };
+        let address = export.kind.address();
+        let is_nbd = matches!(address, Address::Nbd(_));
+        if is_nbd && self.nbd_server.is_none() {
+            return Err(
+                OptionError::new("NBD server not running").hint("--nbd-server comes before it.")
+            );
+        }
         if let Some((other, _)) = self.exports.iter().find(|(_, other)| other.address == address) {
-            return Err(match address {
-                Address::Nbd(name) => {
-                    OptionError::new(format!("NBD server already has export named '{name}'"))
-                }
-                _ => OptionError::new(format!("Export '{other}' has the same address"))
-                    .hint("Each export needs a socket of its own."),
-            });
+            return Err(address.taken(other));
         }
         let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
         let (writable, allow_inactive) = (export.writable, export.allow_inactive);
         let serial = self.serial();
-        let is_nbd = matches!(address, Address::Nbd(_));
         let shares_resize = true;
         let export =
             Export { serial, nodes, writable, shares_resize, objects, address, allow_inactive };

@@ -62,7 +62,10 @@ pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
 pub use cli::{Command, TAKE_OVER, option_words, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
-pub use export::{Addr, ExportKind, ExportOptions, MAX_QUEUES, NbdOptions, VhostUserOptions};
+pub use export::{
+    Addr, Address, ExportKind, ExportNeeds, ExportOptions, ExportType, MAX_QUEUES, NbdOptions,
+    ScsiOptions, VhostUserOptions,
+};
 pub use graph::Graph;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;

@@ -20,7 +20,6 @@ use serde_json::json;
 
 use crate::cli::read_options;
 use crate::error::OptionError;
-use crate::export::{Addr, ExportKind};
 use crate::graph::Graph;
 use crate::json;
 use crate::nbd_server::NbdAddr;
@@ -275,15 +274,7 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
     let path = |path: &'_ Path| path.is_relative();
     match action {
         Action::Blockdev(node) => relative_path_of_node(node),
-        Action::Export(export) => match &export.kind {
-            ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
-                match &options.addr {
-                    Addr::Unix { path } => Some(path.as_path()),
-                    Addr::Fd { .. } => None,
-                }
-            }
-            ExportKind::Nbd(_) => None,
-        },
+        Action::Export(export) => export.kind.needs().socket,
         Action::NbdServer(server) => match &server.addr {
             NbdAddr::Unix { path } => Some(path.as_path()),
             NbdAddr::Inet { .. } | NbdAddr::Fd { .. } => None,

@@ -8,8 +8,8 @@ use block::options::{
 };
 use control::{
     Action, Addr, CacheMode, Command, ExportKind, ExportOptions, FdName, ImageKind,
-    IothreadOptions, NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, ServeFormat, Step,
-    StorageDaemonOptions, VhostUserOptions, parse_args,
+    IothreadOptions, NbdAddr, NbdOptions, NbdServerOptions, ObjectOptions, ScsiOptions,
+    ServeFormat, Step, StorageDaemonOptions, VhostUserOptions, parse_args,
 };
 
 fn parse(arguments: &[&str]) -> Command {
@@ -156,7 +156,7 @@ fn logical_units_are_one_node_or_a_list() {
     let two = scsi(",luns.0=b,luns.1=a,num-queues=254,logical-block-size=4k,pin-memory=on")
         .expect("two disks");
     assert_eq!(two.nodes().collect::<Vec<_>>(), ["b", "a"]);
-    let expected = ExportKind::VhostUserScsi {
+    let expected = ExportKind::VhostUserScsi(ScsiOptions {
         options: VhostUserOptions {
             addr: Addr::Unix { path: PathBuf::from("s") },
             num_queues: Some(254),
@@ -165,7 +165,7 @@ fn logical_units_are_one_node_or_a_list() {
             ..VhostUserOptions::default()
         },
         more_luns: vec!["a".to_owned()],
-    };
+    });
     assert_eq!(two.kind, expected);
     for (options, error) in [
         ("", "Parameter 'node-name' is missing"),

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use block::driver::Needs;
 use block::options::{BlockdevOptions, BlockdevRef};
 use control::{
-    Action, Addr, ChardevBackend, ChardevOptions, ExportKind, ExportOptions, MetricsOptions,
-    NbdAddr, SandboxMode, SandboxOptions, SocketAddr, Step, UserOptions,
+    Action, ChardevBackend, ChardevOptions, ExportNeeds, MetricsOptions, NbdAddr, SandboxMode,
+    SandboxOptions, SocketAddr, Step, UserOptions,
 };
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use sandbox::{
@@ -173,13 +173,9 @@ impl Named {
     fn add(&mut self, action: &Action) {
         match action {
             Action::Blockdev(options) => self.add_node(options),
-            Action::Export(ExportOptions {
-                kind: ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. },
-                ..
-            }) => {
-                if let Addr::Unix { path } = &options.addr {
-                    self.sockets.push(path.clone());
-                }
+            Action::Export(export) => {
+                let ExportNeeds { socket, pins_memory: _ } = export.kind.needs();
+                self.sockets.extend(socket.map(Path::to_owned));
             }
             Action::NbdServer(server) => {
                 if let NbdAddr::Unix { path } = &server.addr {
@@ -191,11 +187,7 @@ impl Named {
                 backend: ChardevBackend::Listen { addr: SocketAddr::Unix(path), .. },
                 ..
             }) => self.sockets.push(path.clone()),
-            Action::Metrics(_)
-            | Action::Chardev(_)
-            | Action::Export(_)
-            | Action::Object(_)
-            | Action::Monitor(_) => {}
+            Action::Metrics(_) | Action::Chardev(_) | Action::Object(_) | Action::Monitor(_) => {}
         }
     }
 
@@ -241,12 +233,14 @@ fn keep(becomes_another: bool, steps: &[Step], has_monitor: bool) -> Capabilitie
 }
 
 fn pins_memory(action: &Action) -> bool {
-    let Action::Export(export) = action else { return false };
-    match &export.kind {
-        ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
-            options.pin_memory
-        }
-        ExportKind::Nbd(_) => false,
+    match action {
+        Action::Export(export) => export.kind.needs().pins_memory,
+        Action::Object(_)
+        | Action::Blockdev(_)
+        | Action::Chardev(_)
+        | Action::Monitor(_)
+        | Action::NbdServer(_)
+        | Action::Metrics(_) => false,
     }
 }
 

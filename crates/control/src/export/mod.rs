@@ -1,11 +1,18 @@
 //! `--export`: nodes offered over a protocol.
+//!
+//! An export type is a file here: its options as rows, the type that they are read into, and its
+//! [`ExportType`]. This file lists the types.
 
+mod kind;
 mod nbd;
 mod on_error;
 mod vhost_user;
 
+pub use kind::{Address, ExportNeeds, ExportType};
 pub use nbd::NbdOptions;
-pub use vhost_user::{Addr, MAX_QUEUES, VhostUserOptions};
+pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
+
+use std::ops::Deref;
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
@@ -44,43 +51,27 @@ pub enum ExportKind {
     VhostUserBlk(VhostUserOptions),
     /// `vhost-user-scsi`: logical units of a virtio-scsi device of another process. `node-name` is
     /// LUN 0's.
-    VhostUserScsi {
-        /// What it has in common with the other.
-        options: VhostUserOptions,
-        /// `luns.1` and on: the nodes of the other logical units.
-        more_luns: Vec<String>,
-    },
+    VhostUserScsi(ScsiOptions),
     /// `nbd`: a network block device.
     Nbd(NbdOptions),
+}
+
+impl Deref for ExportKind {
+    type Target = dyn ExportType;
+
+    fn deref(&self) -> &(dyn ExportType + 'static) {
+        match self {
+            ExportKind::VhostUserBlk(options) => options,
+            ExportKind::VhostUserScsi(options) => options,
+            ExportKind::Nbd(options) => options,
+        }
+    }
 }
 
 impl ExportOptions {
     /// The nodes that it offers.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
-        let more_luns = match &self.kind {
-            ExportKind::VhostUserBlk(_) | ExportKind::Nbd(_) => [].as_slice(),
-            ExportKind::VhostUserScsi { more_luns, .. } => more_luns,
-        };
-        std::iter::once(&self.node_name).chain(more_luns)
-    }
-
-    /// `type`.
-    pub fn type_name(&self) -> &'static str {
-        match &self.kind {
-            ExportKind::VhostUserBlk(_) => "vhost-user-blk",
-            ExportKind::VhostUserScsi { .. } => "vhost-user-scsi",
-            ExportKind::Nbd(_) => "nbd",
-        }
-    }
-
-    /// What it has as an export over vhost-user, if it is one.
-    pub fn vhost_user(&self) -> Option<&VhostUserOptions> {
-        match &self.kind {
-            ExportKind::VhostUserBlk(options) | ExportKind::VhostUserScsi { options, .. } => {
-                Some(options)
-            }
-            ExportKind::Nbd(_) => None,
-        }
+        std::iter::once(&self.node_name).chain(self.kind.more_luns().unwrap_or_default())
     }
 }
 
@@ -133,7 +124,7 @@ static TYPES: &[Type] = &[
         example: "vhost-user-scsi,id=e,luns.0=disk0,luns.1=disk1,addr.type=unix,\
                   addr.path=/run/scsi.sock,writable=on",
         fields: vhost_user::SCSI,
-        kind: vhost_user::scsi,
+        kind: |draft| Ok(ExportKind::VhostUserScsi(vhost_user::scsi(draft)?)),
     },
     Type {
         name: "nbd",

@@ -1,7 +1,9 @@
 //! Exports over NBD.
 
-use super::Draft;
+use block::job::OnError;
+
 use super::on_error::{RERROR_NBD, WERROR_NBD};
+use super::{Address, Draft, ExportNeeds, ExportType};
 use crate::error::OptionError;
 use crate::table::{self, Context, Field, Kind, Need, only_off};
 use crate::value::{Dialect, Value};
@@ -13,6 +15,32 @@ pub struct NbdOptions {
     pub name: String,
     /// `description`, for people, at most 4096 bytes.
     pub description: String,
+}
+
+impl ExportType for NbdOptions {
+    fn type_name(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn more_luns(&self) -> Option<&[String]> {
+        None
+    }
+
+    fn address(&self) -> Address {
+        Address::Nbd(self.name.clone())
+    }
+
+    fn needs(&self) -> ExportNeeds<'_> {
+        ExportNeeds::default()
+    }
+
+    fn error_policies(&self) -> Option<(OnError, OnError)> {
+        None
+    }
+
+    fn named_by_node(&self) -> Option<&'static str> {
+        Some("name")
+    }
 }
 
 /// `name` and `description` while they are read.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use block::job::OnError;
 
 use super::on_error::{RERROR, WERROR};
-use super::{Draft, ExportKind};
+use super::{Address, Draft, ExportNeeds, ExportType};
 use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
 use crate::fd::FdName;
@@ -65,6 +65,74 @@ pub enum Addr {
     },
 }
 
+/// What an export over virtio-scsi has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScsiOptions {
+    /// What it has in common with virtio-blk.
+    pub options: VhostUserOptions,
+    /// `luns.1` and on: the nodes of the other logical units.
+    pub more_luns: Vec<String>,
+}
+
+impl ExportType for VhostUserOptions {
+    fn type_name(&self) -> &'static str {
+        "vhost-user-blk"
+    }
+
+    fn more_luns(&self) -> Option<&[String]> {
+        None
+    }
+
+    fn address(&self) -> Address {
+        match &self.addr {
+            Addr::Unix { path } => Address::Path(path.clone()),
+            Addr::Fd { fd } => Address::Fd(fd.clone()),
+        }
+    }
+
+    fn needs(&self) -> ExportNeeds<'_> {
+        let socket = match &self.addr {
+            Addr::Unix { path } => Some(path.as_path()),
+            Addr::Fd { .. } => None,
+        };
+        ExportNeeds { socket, pins_memory: self.pin_memory }
+    }
+
+    fn error_policies(&self) -> Option<(OnError, OnError)> {
+        Some((self.rerror, self.werror))
+    }
+
+    fn named_by_node(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+impl ExportType for ScsiOptions {
+    fn type_name(&self) -> &'static str {
+        "vhost-user-scsi"
+    }
+
+    fn more_luns(&self) -> Option<&[String]> {
+        Some(&self.more_luns)
+    }
+
+    fn address(&self) -> Address {
+        self.options.address()
+    }
+
+    fn needs(&self) -> ExportNeeds<'_> {
+        self.options.needs()
+    }
+
+    fn error_policies(&self) -> Option<(OnError, OnError)> {
+        self.options.error_policies()
+    }
+
+    fn named_by_node(&self) -> Option<&'static str> {
+        None
+    }
+}
+
 /// Options of `vhost-user-blk`.
 pub(super) static BLK: &[Field<Draft>] =
     &[ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY, RERROR, WERROR];
@@ -110,7 +178,7 @@ const MAX_LUNS: usize = 256;
 const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
 
 /// The rest of `vhost-user-scsi`.
-pub(super) fn scsi(draft: &mut Draft) -> Result<ExportKind, OptionError> {
+pub(super) fn scsi(draft: &mut Draft) -> Result<ScsiOptions, OptionError> {
     let mut luns = std::mem::take(&mut draft.luns).into_iter();
     match (&draft.node_name, luns.next()) {
         (None, Some(first)) => draft.node_name = Some(first),
@@ -128,7 +196,7 @@ pub(super) fn scsi(draft: &mut Draft) -> Result<ExportKind, OptionError> {
         return Err(OptionError::new(format!("num-queues must be at most {MAX_SCSI_QUEUES}"))
             .hint("The vhost-user protocol names a queue in 8 bits, and two carry no requests."));
     }
-    Ok(ExportKind::VhostUserScsi { options, more_luns: luns.collect() })
+    Ok(ScsiOptions { options, more_luns: luns.collect() })
 }
 
 const LUNS_HINT: &str = "One disk is node-name=<node>; several are luns.0=<node>,luns.1=<node>,…";

@@ -1,8 +1,8 @@
 //! The NBD server and its exports.
 
-use super::{Address, Export, Graph, known};
+use super::{Export, Graph, known};
 use crate::error::OptionError;
-use crate::export::{self, ExportOptions};
+use crate::export::{self, Address, ExportOptions};
 use crate::nbd_server::NbdServerOptions;
 
 impl Graph {

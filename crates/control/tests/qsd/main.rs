@@ -209,7 +209,9 @@ fn what_qsd_takes_is_taken() {
         };
         match options.steps.last().map(|step| &step.action) {
             Some(control::Action::Export(export)) => {
-                let options = export.vhost_user().expect("an export over vhost-user");
+                let control::ExportKind::VhostUserBlk(options) = &export.kind else {
+                    panic!("{export:?}");
+                };
                 assert_eq!(options.logical_block_size, size);
             }
             other => panic!("{export}: {other:?}"),

@@ -3,30 +3,25 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use block::options::BlockdevOptions;
-use block::policy::ErrorPolicy;
 use block::throttle::ThrottleGroup;
 use block::{ConnectContext, Connections, OpenError};
 use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
-    Action, Addr, ExportKind, ExportOptions, MetricsOptions, MonitorOptions, NbdAddr, NbdOptions,
-    NbdServerOptions, ObjectOptions, Step, VhostUserOptions,
+    Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, ObjectOptions, Step,
 };
 use event_loop::oneshot;
-use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
-use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
+use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
-use super::errors::{policy_of, under, watch};
+use super::errors::{policy_of, watch};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};
-use super::running::Running;
 use super::state::{Moving, not_recorded};
-use super::upgrade::{self, TakenExport};
+use super::upgrade;
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
 /// How long the last requests of a killed daemon may take, nanoseconds,
@@ -71,7 +66,7 @@ impl Daemon {
                 self.be_active_for(options).await?;
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;
-                watch(options, &export, &self.control, &self.clients);
+                watch(options, &*export, &self.control, &self.clients);
                 // While the daemon starts, exports begin later and all together: see `let_in`.
                 if self.serves {
                     drop(export.begin(None));
@@ -260,111 +255,6 @@ impl Daemon {
         self.definitions.remove_export(id);
         tell_export_deleted(&self.clients, id);
         self.exports.forget(id);
-    }
-
-    async fn start_export(
-        &mut self,
-        options: &ExportOptions,
-        policy: Option<&Arc<ErrorPolicy>>,
-    ) -> Result<Running, DaemonError> {
-        self.check_writable(options)?;
-        match &options.kind {
-            ExportKind::VhostUserBlk(vhost_user)
-            | ExportKind::VhostUserScsi { options: vhost_user, .. } => {
-                self.start_vhost_user(options, vhost_user, policy).await.map(Running::VhostUser)
-            }
-            ExportKind::Nbd(nbd) => self.start_nbd(options, nbd).await.map(Running::Nbd),
-        }
-    }
-
-    /// Checks that all nodes of a writable export can be written to. An image with `auto-read-only` may be open
-    /// read-only whatever the options say. Exports that another process handed over are not checked: they must
-    /// keep running.
-    fn check_writable(&self, options: &ExportOptions) -> Result<(), DaemonError> {
-        if !options.writable || self.taken.is_some() {
-            return Ok(());
-        }
-        for name in options.nodes() {
-            let node = self.nodes.get(name)?;
-            if node.geometry().read_only {
-                let plain = || DaemonError::new("Cannot export read-only node as writable");
-                return Err(node.why_read_only().map_or_else(plain, DaemonError::from));
-            }
-        }
-        Ok(())
-    }
-
-    /// Where an export listens: on a socket that was given, if there is one for that address.
-    fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
-        match addr {
-            Addr::Unix { path } => Ok(match self.given.at_path(path)? {
-                Some(socket) => Listen::Fd(socket),
-                None => Listen::Path(path.clone()),
-            }),
-            Addr::Fd { fd } => self.given.listener(fd).map(Listen::Fd),
-        }
-    }
-
-    async fn start_vhost_user(
-        &mut self,
-        options: &ExportOptions,
-        vhost_user: &VhostUserOptions,
-        policy: Option<&Arc<ErrorPolicy>>,
-    ) -> Result<VhostUserExport, DaemonError> {
-        let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
-        let (listen, taken_over) = match taken {
-            Some(TakenExport { listener: (fd, file), session }) => {
-                (Listen::TakenOver(Arc::new(fd), file), Some(TakenOver { session }))
-            }
-            None => (self.listen(&vhost_user.addr)?, None),
-        };
-        let config = VhostUserConfig {
-            id: options.id.clone(),
-            listen,
-            taken_over,
-            io_threads: self.threads.handles(&options.iothreads)?,
-            num_queues: vhost_user.num_queues,
-            writable: options.writable,
-            writethrough: options.writethrough,
-            logical_block_size: vhost_user.logical_block_size,
-            pin_memory: vhost_user.pin_memory,
-            held: true,
-        };
-        let control = self.control.clone();
-        let started = if let ExportKind::VhostUserScsi { .. } = options.kind {
-            let nodes = options.nodes().map(|name| Ok(under(policy, self.nodes.get(name)?)));
-            let nodes = nodes.collect::<Result<_, DaemonError>>()?;
-            VhostUserExport::scsi(control, config, nodes).await
-        } else {
-            let node = under(policy, self.nodes.get(&options.node_name)?);
-            VhostUserExport::blk(control, config, node, options.id.clone()).await
-        };
-        let export = started.map_err(DaemonError::with_advice)?;
-        if options.nodes().any(|node| !self.nodes.is_active(node)) {
-            // Before anybody could be served.
-            export.set_paused(true).await;
-        }
-        Ok(export)
-    }
-
-    async fn start_nbd(
-        &mut self,
-        options: &ExportOptions,
-        nbd: &NbdOptions,
-    ) -> Result<NbdExport, DaemonError> {
-        let Some(server) = &self.nbd_server else {
-            return Err(DaemonError::new("NBD server not running"));
-        };
-        let config = NbdExportConfig {
-            id: options.id.clone(),
-            name: nbd.name.clone(),
-            description: nbd.description.clone(),
-            node: self.nodes.get(&options.node_name)?,
-            io_threads: self.threads.handles(&options.iothreads)?,
-            writable: options.writable,
-            writethrough: options.writethrough,
-        };
-        server.add(config).await.map_err(DaemonError::with_advice)
     }
 
     fn start_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), DaemonError> {

@@ -12,8 +12,8 @@ use event_loop::EventLoop;
 use nix::errno::Errno;
 use serde_json::json;
 
+use super::export::Running;
 use super::monitor::Clients;
-use super::running::Running;
 use super::signal::until;
 
 /// The policy that an export is to have, if any. What it tells goes to the log and to monitors' clients.
@@ -22,7 +22,7 @@ pub(super) fn policy_of(
     control: &EventLoop,
     clients: &Clients,
 ) -> Option<Arc<ErrorPolicy>> {
-    let (rerror, werror) = options.vhost_user().map(|options| (options.rerror, options.werror))?;
+    let (rerror, werror) = options.kind.error_policies()?;
     if rerror == OnError::Report && werror == OnError::Report {
         return None;
     }
@@ -132,7 +132,7 @@ const EVENT_NS: u64 = 1_000_000_000;
 /// Logs failed requests and sends events to monitors' clients, for as long as the export exists.
 pub(super) fn watch(
     options: &ExportOptions,
-    export: &Running,
+    export: &dyn Running,
     control: &EventLoop,
     clients: &Clients,
 ) {
@@ -142,7 +142,7 @@ pub(super) fn watch(
     let mut watch = Watch {
         id: options.id.clone(),
         nodes: options.nodes().cloned().collect(),
-        told_whom: if options.vhost_user().is_some() { "guest" } else { "client" },
+        told_whom: if options.kind.error_policies().is_some() { "guest" } else { "client" },
         clients: clients.clone(),
         logged: Vec::new(),
         next_event_ns: 0,

@@ -7,13 +7,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
-use control::{ExportKind, ExportOptions};
+use control::ExportOptions;
 use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
-use exports::vhost_user::HandOver;
-use exports::vhost_user::handover::SavedServer;
 
-use super::running::{Asked, Running, Stopped};
+use super::export::{Asked, Described, Running, Stopped};
 use super::signal::{Mailbox, until};
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
@@ -41,7 +39,7 @@ struct Export {
     /// The nodes are logical units of a SCSI target.
     has_luns: bool,
     /// `None` once it is being stopped.
-    serving: Option<Running>,
+    serving: Option<Box<dyn Running>>,
     /// Gives whether all could be flushed.
     stopping: Option<JoinHandle<bool>>,
     /// Goes with it: for who waits for its end.
@@ -91,19 +89,20 @@ impl Exports {
     pub(super) fn add(
         &mut self,
         options: &ExportOptions,
-        export: Running,
+        export: Box<dyn Running>,
         policy: Option<Arc<ErrorPolicy>>,
     ) {
         let limit_ns = options.stall_timeout_ms * 1_000_000;
-        let stalls = (limit_ns > 0).then(|| Rc::new(Stalls::new(limit_ns, options.type_name())));
+        let stalls =
+            (limit_ns > 0).then(|| Rc::new(Stalls::new(limit_ns, options.kind.type_name())));
         if let Some(stalls) = &stalls {
             self.look_every(stalls.pause_ns());
         }
         self.exports.push(Export {
             id: options.id.clone(),
             nodes: options.nodes().map(String::from).collect(),
-            kind: options.type_name(),
-            has_luns: matches!(options.kind, ExportKind::VhostUserScsi { .. }),
+            kind: options.kind.type_name(),
+            has_luns: options.kind.more_luns().is_some(),
             serving: Some(export),
             stopping: None,
             awaited: None,
@@ -269,11 +268,10 @@ impl Exports {
     }
 
     /// Has all of them say what there is to hand over; they hear nothing any more.
-    pub(super) fn describe(&self) -> Vec<(String, Asked<SavedServer>)> {
-        let describe = |(id, way): (&str, &HandOver)| -> (String, Asked<SavedServer>) {
-            (id.to_owned(), Box::pin(way.describe()))
-        };
-        self.ways().map(describe).collect()
+    pub(super) fn describe(&self) -> Vec<(String, Asked<Described>)> {
+        let describe =
+            |export: &Export| Some((export.id.clone(), export.serving.as_ref()?.describe()?));
+        self.exports.iter().filter_map(describe).collect()
     }
 
     /// Has those flush that offer a node of which `keeps_back` is true; completes when they have, or could not.
@@ -325,14 +323,17 @@ impl Exports {
     /// Has all of them serve, before they are to stop their queues once more; completes when they do.
     pub(super) fn serve_on(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
-        let asked: Vec<_> = serving.map(Running::serve_on).collect();
+        let asked: Vec<_> = serving.map(|serving| serving.serve_on()).collect();
         // One that is gone serves nobody.
         all(asked)
     }
 
     /// Has all of them go on where they were.
     pub(super) fn resume(&self) {
-        self.exports.iter().filter_map(|export| export.serving.as_ref()).for_each(Running::go_on);
+        self.exports
+            .iter()
+            .filter_map(|export| export.serving.as_ref())
+            .for_each(|serving| serving.go_on());
     }
 
     /// Has all that were taken over begin; completes when they have.
@@ -351,15 +352,8 @@ impl Exports {
     /// Another process goes on: sends those away who could not be handed over.
     pub(super) fn part(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
-        let parted: Vec<_> = serving.filter_map(Running::part).collect();
+        let parted: Vec<_> = serving.filter_map(|serving| serving.part()).collect();
         all(parted)
-    }
-
-    fn ways(&self) -> impl Iterator<Item = (&str, &HandOver)> {
-        self.exports.iter().filter_map(|export| match &export.serving {
-            Some(Running::VhostUser(serving)) => Some((export.id.as_str(), serving.hand_over())),
-            _ => None,
-        })
     }
 
     /// Lets an export go on that an error has stopped. `None`: there is no such export.
@@ -410,7 +404,7 @@ impl Export {
         let Some(export) = self.serving.take() else { return };
         let id = self.id.clone();
         self.stopping = Some(event_loop.spawn(async move {
-            let result = export.stop(on_quiet).await;
+            let result = export.stop(Box::new(on_quiet)).await;
             if let Err(error) = &result {
                 log::error!("export {id}: {error}");
             }

@@ -2,9 +2,7 @@
 //! again.
 
 use block::NodeRegistry;
-use control::{
-    Action, ExportKind, Object, Step, Value, amend, blockdev_option, option_words, put_member,
-};
+use control::{Action, Object, Step, Value, amend, blockdev_option, option_words, put_member};
 
 /// What an option, or a command of a monitor, has made, and the option.
 #[derive(Debug)]
@@ -22,7 +20,7 @@ enum Definition {
         option: String,
         /// The nodes that the option speaks of.
         nodes: Vec<String>,
-        is_nbd: bool,
+        named_by_node: Option<&'static str>,
     },
     NbdServer(String),
     /// It stays for as long as the daemon does.
@@ -56,7 +54,7 @@ impl Definitions {
                 id: export.id.clone(),
                 option,
                 nodes: export.nodes().cloned().collect(),
-                is_nbd: matches!(export.kind, ExportKind::Nbd(_)),
+                named_by_node: export.kind.named_by_node(),
             },
             Action::NbdServer(_) => Definition::NbdServer(option),
             Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => {
@@ -144,12 +142,12 @@ impl Definitions {
                     options.push(with_properties(option, properties)?);
                 }
                 Definition::Node(name) => names.push(name.as_str()),
-                Definition::Export { id, option, nodes: before, is_nbd } => {
+                Definition::Export { id, option, nodes: before, named_by_node } => {
                     let Some(now) = offered(id) else { continue };
                     let is_active = now.iter().all(|node| nodes.is_active(node));
                     exports.push(match is_active && now == *before {
                         true => option.clone(),
-                        false => with_nodes(option, before, now, is_active, *is_nbd)?,
+                        false => with_nodes(option, before, now, is_active, *named_by_node)?,
                     });
                 }
                 Definition::NbdServer(option) => options.push(option.clone()),
@@ -179,13 +177,15 @@ fn with_nodes(
     before: &[String],
     now: Vec<String>,
     is_active: bool,
-    is_nbd: bool,
+    named_by_node: Option<&'static str>,
 ) -> Result<String, String> {
     let change = |object: &mut Object| {
         let has = |object: &Object, name: &str| object.iter().any(|(other, _)| other == name);
-        if let (true, false, [node]) = (is_nbd, has(object, "name"), before) {
+        if let (Some(name), [node]) = (named_by_node, before)
+            && !has(object, name)
+        {
             // Clients go on calling it by the name of the node that it had.
-            put_member(object, "name", Value::Text(node.clone()));
+            put_member(object, name, Value::Text(node.clone()));
         }
         let mut now = now.into_iter().map(Value::Text);
         if has(object, "luns") {

@@ -13,7 +13,7 @@ use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
 
-use super::super::running::Stopped;
+use super::super::export::{Described, Stopped};
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION};
@@ -374,8 +374,8 @@ async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
     }
 }
 
-fn export(described: SavedServer, fds: &mut Collected) -> Json {
-    let SavedServer { listener, file, session } = described;
+fn export(described: Described, fds: &mut Collected) -> Json {
+    let Described::Server(SavedServer { listener, file, session }) = described;
     let session = session.map(|SavedSession { socket, messages }| {
         json!({"socket": fds.add(socket), "messages": fds.messages(messages)})
     });

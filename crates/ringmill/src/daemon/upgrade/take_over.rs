@@ -16,7 +16,7 @@ use nix::sys::prctl;
 use nix::unistd::dup2_stdin;
 use serde_json::Value as Json;
 
-use super::super::running::Stopped;
+use super::super::export::Stopped;
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::document::{
@@ -32,9 +32,9 @@ const BEGIN_NS: u64 = 5_000_000_000;
 pub(in crate::daemon) type TakenListener = (OwnedFd, Option<PathBuf>);
 
 /// An export as it was handed over.
-pub(in crate::daemon) struct TakenExport {
-    pub(in crate::daemon) listener: TakenListener,
-    pub(in crate::daemon) session: Option<SavedSession>,
+pub(in crate::daemon) enum TakenExport {
+    /// `vhost-user-blk` and `vhost-user-scsi`.
+    Server { listener: TakenListener, session: Option<SavedSession> },
 }
 
 /// What another process has handed over, and nobody has taken yet.
@@ -129,7 +129,7 @@ impl TakenOver {
                     messages: document.messages(&session["messages"])?,
                 }),
             };
-            exports.insert(id.clone(), TakenExport { listener, session });
+            exports.insert(id.clone(), TakenExport::Server { listener, session });
         }
         Ok(TakenOver {
             socket,

@@ -1,0 +1,65 @@
+//! What the rest of the program asks of an export type.
+
+use std::path::{Path, PathBuf};
+
+use block::job::OnError;
+
+use crate::error::OptionError;
+use crate::fd::FdName;
+
+/// The options of an export type. No method has a default: a wrong answer opens the sandbox too far, or
+/// lets two exports share what they cannot share.
+pub trait ExportType {
+    /// `type`.
+    fn type_name(&self) -> &'static str;
+
+    /// The nodes of the logical units behind the first. `None`: the export has no logical units.
+    fn more_luns(&self) -> Option<&[String]>;
+
+    /// What no other export has.
+    fn address(&self) -> Address;
+
+    /// What the export needs of the sandbox, and which paths it names.
+    fn needs(&self) -> ExportNeeds<'_>;
+
+    /// `rerror` and `werror`. `None`: the other side is a client, which is told of each error.
+    fn error_policies(&self) -> Option<(OnError, OnError)>;
+
+    /// The option whose default is the node's name. It is written out when the export gets another node.
+    fn named_by_node(&self) -> Option<&'static str>;
+}
+
+/// What no two exports can share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A listening socket's path.
+    Path(PathBuf),
+    /// A listening socket that was inherited.
+    Fd(FdName),
+    /// A name on the NBD server.
+    Nbd(String),
+}
+
+impl Address {
+    /// The error for a second export, when export `id` has the address already.
+    pub(crate) fn taken(&self, id: &str) -> OptionError {
+        match self {
+            Address::Nbd(name) => {
+                OptionError::new(format!("NBD server already has export named '{name}'"))
+            }
+            Address::Path(_) | Address::Fd(_) => {
+                OptionError::new(format!("Export '{id}' has the same address"))
+                    .hint("Each export needs a socket of its own.")
+            }
+        }
+    }
+}
+
+/// What an export needs of the sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExportNeeds<'a> {
+    /// A socket that is created there, and removed at the end.
+    pub socket: Option<&'a Path>,
+    /// Memory is pinned: `CAP_IPC_LOCK`.
+    pub pins_memory: bool,
+}
