@@ -81,7 +81,7 @@ pub(crate) struct CliOption {
 
 /// The commands there are.
 pub(crate) static COMMANDS: &[&Subcommand] =
-    &[&SERVE, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &PROBE];
+    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -101,6 +101,23 @@ static SERVE: Subcommand = Subcommand {
         ),
     ],
     read: |_, parser| serve(parser),
+};
+
+static MOUNT: Subcommand = Subcommand {
+    name: "mount",
+    usage: "<image> <file> [options]",
+    help: "show one disk image as a file",
+    about: "Mounts a disk image, a file or a block device, on a regular file, whatever the image's format. \
+            SIGTERM or Ctrl-C unmounts it.",
+    options: || erased(serve::MOUNT),
+    examples: &[
+        (
+            "ringmill mount disk.qcow2 disk.raw",
+            "a qcow2 image as a raw file, for tools that know no other",
+        ),
+        ("ringmill mount disk.qcow2 disk.raw --read-only", "the same, to look at"),
+    ],
+    read: |_, parser| mount(parser),
 };
 
 pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
@@ -384,6 +401,21 @@ fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
         Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
         Scanned::Options(given, arguments) => {
             let mut options = serve::start(arguments)?;
+            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
+            if options.trace.help {
+                return Ok(Command::Print(help::trace()));
+            }
+            serve::finish(options).map(Command::Serve)
+        }
+    }
+}
+
+fn mount(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    match scan(serve::MOUNT, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(&MOUNT, RINGMILL))),
+        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+        Scanned::Options(given, arguments) => {
+            let mut options = serve::start_mount(arguments)?;
             given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
             if options.trace.help {
                 return Ok(Command::Print(help::trace()));

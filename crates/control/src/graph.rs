@@ -13,7 +13,7 @@ use block::permissions::ChildUse;
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
-use crate::export::{Address, ExportOptions};
+use crate::export::{Address, ExportOptions, SizeUse};
 use crate::storage_daemon::{Action, Step};
 
 /// Everything there is, by name.
@@ -68,8 +68,8 @@ struct Export {
     serial: u64,
     nodes: Vec<String>,
     writable: bool,
-    /// Whether the export allows a change of the node's size.
-    shares_resize: bool,
+    /// What the export has to do with the node's size.
+    size_use: SizeUse,
     /// Those it refers to.
     objects: Vec<String>,
     address: Address,
@@ -513,8 +513,7 @@ impl Graph {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
         let address = export.kind.address();
-        let is_nbd = matches!(address, Address::Nbd(_));
-        if is_nbd && self.nbd_server.is_none() {
+        if matches!(address, Address::Nbd(_)) && self.nbd_server.is_none() {
             return Err(
                 OptionError::new("NBD server not running").hint("--nbd-server comes before it.")
             );
@@ -525,9 +524,12 @@ impl Graph {
         let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
         let (writable, allow_inactive) = (export.writable, export.allow_inactive);
         let serial = self.serial();
-        let shares_resize = true;
-        let export =
-            Export { serial, nodes, writable, shares_resize, objects, address, allow_inactive };
+        let size_use = match export.kind.size_use() {
+            SizeUse::Fixed => SizeUse::Follows,
+            other => other,
+        };
+        let is_fixed = export.kind.size_use() == SizeUse::Fixed;
+        let export = Export { serial, nodes, writable, size_use, objects, address, allow_inactive };
         if !allow_inactive {
             // As QSD does it.
             export.nodes.iter().for_each(|node| self.activate(node, &mut Vec::new()));
@@ -536,8 +538,8 @@ impl Graph {
         self.check_permissions()?;
         // As in QSD: an NBD export claims a fixed size only after all its other permissions were
         // granted.
-        if let Some(export) = self.exports.get_mut(id).filter(|_| is_nbd) {
-            export.shares_resize = false;
+        if let Some(export) = self.exports.get_mut(id).filter(|_| is_fixed) {
+            export.size_use = SizeUse::Fixed;
             self.check_permissions()?;
         }
         Ok(())

@@ -11,7 +11,8 @@ use block::options::{
 use crate::address::check_socket_path;
 use crate::error::OptionError;
 use crate::export::{
-    Addr, ExportKind, ExportOptions, MAX_QUEUES, STALL_TIMEOUT_MS, VhostUserOptions,
+    Addr, AllowOther, ExportKind, ExportOptions, FuseOptions, MAX_QUEUES, STALL_TIMEOUT_MS,
+    VhostUserOptions,
 };
 use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
@@ -37,6 +38,8 @@ pub struct ServeOptions {
     pub format: Option<ServeFormat>,
     /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
     pub size: Option<u64>,
+    /// Of `mount`: the file. `None`: of `serve`.
+    pub mount: Option<FuseOptions>,
     /// `--socket`: where the front end connects, at most 107 bytes.
     pub socket: PathBuf,
     /// `--queues`: request queues the guest may use.
@@ -130,6 +133,7 @@ impl ServeOptions {
             image,
             format: None,
             size: None,
+            mount: None,
             socket: PathBuf::new(),
             queues: 8,
             iothreads: 1,
@@ -184,6 +188,16 @@ impl ServeOptions {
             ServeFormat::ProbedRaw | ServeFormat::Raw => driver,
         };
         let node = common(Some(NODE), driver);
+        let kind = match &self.mount {
+            Some(mount) => ExportKind::Fuse(mount.clone()),
+            None => ExportKind::VhostUserBlk(VhostUserOptions {
+                addr: Addr::Unix { path: self.socket.clone() },
+                num_queues: Some(self.queues),
+                logical_block_size: self.block_size,
+                pin_memory: self.pin_memory,
+                ..VhostUserOptions::default()
+            }),
+        };
         let export = ExportOptions {
             allow_inactive: false,
             id: EXPORT.to_owned(),
@@ -193,13 +207,7 @@ impl ServeOptions {
             iothreads: iothreads.clone(),
             fixed_iothread: false,
             stall_timeout_ms: STALL_TIMEOUT_MS,
-            kind: ExportKind::VhostUserBlk(VhostUserOptions {
-                addr: Addr::Unix { path: self.socket.clone() },
-                num_queues: Some(self.queues),
-                logical_block_size: self.block_size,
-                pin_memory: self.pin_memory,
-                ..VhostUserOptions::default()
-            }),
+            kind,
         };
         let objects = iothreads.into_iter().map(|id| {
             let poll_max_ns = self.poll_max_ns;
@@ -251,41 +259,8 @@ impl LogDraft for ServeOptions {
 
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
-    Field {
-        name: "format",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "raw",
-                help: "the image's bytes are the disk's, whatever they are",
-                set: |serve| put(&mut serve.format, Some(ServeFormat::Raw)),
-            },
-            Choice {
-                name: "probed-raw",
-                help: "the same, but the guest cannot write a qcow2 header: what an image without \
-                       a header is served as",
-                set: |serve| put(&mut serve.format, Some(ServeFormat::ProbedRaw)),
-            },
-            Choice {
-                name: "qcow2",
-                help: "a qcow2 image",
-                set: |serve| put(&mut serve.format, Some(ServeFormat::Qcow2)),
-            },
-        ]),
-        need: Need::Optional("by the image's header; of an image that is made, by its name"),
-        help: "format of the image; one in another format than these is refused",
-    },
-    Field {
-        name: "size",
-        kind: Kind::Bytes(|serve, bytes| {
-            if bytes == 0 || bytes % 512 != 0 {
-                return Err(OptionError::new("Specified size is not a positive multiple of 512"));
-            }
-            put(&mut serve.size, Some(bytes))
-        }),
-        need: Need::Optional("the image must exist"),
-        help: "make the image, with this size, when it is missing; an image that exists is never \
-               resized",
-    },
+    FORMAT,
+    SIZE,
     Field {
         name: "socket",
         kind: Kind::Path(|serve, path| {
@@ -307,56 +282,9 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         need: Need::Default("8"),
         help: "request queues the guest may use; QEMU asks for one per vCPU",
     },
-    Field {
-        name: "iothreads",
-        kind: Kind::Int {
-            range: 1..=MAX_IOTHREADS,
-            set: |serve, threads| match u16::try_from(threads) {
-                Ok(threads) => put(&mut serve.iothreads, threads),
-                Err(_) => Err(OptionError::new("number out of range")),
-            },
-        },
-        need: Need::Default("1"),
-        help: "threads that serve the queues, dealt out in turn; at most one per queue",
-    },
-    Field {
-        name: "read-only",
-        kind: Kind::Flag(|serve| serve.read_only = true),
-        need: Need::Optional("the guest may write"),
-        help: "open the image read-only, and offer it so",
-    },
-    Field {
-        name: "cache",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "none",
-                help: "bypass the host's page cache",
-                set: |serve| put(&mut serve.cache, CacheMode::None),
-            },
-            Choice {
-                name: "writeback",
-                help: "use the host's page cache",
-                set: |serve| put(&mut serve.cache, CacheMode::Writeback),
-            },
-            Choice {
-                name: "writethrough",
-                help: "use the page cache, flush after each write",
-                set: |serve| put(&mut serve.cache, CacheMode::Writethrough),
-            },
-            Choice {
-                name: "directsync",
-                help: "bypass the page cache, flush after each write",
-                set: |serve| put(&mut serve.cache, CacheMode::Directsync),
-            },
-            Choice {
-                name: "unsafe",
-                help: "use the page cache, ignore flushes",
-                set: |serve| put(&mut serve.cache, CacheMode::Unsafe),
-            },
-        ]),
-        need: Need::Default("none"),
-        help: "cache mode, by QEMU's names",
-    },
+    IOTHREADS,
+    READ_ONLY,
+    CACHE,
     ServeOptions::AIO,
     // A guest that gives space back means it.
     Field {
@@ -380,26 +308,172 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         help: PIN_MEMORY_HELP,
     },
     ServeOptions::POLL_MAX_NS,
-    Field {
-        name: "pidfile",
-        kind: Kind::Path(|serve, path| put(&mut serve.pidfile, Some(path))),
-        need: Need::Optional(""),
-        help: PIDFILE_HELP,
-    },
-    Field {
-        name: "trace",
-        kind: Kind::Text {
-            meta: trace::META,
-            set: |serve, text| trace::read(&text, &mut serve.trace),
-        },
-        need: Need::Optional("none"),
-        help: trace::HELP,
-    },
+    PIDFILE,
+    TRACE,
     ServeOptions::SANDBOX,
     ServeOptions::USER,
     ServeOptions::LOG_LEVEL,
     ServeOptions::LOG_FORMAT,
 ];
+
+/// The options of `mount`.
+pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
+    FORMAT,
+    SIZE,
+    Field {
+        name: "growable",
+        kind: Kind::Flag(|serve| of_mount(serve).growable = true),
+        need: Need::Optional("a write past the end fails"),
+        help: "let writes past the end make the disk longer",
+    },
+    Field {
+        name: "allow-other",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "off",
+                help: "the user that mounts it alone",
+                set: |serve| put(&mut of_mount(serve).allow_other, AllowOther::Off),
+            },
+            Choice {
+                name: "on",
+                help: "all users, as the file's owner and mode say",
+                set: |serve| put(&mut of_mount(serve).allow_other, AllowOther::On),
+            },
+            Choice {
+                name: "auto",
+                help: "as on if the system allows it, else as off",
+                set: |serve| put(&mut of_mount(serve).allow_other, AllowOther::Auto),
+            },
+        ]),
+        need: Need::Default("auto"),
+        help: "users that reach the file",
+    },
+    Field { name: "iothreads", help: "threads that serve the file", ..IOTHREADS },
+    READ_ONLY,
+    CACHE,
+    ServeOptions::AIO,
+    Field {
+        need: Need::Default("unmap"),
+        help: "what happens to the ranges that fallocate(2) frees",
+        ..ServeOptions::DISCARD
+    },
+    ServeOptions::LOCKING,
+    ServeOptions::POLL_MAX_NS,
+    PIDFILE,
+    TRACE,
+    ServeOptions::SANDBOX,
+    ServeOptions::USER,
+    ServeOptions::LOG_LEVEL,
+    ServeOptions::LOG_FORMAT,
+];
+
+fn of_mount(serve: &mut ServeOptions) -> &mut FuseOptions {
+    serve.mount.get_or_insert_default()
+}
+
+const FORMAT: Field<ServeOptions> = Field {
+    name: "format",
+    kind: Kind::Choice(&[
+        Choice {
+            name: "raw",
+            help: "the image's bytes are the disk's, whatever they are",
+            set: |serve| put(&mut serve.format, Some(ServeFormat::Raw)),
+        },
+        Choice {
+            name: "probed-raw",
+            help: "the same, but the guest cannot write a qcow2 header: what an image without \
+                   a header is served as",
+            set: |serve| put(&mut serve.format, Some(ServeFormat::ProbedRaw)),
+        },
+        Choice {
+            name: "qcow2",
+            help: "a qcow2 image",
+            set: |serve| put(&mut serve.format, Some(ServeFormat::Qcow2)),
+        },
+    ]),
+    need: Need::Optional("by the image's header; of an image that is made, by its name"),
+    help: "format of the image; one in another format than these is refused",
+};
+
+const SIZE: Field<ServeOptions> = Field {
+    name: "size",
+    kind: Kind::Bytes(|serve, bytes| {
+        if bytes == 0 || bytes % 512 != 0 {
+            return Err(OptionError::new("Specified size is not a positive multiple of 512"));
+        }
+        put(&mut serve.size, Some(bytes))
+    }),
+    need: Need::Optional("the image must exist"),
+    help: "make the image, with this size, when it is missing; an image that exists is never \
+           resized",
+};
+
+const IOTHREADS: Field<ServeOptions> = Field {
+    name: "iothreads",
+    kind: Kind::Int {
+        range: 1..=MAX_IOTHREADS,
+        set: |serve, threads| match u16::try_from(threads) {
+            Ok(threads) => put(&mut serve.iothreads, threads),
+            Err(_) => Err(OptionError::new("number out of range")),
+        },
+    },
+    need: Need::Default("1"),
+    help: "threads that serve the queues, dealt out in turn; at most one per queue",
+};
+
+const READ_ONLY: Field<ServeOptions> = Field {
+    name: "read-only",
+    kind: Kind::Flag(|serve| serve.read_only = true),
+    need: Need::Optional("the guest may write"),
+    help: "open the image read-only, and offer it so",
+};
+
+const CACHE: Field<ServeOptions> = Field {
+    name: "cache",
+    kind: Kind::Choice(&[
+        Choice {
+            name: "none",
+            help: "bypass the host's page cache",
+            set: |serve| put(&mut serve.cache, CacheMode::None),
+        },
+        Choice {
+            name: "writeback",
+            help: "use the host's page cache",
+            set: |serve| put(&mut serve.cache, CacheMode::Writeback),
+        },
+        Choice {
+            name: "writethrough",
+            help: "use the page cache, flush after each write",
+            set: |serve| put(&mut serve.cache, CacheMode::Writethrough),
+        },
+        Choice {
+            name: "directsync",
+            help: "bypass the page cache, flush after each write",
+            set: |serve| put(&mut serve.cache, CacheMode::Directsync),
+        },
+        Choice {
+            name: "unsafe",
+            help: "use the page cache, ignore flushes",
+            set: |serve| put(&mut serve.cache, CacheMode::Unsafe),
+        },
+    ]),
+    need: Need::Default("none"),
+    help: "cache mode, by QEMU's names",
+};
+
+const PIDFILE: Field<ServeOptions> = Field {
+    name: "pidfile",
+    kind: Kind::Path(|serve, path| put(&mut serve.pidfile, Some(path))),
+    need: Need::Optional(""),
+    help: PIDFILE_HELP,
+};
+
+const TRACE: Field<ServeOptions> = Field {
+    name: "trace",
+    kind: Kind::Text { meta: trace::META, set: |serve, text| trace::read(&text, &mut serve.trace) },
+    need: Need::Optional("none"),
+    help: trace::HELP,
+};
 
 /// What takes no options to decide: the image from the positional arguments.
 pub(crate) fn start(arguments: Vec<OsString>) -> Result<ServeOptions, OptionError> {
@@ -417,6 +491,22 @@ pub(crate) fn start(arguments: Vec<OsString>) -> Result<ServeOptions, OptionErro
     }
 }
 
+/// The same of `mount`: the image and the file.
+pub(crate) fn start_mount(arguments: Vec<OsString>) -> Result<ServeOptions, OptionError> {
+    const USAGE: &str = "Usage: ringmill mount <image> <file> [options]";
+    let mut arguments = arguments.into_iter().filter(|argument| !argument.is_empty());
+    let (Some(image), Some(file)) = (arguments.next(), arguments.next()) else {
+        return Err(OptionError::new("mount: an image and a file are needed").hint(USAGE));
+    };
+    if let Some(extra) = arguments.next() {
+        let message = format!("{}: Unexpected argument", extra.to_string_lossy());
+        return Err(OptionError::new(message).hint(USAGE));
+    }
+    let mount = FuseOptions { mountpoint: PathBuf::from(file), ..FuseOptions::default() };
+    let queues = u16::MAX;
+    Ok(ServeOptions { mount: Some(mount), queues, ..ServeOptions::new(PathBuf::from(image)) })
+}
+
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
     if serve.aio == Some(Aio::Native) && !serve.cache.is_direct() {
@@ -430,7 +520,7 @@ pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionErro
         ))
         .hint("A queue is served by one thread. Raise --queues."));
     }
-    if serve.socket.as_os_str().is_empty() {
+    if serve.socket.as_os_str().is_empty() && serve.mount.is_none() {
         let Some(name) = serve.image.file_name() else {
             return Err(OptionError::new(format!("{}: not an image", serve.image.display())));
         };

@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::cli::read_options;
 use crate::error::OptionError;
+use crate::export::ExportNeeds;
 use crate::graph::Graph;
 use crate::json;
 use crate::nbd_server::NbdAddr;
@@ -274,7 +275,10 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
     let path = |path: &'_ Path| path.is_relative();
     match action {
         Action::Blockdev(node) => relative_path_of_node(node),
-        Action::Export(export) => export.kind.needs().socket,
+        Action::Export(export) => {
+            let ExportNeeds { socket, mountpoint, pins_memory: _ } = export.kind.needs();
+            socket.or(mountpoint)
+        }
         Action::NbdServer(server) => match &server.addr {
             NbdAddr::Unix { path } => Some(path.as_path()),
             NbdAddr::Inet { .. } | NbdAddr::Fd { .. } => None,

@@ -1,7 +1,8 @@
 //! Export protocols: how a block node is offered to virtual machines.
 //!
 //! [`vhost_user`]: virtio-blk over a unix socket, the guest's memory shared. [`nbd`]: network block
-//! devices over unix and TCP sockets.
+//! devices over unix and TCP sockets. [`fuse`]: files.
 
+pub mod fuse;
 pub mod nbd;
 pub mod vhost_user;

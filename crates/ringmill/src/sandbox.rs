@@ -174,7 +174,8 @@ impl Named {
         match action {
             Action::Blockdev(options) => self.add_node(options),
             Action::Export(export) => {
-                let ExportNeeds { socket, pins_memory: _ } = export.kind.needs();
+                // The helper process mounts.
+                let ExportNeeds { socket, pins_memory: _, mountpoint: _ } = export.kind.needs();
                 self.sockets.extend(socket.map(Path::to_owned));
             }
             Action::NbdServer(server) => {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::{CreateQcow2, Format, create_qcow2};
-use control::{ImageKind, ServeFormat, ServeOptions, Step};
+use control::{FuseOptions, ImageKind, ServeFormat, ServeOptions, Step};
 
 use crate::daemon::{self, DaemonError, Ready, Start, Status, Surroundings};
 use crate::pidfile::Pidfile;
@@ -17,7 +17,8 @@ use crate::{sandbox, spawner, trace};
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let mut surroundings = Surroundings::of_environment(None)?;
-    let spawner = spawner::start(&options.sandbox);
+    let mountpoints: Vec<_> = options.mount.iter().map(|mount| mount.mountpoint.clone()).collect();
+    let spawner = spawner::start(&options.sandbox, &mountpoints, false);
     trace::start(&options.trace)?;
     let Found { kind, format, made } = find_or_make(options)?;
     let steps = options.steps(kind, format);
@@ -206,6 +207,10 @@ fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError>
 
 /// Returns instructions for attaching the disk.
 fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
+    if let Some(FuseOptions { mountpoint, .. }) = &options.mount {
+        let (image, file) = (options.image.display(), mountpoint.display());
+        return Ok(format!("Serving {image} as the file {file}\n"));
+    }
     let socket = std::path::absolute(&options.socket).map_err(DaemonError::new)?;
     let socket = socket.display();
     let queues = options.queues;

@@ -34,9 +34,14 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
         }
     }
     let mut surroundings = Surroundings::of_environment(parent)?;
-    let spawner = spawner::start(&options.sandbox);
-    trace::start(&options.trace)?;
     let kept = options.state.as_deref().map(|path| keep(path, &options)).transpose()?;
+    let mut mountpoints = spawner::mountpoints(&options.steps);
+    if let Some((_, merged)) = &kept {
+        mountpoints.extend(spawner::mountpoints(&merged.kept));
+    }
+    let has_monitor = spawner::has_monitor(&options.steps);
+    let spawner = spawner::start(&options.sandbox, &mountpoints, has_monitor);
+    trace::start(&options.trace)?;
     let begun = |kept: Option<Kept<'_>>, steps: &[Step]| {
         sandbox::begin(&options.sandbox, steps, options.pidfile.as_deref(), kept)
     };

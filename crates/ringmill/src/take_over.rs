@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::env;
 use std::iter;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -19,7 +20,9 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     daemon::raise_limit();
     // Before there is anything that its copy would keep.
     let sandbox = sandbox_options();
-    let spawner = sandbox.as_ref().ok().and_then(spawner::start);
+    let (mountpoints, has_monitor) = mountpoints();
+    let start = |sandbox| spawner::start(sandbox, &mountpoints, has_monitor);
+    let spawner = sandbox.as_ref().ok().and_then(start);
     let mut taken = daemon::receive()?;
     let state = taken.state.take();
     let prepare = || {
@@ -86,6 +89,20 @@ fn sandbox_options() -> Result<SandboxOptions, DaemonError> {
         Command::StorageDaemon(options) => Ok(options.sandbox),
         Command::Serve(options) => Ok(options.sandbox),
         _ => Err(DaemonError::new("the command line is that of no daemon")),
+    }
+}
+
+/// The mount points of the first daemon's command line, and whether it has a monitor.
+fn mountpoints() -> (Vec<PathBuf>, bool) {
+    match first() {
+        Ok(Command::StorageDaemon(options)) => {
+            (spawner::mountpoints(&options.steps), spawner::has_monitor(&options.steps))
+        }
+        Ok(Command::Serve(options)) => {
+            (options.mount.into_iter().map(|mount| mount.mountpoint).collect(), false)
+        }
+        // As above.
+        Ok(_) | Err(_) => (Vec::new(), false),
     }
 }
 

@@ -22,11 +22,25 @@ pub trait ExportType {
     /// What the export needs of the sandbox, and which paths it names.
     fn needs(&self) -> ExportNeeds<'_>;
 
+    /// What becomes of the export when the node gets another size.
+    fn size_use(&self) -> SizeUse;
+
     /// `rerror` and `werror`. `None`: the other side is a client, which is told of each error.
     fn error_policies(&self) -> Option<(OnError, OnError)>;
 
     /// The option whose default is the node's name. It is written out when the export gets another node.
     fn named_by_node(&self) -> Option<&'static str>;
+}
+
+/// What an export has to do with the size of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SizeUse {
+    /// The export follows changes.
+    Follows,
+    /// Clients read the size once.
+    Fixed,
+    /// An export that is writable changes the size itself.
+    Changes,
 }
 
 /// What no two exports can share.
@@ -38,6 +52,8 @@ pub enum Address {
     Fd(FdName),
     /// A name on the NBD server.
     Nbd(String),
+    /// A file that is mounted on.
+    Mountpoint(PathBuf),
 }
 
 impl Address {
@@ -46,6 +62,9 @@ impl Address {
         match self {
             Address::Nbd(name) => {
                 OptionError::new(format!("NBD server already has export named '{name}'"))
+            }
+            Address::Mountpoint(path) => {
+                OptionError::new(format!("There already is a FUSE export on '{}'", path.display()))
             }
             Address::Path(_) | Address::Fd(_) => {
                 OptionError::new(format!("Export '{id}' has the same address"))
@@ -62,4 +81,6 @@ pub struct ExportNeeds<'a> {
     pub socket: Option<&'a Path>,
     /// Memory is pinned: `CAP_IPC_LOCK`.
     pub pins_memory: bool,
+    /// A file that is mounted on, by the helper process.
+    pub mountpoint: Option<&'a Path>,
 }

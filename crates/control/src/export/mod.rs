@@ -3,12 +3,14 @@
 //! An export type is a file here: its options as rows, the type that they are read into, and its
 //! [`ExportType`]. This file lists the types.
 
+mod fuse;
 mod kind;
 mod nbd;
 mod on_error;
 mod vhost_user;
 
-pub use kind::{Address, ExportNeeds, ExportType};
+pub use fuse::{AllowOther, FuseOptions};
+pub use kind::{Address, ExportNeeds, ExportType, SizeUse};
 pub use nbd::NbdOptions;
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
 
@@ -54,6 +56,8 @@ pub enum ExportKind {
     VhostUserScsi(ScsiOptions),
     /// `nbd`: a network block device.
     Nbd(NbdOptions),
+    /// `fuse`: a file.
+    Fuse(FuseOptions),
 }
 
 impl Deref for ExportKind {
@@ -64,6 +68,7 @@ impl Deref for ExportKind {
             ExportKind::VhostUserBlk(options) => options,
             ExportKind::VhostUserScsi(options) => options,
             ExportKind::Nbd(options) => options,
+            ExportKind::Fuse(options) => options,
         }
     }
 }
@@ -90,6 +95,7 @@ pub(crate) struct Draft {
     vhost_user: VhostUserOptions,
     luns: Vec<String>,
     nbd: nbd::NbdDraft,
+    fuse: FuseOptions,
 }
 
 /// `stall-timeout-ms` that was not given.
@@ -132,6 +138,13 @@ static TYPES: &[Type] = &[
         example: "nbd,id=e,node-name=disk0,name=disk,writable=on,iothread=io0",
         fields: nbd::NBD,
         kind: |draft| Ok(ExportKind::Nbd(nbd::finish(draft))),
+    },
+    Type {
+        name: "fuse",
+        help: "a file of this machine",
+        example: "fuse,id=e,node-name=disk0,mountpoint=/run/disk0.img,writable=on,growable=on",
+        fields: fuse::FUSE,
+        kind: |draft| Ok(ExportKind::Fuse(std::mem::take(&mut draft.fuse))),
     },
 ];
 

@@ -3,7 +3,7 @@
 use block::job::OnError;
 
 use super::on_error::{RERROR_NBD, WERROR_NBD};
-use super::{Address, Draft, ExportNeeds, ExportType};
+use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
 use crate::error::OptionError;
 use crate::table::{self, Context, Field, Kind, Need, only_off};
 use crate::value::{Dialect, Value};
@@ -32,6 +32,10 @@ impl ExportType for NbdOptions {
 
     fn needs(&self) -> ExportNeeds<'_> {
         ExportNeeds::default()
+    }
+
+    fn size_use(&self) -> SizeUse {
+        SizeUse::Fixed
     }
 
     fn error_policies(&self) -> Option<(OnError, OnError)> {

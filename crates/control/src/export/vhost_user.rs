@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use block::job::OnError;
 
 use super::on_error::{RERROR, WERROR};
-use super::{Address, Draft, ExportNeeds, ExportType};
+use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
 use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
 use crate::fd::FdName;
@@ -95,7 +95,11 @@ impl ExportType for VhostUserOptions {
             Addr::Unix { path } => Some(path.as_path()),
             Addr::Fd { .. } => None,
         };
-        ExportNeeds { socket, pins_memory: self.pin_memory }
+        ExportNeeds { socket, pins_memory: self.pin_memory, mountpoint: None }
+    }
+
+    fn size_use(&self) -> SizeUse {
+        SizeUse::Follows
     }
 
     fn error_policies(&self) -> Option<(OnError, OnError)> {
@@ -122,6 +126,10 @@ impl ExportType for ScsiOptions {
 
     fn needs(&self) -> ExportNeeds<'_> {
         self.options.needs()
+    }
+
+    fn size_use(&self) -> SizeUse {
+        SizeUse::Follows
     }
 
     fn error_policies(&self) -> Option<(OnError, OnError)> {

@@ -6,14 +6,18 @@ use block::permissions::{ChildUse, Claim, EdgeUse, NodeUse, Permissions, UserUse
 
 use super::{Export, Graph, Job};
 use crate::error::OptionError;
+use crate::export::SizeUse;
 
 impl Export {
     fn claim(&self) -> Claim {
         let claim = Claim::of_reader(self.writable);
-        match self.shares_resize {
-            true => claim,
+        match self.size_use {
+            SizeUse::Changes if self.writable => {
+                Claim { takes: claim.takes.with(Permissions::RESIZE), ..claim }
+            }
+            SizeUse::Follows | SizeUse::Changes => claim,
             // NBD clients read the size once, when they connect.
-            false => Claim { shares: claim.shares.without(Permissions::RESIZE), ..claim },
+            SizeUse::Fixed => Claim { shares: claim.shares.without(Permissions::RESIZE), ..claim },
         }
     }
 }

@@ -60,7 +60,7 @@ use objects::Objects;
 pub(crate) use open_files::raise_limit;
 use serving::{End, Message};
 use signal::Mailbox;
-pub(crate) use signal::until;
+pub(crate) use signal::{Signal, until};
 use signals::StopSignals;
 pub(crate) use signals::{block as block_signals, handled as handled_signals};
 pub(crate) use state::Keeping;
@@ -100,7 +100,7 @@ pub(crate) struct Daemon {
     definitions: Definitions,
     /// The listening sockets of monitors and metrics, by what they are for.
     listeners: BTreeMap<String, (OwnedFd, Option<PathBuf>)>,
-    spawner: Option<Spawner>,
+    spawner: Option<Rc<Spawner>>,
     pidfile: Rc<OnceCell<Pidfile>>,
     /// When clients of monitors and metrics are served here.
     turn: Rc<Turn>,
@@ -401,7 +401,7 @@ impl Daemon {
     /// Has what this is to begin with; gives what is to be made.
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
         let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept } = start;
-        (self.spawner, self.pidfile) = (spawner, pidfile);
+        (self.spawner, self.pidfile) = (spawner.map(Rc::new), pidfile);
         (self.keeping, self.kept) = (keeping, kept);
         if let Some(arguments) = command_line {
             self.definitions.of_command_line(arguments);

@@ -3,6 +3,7 @@
 use block::job::Report;
 use control::qmp::Command;
 use event_loop::oneshot;
+use exports::fuse::Resize;
 use serde_json::json;
 
 use super::monitor::{Outcome, Request};
@@ -29,6 +30,8 @@ pub(super) enum Message {
     ExportEnded(String),
     /// A job's worker tells how it goes.
     Job(u64, Report),
+    /// An export's node is to get another size.
+    Resize(String, Resize),
     /// The image that a job was to make is there, or why not.
     Created(u64, Result<(), String>),
 }
@@ -56,6 +59,7 @@ impl Daemon {
                     self.tell_summary();
                 }
                 Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
+                Ok(Message::Resize(export, resize)) => self.resize_for(&export, resize),
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
                 Ok(Message::Created(job, made)) => self.created(job, made).await,
                 Ok(Message::Job(job, report)) => {

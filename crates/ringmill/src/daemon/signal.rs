@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 /// Tasks that wait for something to become true.
-#[derive(Default)]
-pub(super) struct Signal(RefCell<Vec<Waker>>);
+#[derive(Debug, Default)]
+pub(crate) struct Signal(RefCell<Vec<Waker>>);
 
 impl Signal {
     /// Has all that wait look again.
-    pub(super) fn notify(&self) {
+    pub(crate) fn notify(&self) {
         // Somebody else's waker may do anything: not within the borrow.
         let wakers = self.0.take();
         wakers.into_iter().for_each(Waker::wake);
@@ -21,7 +21,7 @@ impl Signal {
 
     /// Waits until `look` gives something. It is asked at once, and after each
     /// [`notify`](Self::notify).
-    pub(super) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match look() {
             Some(found) => Poll::Ready(found),
             None => {

@@ -1,8 +1,10 @@
 //! Exports that run. An export type is a file here; [`Daemon::start_export`] lists the types.
 
+mod fuse;
 mod nbd;
 mod vhost_user;
 
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -31,6 +33,8 @@ pub(super) type Asked<T> = Later<Result<T, String>>;
 pub(super) enum Described {
     /// `vhost-user-blk` and `vhost-user-scsi`.
     Server(SavedServer),
+    /// `fuse`: descriptors of the mount, one for each thread.
+    Mount { devices: Vec<OwnedFd>, allow_other: bool },
 }
 
 /// What an export that stands still is handed over with.
@@ -39,6 +43,8 @@ pub(super) enum Stopped {
     Rings(SavedRings),
     /// `nbd`.
     Clients(Vec<SavedClient>),
+    /// `fuse`: mode, owner and group, and how many descriptors are open.
+    File { owner: [u32; 3], opens: u64 },
 }
 
 /// An export that runs. No method has a default: an upgrade or the end of the daemon asks for each.
@@ -104,6 +110,7 @@ impl Daemon {
             ExportKind::VhostUserBlk(own) => self.start_blk(options, own, policy).await,
             ExportKind::VhostUserScsi(own) => self.start_scsi(options, own, policy).await,
             ExportKind::Nbd(own) => self.start_nbd(options, own).await,
+            ExportKind::Fuse(own) => self.start_fuse(options, own).await,
         }
     }
 

@@ -62,7 +62,7 @@ impl Running for NbdExport {
     fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
         match stopped {
             Some(Stopped::Clients(clients)) => self.begin(clients),
-            Some(Stopped::Rings(_)) | None => {}
+            Some(Stopped::Rings(_) | Stopped::File { .. }) | None => {}
         }
         Box::pin(ready(()))
     }

@@ -64,7 +64,7 @@ impl Running for VhostUserExport {
     fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
         let rings = match stopped {
             Some(Stopped::Rings(rings)) => rings,
-            Some(Stopped::Clients(_)) | None => SavedRings::default(),
+            Some(Stopped::Clients(_) | Stopped::File { .. }) | None => SavedRings::default(),
         };
         Box::pin(self.begin(rings))
     }
@@ -119,7 +119,7 @@ impl Daemon {
             Some(TakenExport::Server { listener: (fd, file), session }) => {
                 (Listen::TakenOver(Arc::new(fd), file), Some(TakenOver { session }))
             }
-            _ => (self.listen(&vhost_user.addr)?, None),
+            Some(TakenExport::Mount { .. }) | None => (self.listen(&vhost_user.addr)?, None),
         };
         let config = VhostUserConfig {
             id: options.id.clone(),

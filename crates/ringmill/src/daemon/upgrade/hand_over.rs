@@ -64,7 +64,7 @@ impl Daemon {
     pub(in crate::daemon) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
         let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
         let arguments = self.arguments_for_another().map_err(refused)?;
-        let Some(spawner) = &self.spawner else {
+        let Some(spawner) = self.spawner.as_ref().filter(|spawner| spawner.starts()) else {
             return Err(refused(
                 "there is no process that could start the new program: with --user or --sandbox \
                  upgrade=off none is kept, and else a warning in the log says why"
@@ -332,6 +332,7 @@ impl Daemon {
             let stopped = match stopped {
                 Stopped::Rings(rings) => fds.rings(rings),
                 Stopped::Clients(clients) => json!({"clients": fds.clients(clients)?}),
+                Stopped::File { owner, opens } => json!({"owner": owner, "opens": opens}),
             };
             exports.insert(id, stopped);
         }
@@ -375,7 +376,13 @@ async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
 }
 
 fn export(described: Described, fds: &mut Collected) -> Json {
-    let Described::Server(SavedServer { listener, file, session }) = described;
+    let SavedServer { listener, file, session } = match described {
+        Described::Server(server) => server,
+        Described::Mount { devices, allow_other } => {
+            let devices: Vec<Json> = devices.into_iter().map(|device| fds.add(device)).collect();
+            return json!({"devices": devices, "allow-other": allow_other});
+        }
+    };
     let session = session.map(|SavedSession { socket, messages }| {
         json!({"socket": fds.add(socket), "messages": fds.messages(messages)})
     });

@@ -35,6 +35,8 @@ pub(in crate::daemon) type TakenListener = (OwnedFd, Option<PathBuf>);
 pub(in crate::daemon) enum TakenExport {
     /// `vhost-user-blk` and `vhost-user-scsi`.
     Server { listener: TakenListener, session: Option<SavedSession> },
+    /// `fuse`.
+    Mount { devices: Vec<OwnedFd>, allow_other: bool },
 }
 
 /// What another process has handed over, and nobody has taken yet.
@@ -121,6 +123,13 @@ impl TakenOver {
         }
         let mut exports = HashMap::new();
         for (id, export) in object(&json["exports"])? {
+            if let Json::Array(devices) = &export["devices"] {
+                let devices = devices.iter().map(|device| document.fd(device));
+                let devices = devices.collect::<Result<_, _>>()?;
+                let allow_other = export["allow-other"] == Json::Bool(true);
+                exports.insert(id.clone(), TakenExport::Mount { devices, allow_other });
+                continue;
+            }
             let listener = (document.fd(&export["listener"])?, path(&export["file"]));
             let session = match &export["session"] {
                 Json::Null => None,
@@ -178,9 +187,14 @@ impl TakenOver {
         let mut queues = receive_document(&self.socket, QUEUES).map_err(failed)?;
         let json = queues.json.take();
         let stopped = |(id, export): (&String, &Json)| {
-            let stopped = match &export["clients"] {
-                Json::Null => Stopped::Rings(queues.rings(export)?),
-                clients => Stopped::Clients(queues.clients(clients)?),
+            let stopped = match (&export["clients"], &export["owner"]) {
+                (Json::Null, Json::Null) => Stopped::Rings(queues.rings(export)?),
+                (Json::Null, owner) => {
+                    let owner = list(owner)?.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+                    let owner = owner.try_into().map_err(|_| "no mode, owner and group")?;
+                    Stopped::File { owner, opens: number(&export["opens"])? }
+                }
+                (clients, _) => Stopped::Clients(queues.clients(clients)?),
             };
             Ok((id.clone(), stopped))
         };

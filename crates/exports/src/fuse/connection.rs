@@ -1,0 +1,486 @@
+//! A `/dev/fuse` descriptor on its I/O thread: requests from the kernel down the node's channel, answers back.
+//!
+//! Both ways go through the loop's ring. One read waits while there is nothing to do; with more requests under
+//! way, more reads are armed, up to [`MAX_ARMED`]. A slot's memory holds a request and its answer, header and data
+//! adjacent, so each is one segment. Nothing is allocated per request.
+
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use block::node::{BlockNode, Channel};
+use block::request::{Completion, Op, Request as NodeRequest};
+use block::status::{self, State as ExtentState};
+use devices::virtio::InFlight;
+use devices::{Batch, QueueStats};
+use event_loop::{
+    DeferredCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, IoTarget, LoopFile,
+    Progress, Trigger, mailbox, oneshot,
+};
+use nix::errno::Errno;
+use nix::libc;
+
+use super::attributes::FileAttributes;
+use super::session::{Todo, counted, judge};
+use super::slots::{At, SLOTS, Slots};
+use super::wire::{Answer, Invalid, MAX_REQUEST, Message, Request, SetAttributes};
+use crate::vhost_user::flush::flush;
+
+/// The most reads that are armed at once.
+const MAX_ARMED: u32 = 16;
+/// So many requests under way for each read that is armed.
+const PER_ARMED: u32 = 4;
+
+/// What a thread asks of the control plane.
+pub(super) enum Event {
+    /// Give the node another size.
+    Resize(Size, oneshot::Sender<Result<(), Errno>>),
+    /// The last open file was closed.
+    Closed,
+    /// The kernel sends no more requests.
+    Gone(Option<Errno>),
+}
+
+/// A node's size, bytes.
+pub(super) enum Size {
+    /// It is not to become smaller.
+    AtLeast(u64),
+    Exactly(u64),
+}
+
+/// What a connection serves.
+pub(super) struct Service {
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) node: Arc<dyn BlockNode>,
+    pub(super) file: Arc<FileAttributes>,
+    pub(super) writethrough: bool,
+    pub(super) stats: Arc<QueueStats>,
+    pub(super) events: Arc<mailbox::Sender<Event>>,
+}
+
+pub(super) struct Connection {
+    me: Weak<Connection>,
+    event_loop: EventLoop,
+    service: Service,
+    device: LoopFile,
+    channel: Rc<dyn Channel>,
+    slots: RefCell<Slots>,
+    /// Reads that the ring has.
+    armed: Cell<u32>,
+    /// Slots with a request or an answer.
+    busy: Cell<u32>,
+    /// A read found nothing and did not wait: the descriptor is watched.
+    watched: Cell<Option<HandlerId>>,
+    waits: Cell<bool>,
+    /// No reads are armed.
+    paused: Cell<bool>,
+    drained: Cell<bool>,
+    /// The file system is gone.
+    gone: Cell<bool>,
+    quiet: Cell<Option<oneshot::Sender<()>>>,
+    queued: Cell<bool>,
+    /// Answers that are not counted yet.
+    batch: Batch,
+}
+
+impl Connection {
+    /// A connection that takes no request until it is to [resume](Self::resume).
+    ///
+    /// # Errors
+    ///
+    /// The loop lacks what the node needs, or there is no memory.
+    pub(super) fn new(event_loop: &EventLoop, service: Service) -> io::Result<Rc<Self>> {
+        let channel = service.node.clone().open_channel(event_loop)?;
+        let slots = Slots::new().ok_or_else(|| io::Error::from(Errno::ENOMEM))?;
+        Ok(Rc::new_cyclic(|me| Connection {
+            me: me.clone(),
+            event_loop: event_loop.clone(),
+            device: event_loop.register_file(service.device.clone()),
+            service,
+            channel,
+            slots: RefCell::new(slots),
+            armed: Cell::new(0),
+            busy: Cell::new(0),
+            watched: Cell::new(None),
+            waits: Cell::new(false),
+            paused: Cell::new(true),
+            drained: Cell::new(false),
+            gone: Cell::new(false),
+            quiet: Cell::new(None),
+            queued: Cell::new(false),
+            batch: Batch::default(),
+        }))
+    }
+
+    // ---- requests in ---------------------------------------------------------------------------
+
+    /// Arms as many reads as the load is worth.
+    fn arm(&self) {
+        if self.paused.get() || self.gone.get() || self.waits.get() {
+            return;
+        }
+        let wanted = (self.busy.get() / PER_ARMED).clamp(1, MAX_ARMED);
+        let Some(me) = self.me.upgrade() else { return };
+        let target: Rc<dyn IoTarget> = me;
+        while self.armed.get() < wanted {
+            let mut slots = self.slots.borrow_mut();
+            let Some(tag) = slots.take() else { return };
+            let Some(slot) = slots.get(tag) else { return };
+            slot.at = At::Armed;
+            let bufs = slot.request_memory();
+            drop(slots);
+            self.armed.update(|count| count + 1);
+            let op = IoOp::Read { offset: 0 };
+            self.event_loop.submit(&self.device, op, Engine::Uring, bufs, &target, tag);
+        }
+    }
+
+    fn received(&self, tag: u32, result: i32, bufs: IoBufs) {
+        self.armed.update(|count| count - 1);
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get(tag) else { return };
+        slot.give_back(bufs);
+        let Ok(bytes) = usize::try_from(result) else {
+            slots.free(tag);
+            drop(slots);
+            return self.no_request(Errno::from_raw(result.wrapping_neg()));
+        };
+        let first = slot.received();
+        let parsed = Message::parse(first.get(..bytes.min(MAX_REQUEST)).unwrap_or_default(), bytes);
+        let message = match parsed {
+            Ok(message) => message,
+            Err(Invalid::Header) => {
+                slots.free(tag);
+                return;
+            }
+            Err(Invalid::Arguments { unique } | Invalid::Inode { unique }) => {
+                Message { unique, request: Request::Unknown(0) }
+            }
+        };
+        slot.begin(message, self.event_loop.now_ns());
+        drop(slots);
+        self.service.stats.taken.add(1);
+        self.busy.update(|count| count + 1);
+        match parsed {
+            Ok(_) => self.carry_out(tag),
+            Err(Invalid::Inode { .. }) => self.answer(tag, Answer::Error(Errno::ENOENT)),
+            Err(_) => self.answer(tag, Answer::Error(Errno::EINVAL)),
+        }
+    }
+
+    /// A read has brought nothing.
+    fn no_request(&self, errno: Errno) {
+        match errno {
+            // A kernel that does not wait on the ring's behalf, or a loop without a ring.
+            Errno::EAGAIN => self.watch(),
+            // A request that was taken back while it was read; a read that was.
+            Errno::EINTR | Errno::ENOENT | Errno::ECANCELED => {}
+            errno => {
+                if !self.gone.replace(true) {
+                    // The daemon unmounts it, or somebody else.
+                    let why = (errno != Errno::ENODEV).then_some(errno);
+                    let _ = self.service.events.send(Event::Gone(why));
+                }
+            }
+        }
+    }
+
+    /// Waits until the descriptor has something to read.
+    fn watch(&self) {
+        self.waits.set(true);
+        if self.watched.get().is_some() {
+            return;
+        }
+        let Some(me) = self.me.upgrade() else { return };
+        let events = libc::POLLIN as u32;
+        let device = self.service.device.clone();
+        let id = self.event_loop.add_handler(device, events, Trigger::Edge, me);
+        self.watched.set(Some(id));
+    }
+
+    // ---- what they ask for ---------------------------------------------------------------------
+
+    fn carry_out(&self, tag: u32) {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get(tag) else { return };
+        let (request, grown) = (slot.request, slot.grown);
+        if request == Request::Release && self.service.file.released() {
+            let _ = self.service.events.send(Event::Closed);
+        }
+        match judge(request, &self.service.file, self.service.writethrough, grown) {
+            Todo::Answer(answer) => {
+                drop(slots);
+                self.answer(tag, answer);
+            }
+            Todo::Nothing => {
+                slots.free(tag);
+                drop(slots);
+                self.ended(tag, None);
+            }
+            Todo::Node { op, offset, len, then } => {
+                slot.at = At::Node(then);
+                let bufs = match op {
+                    Op::Read | Op::Write { .. } => slot.data(len),
+                    Op::Flush | Op::Discard | Op::WriteZeroes { .. } | Op::BlockStatus => {
+                        IoBufs::new()
+                    }
+                };
+                drop(slots);
+                self.submit(tag, op, offset, len, bufs);
+            }
+            Todo::Seek { hole, offset, end } => {
+                slot.at = At::Seeking { hole, offset, end };
+                let bufs = slot.extents();
+                drop(slots);
+                self.submit(tag, Op::BlockStatus, offset, end - offset, bufs);
+            }
+            Todo::Grow(size) => {
+                slot.at = At::Resizing;
+                slot.grown = true;
+                drop(slots);
+                self.resize(tag, Size::AtLeast(size), None);
+            }
+            Todo::Truncate(size, change) => {
+                slot.at = At::Resizing;
+                drop(slots);
+                self.resize(tag, Size::Exactly(size), Some(change));
+            }
+        }
+    }
+
+    fn submit(&self, tag: u32, op: Op, offset: u64, len: u64, bufs: IoBufs) {
+        let Some(me) = self.me.upgrade() else { return };
+        let me: Rc<dyn Completion> = me;
+        self.channel.submit(NodeRequest::new(op, offset, len, bufs, &me, tag));
+    }
+
+    /// Has the control plane give the node another size, then goes on with the request.
+    fn resize(&self, tag: u32, size: Size, change: Option<SetAttributes>) {
+        let (answer, resized) = oneshot::channel();
+        // One that cannot be sent is dropped, which the receiver sees.
+        let _ = self.service.events.send(Event::Resize(size, answer));
+        let me = self.me.clone();
+        self.event_loop.spawn(async move {
+            let resized = resized.await.unwrap_or(Err(Errno::EIO));
+            let Some(me) = me.upgrade() else { return };
+            match (resized, change) {
+                (Err(errno), _) => me.answer(tag, Answer::Error(errno)),
+                (Ok(()), None) => me.carry_out(tag),
+                (Ok(()), Some(change)) => {
+                    me.service.file.change(&change);
+                    me.answer(tag, Answer::Attributes(me.service.file.get()));
+                }
+            }
+        });
+    }
+
+    /// What a search has found.
+    fn sought(&self, tag: u32, (hole, from, end): (bool, u64, u64), bufs: IoBufs) {
+        let mut at = from;
+        let mut found = None;
+        let mut index = 0;
+        while let Some(extent) = status::extent(&bufs, index).filter(|_| at < end) {
+            if (extent.state != ExtentState::Data) == hole {
+                found = Some(at);
+                break;
+            }
+            at = at.saturating_add(extent.len);
+            index += 1;
+        }
+        let answer = match found {
+            Some(at) => Answer::Position(at),
+            None if at < end && at > from => {
+                let mut slots = self.slots.borrow_mut();
+                let Some(slot) = slots.get(tag) else { return };
+                slot.at = At::Seeking { hole, offset: at, end };
+                slot.give_back(bufs);
+                let bufs = slot.extents();
+                drop(slots);
+                return self.submit(tag, Op::BlockStatus, at, end - at, bufs);
+            }
+            None if hole => Answer::Position(end),
+            None => Answer::Error(Errno::ENXIO),
+        };
+        if let Some(slot) = self.slots.borrow_mut().get(tag) {
+            slot.give_back(bufs);
+        }
+        self.answer(tag, answer);
+    }
+
+    // ---- answers out ---------------------------------------------------------------------------
+
+    fn answer(&self, tag: u32, answer: Answer) {
+        let Some(me) = self.me.upgrade() else { return };
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get(tag) else { return };
+        let (kind, _, bytes) = counted(&slot.request);
+        let now_ns = self.event_loop.now_ns();
+        match answer {
+            Answer::Error(_) => {
+                self.batch.failed(&self.service.stats, kind, slot.started_ns, now_ns);
+            }
+            Answer::Done
+            | Answer::Init { .. }
+            | Answer::Attributes(_)
+            | Answer::Opened
+            | Answer::Written(_)
+            | Answer::Position(_)
+            | Answer::FileSystem
+            | Answer::Data(_) => {
+                self.batch.done(&self.service.stats, kind, bytes, slot.started_ns, now_ns);
+            }
+        }
+        let data = match answer {
+            Answer::Data(len) => len,
+            _ => 0,
+        };
+        slot.at = At::Answering;
+        let bufs = slot.answer(&answer.encode(slot.unique), data);
+        drop(slots);
+        let target: Rc<dyn IoTarget> = me;
+        let op = IoOp::Write { offset: 0, dsync: false };
+        let token = tag | ANSWERED;
+        self.event_loop.submit(&self.device, op, Engine::Uring, bufs, &target, token);
+    }
+
+    /// A request has ended, and its slot is free.
+    fn ended(&self, tag: u32, bufs: Option<IoBufs>) {
+        let mut slots = self.slots.borrow_mut();
+        if let (Some(slot), Some(bufs)) = (slots.get(tag), bufs) {
+            slot.give_back(bufs);
+        }
+        slots.free(tag);
+        drop(slots);
+        self.busy.update(|count| count - 1);
+        self.later();
+    }
+
+    /// Has [`run`](DeferredCall::run) called at the end of the section.
+    fn later(&self) {
+        if let Some(me) = self.me.upgrade() {
+            let me: Rc<dyn DeferredCall> = me;
+            self.event_loop.defer(&me);
+        }
+    }
+
+    // ---- control -------------------------------------------------------------------------------
+
+    /// Takes no more requests. The answer comes when none is under way any more.
+    pub(super) fn pause(&self) -> oneshot::Receiver<()> {
+        let (quiet, is_quiet) = oneshot::channel();
+        self.quiet.set(Some(quiet));
+        self.paused.set(true);
+        self.waits.set(false);
+        if let Some(handler) = self.watched.take() {
+            self.event_loop.remove_handler(handler);
+        }
+        if self.armed.get() > 0 {
+            self.event_loop.cancel(&self.device);
+        }
+        if !self.drained.replace(true) {
+            self.event_loop.section(|| self.channel.drain_begin());
+        }
+        self.event_loop.section(|| self.later());
+        is_quiet
+    }
+
+    /// Takes requests.
+    pub(super) fn resume(&self) {
+        if self.paused.replace(false) {
+            drop(self.quiet.take());
+            if self.drained.take() {
+                self.channel.drain_end();
+            }
+            self.event_loop.section(|| self.later());
+        }
+    }
+
+    /// Runs a task on this thread.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.event_loop.spawn(task);
+    }
+
+    /// Makes durable what was written.
+    pub(super) fn flush(&self, answer: oneshot::Sender<Result<(), Errno>>) {
+        let writable = (!self.service.node.geometry().read_only).then_some(&self.channel);
+        flush(writable.into_iter(), Box::new(move |result| answer.send(result)));
+    }
+
+    /// The requests under way, for those that look for one that takes long.
+    pub(super) fn in_flight(&self) -> Vec<InFlight> {
+        self.slots.borrow().in_flight()
+    }
+}
+
+/// In a token: the answer was given to the kernel.
+const ANSWERED: u32 = 1 << 31;
+const _: () = assert!(SLOTS < ANSWERED as usize);
+
+impl IoTarget for Connection {
+    fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
+        if token & ANSWERED == 0 {
+            self.received(token, result, bufs);
+            return self.later();
+        }
+        // An answer that the kernel does not want any more is no error: the request was aborted.
+        self.ended(token & !ANSWERED, Some(bufs));
+    }
+}
+
+impl Completion for Connection {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get(tag) else { return };
+        if let Err(errno) = result {
+            let (kind, offset, _) = counted(&slot.request);
+            self.service.stats.node_failed(0, kind, offset, errno);
+        }
+        let at = slot.at;
+        match (result, at) {
+            (Ok(()), At::Seeking { hole, offset, end }) => {
+                drop(slots);
+                return self.sought(tag, (hole, offset, end), bufs);
+            }
+            (Ok(()), At::Node(_)) | (Err(_), _) => slot.give_back(bufs),
+            (Ok(()), At::Free | At::Armed | At::Resizing | At::Answering) => return,
+        }
+        drop(slots);
+        let answer = match (result, at) {
+            (Ok(()), At::Node(answer)) => answer,
+            (Ok(()), _) => Answer::Done,
+            (Err(errno), _) => Answer::Error(errno),
+        };
+        self.answer(tag, answer);
+    }
+}
+
+impl Handler for Connection {
+    fn ready(&self, _events: u32) -> Progress {
+        self.waits.set(false);
+        self.arm();
+        Progress::Done
+    }
+}
+
+impl DeferredCall for Connection {
+    /// The end of the section: counts what was answered, arms reads.
+    fn run(&self) {
+        self.batch.publish(&self.service.stats, false);
+        self.arm();
+        if self.paused.get()
+            && self.armed.get() == 0
+            && self.busy.get() == 0
+            && let Some(quiet) = self.quiet.take()
+        {
+            quiet.send(());
+        }
+    }
+
+    fn queued(&self) -> &Cell<bool> {
+        &self.queued
+    }
+}
