@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 pub mod ahci;
 mod daemon;
 pub mod front_end;
+pub mod fuse;
 pub mod given;
 pub mod hand_over;
 pub mod image;
@@ -75,6 +76,11 @@ mod tests {
     #[test]
     fn front_end() {
         replay("front_end", super::front_end::run);
+    }
+
+    #[test]
+    fn fuse() {
+        replay("fuse", super::fuse::run);
     }
 
     #[test]

@@ -161,6 +161,7 @@ fn minimal(option: &str, variant: &str) -> String {
         ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
+        ("--export", "fuse") => "id=e,node-name=other,mountpoint=m",
         _ => "id=e,node-name=other,addr.type=unix,addr.path=s",
     };
     format!("{variant},{rest}")

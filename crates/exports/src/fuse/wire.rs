@@ -316,7 +316,7 @@ fn set_attributes(fields: &mut Fields<'_>) -> Option<SetAttributes> {
     }
     let mode = fields.u32()?;
     let _unused = fields.u32()?;
-    let (uid, gid) = (fields.u32()?, fields.u32()?);
+    let (uid, gid, _unused) = (fields.u32()?, fields.u32()?, fields.u32()?);
     let known = valid::MODE | valid::UID | valid::GID | valid::SIZE | valid::HOW;
     Some(SetAttributes {
         size: (valid & valid::SIZE != 0).then_some(size),

@@ -1,0 +1,412 @@
+//! Exports over FUSE: a node as a file, for programs that know nothing of ringmill.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use integration::nbd::client_output;
+use integration::{
+    Image, Qmp, Scratch, Server, ServerCommand, daemon, eventually, pattern, tied_command, tool,
+};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::libc;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Whence, lseek};
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+
+/// A file to mount on.
+fn mountpoint(scratch: &Scratch, name: &str) -> PathBuf {
+    let path = scratch.path(name);
+    fs::write(&path, "").expect("a file");
+    path
+}
+
+fn export(node: &str, mountpoint: &Path, options: &str) -> String {
+    format!("fuse,id=e,node-name={node},mountpoint={}{options}", mountpoint.display())
+}
+
+/// A daemon with an image as a file.
+fn serve(scratch: &Scratch, image: &Image, options: &str) -> (Server, PathBuf) {
+    let file = mountpoint(scratch, "file");
+    let command = ServerCommand::new(scratch).monitor("qmp").file("disk", image, "");
+    let command = command.arg("--export").arg(export("disk", &file, options));
+    (command.start(), file)
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap_or_else(|error| {
+        panic!("{}: {error}", path.display());
+    })
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    mounts.lines().any(|line| line.split(' ').nth(4) == path.to_str())
+}
+
+fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.expect_err("an error").raw_os_error().expect("an errno")
+}
+
+fn zero(file: &File, mode: FallocateFlags, offset: u64, len: u64) -> nix::Result<()> {
+    fallocate(file, mode, offset.cast_signed(), len.cast_signed())
+}
+
+fn seek(file: &File, offset: u64, whence: Whence) -> nix::Result<i64> {
+    lseek(file, offset.cast_signed(), whence)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn a_file_has_what_the_image_has_and_takes_writes_of_any_size() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 8);
+    let copy = scratch.path("copy");
+    fs::copy(image.path(), &copy).expect("a copy");
+    let (server, path) = serve(&scratch, &image, ",writable=on");
+    let same = ["compare", "-Uf", "raw", "-F", "raw", text(&path), text(&copy)];
+    client_output(&scratch, "qemu-img", &same);
+    let metadata = fs::metadata(&path).expect("a file");
+    assert_eq!((metadata.len(), metadata.mode()), (8 * MIB, libc::S_IFREG | 0o600));
+    let (file, expected) = (open(&path), open(&copy));
+    let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT);
+    let direct = direct.open(&path).expect("O_DIRECT");
+    // Larger than a request, odd, across sectors and pages.
+    let mut random = 7;
+    for (offset, len) in [(0, 3 * MIB + 17), (5, 1), (511, 2), (4095, 4098), (8 * MIB - 9, 9)] {
+        let data: Vec<u8> =
+            (0..len).map(|_| pattern::splitmix64(&mut random).to_ne_bytes()[0]).collect();
+        file.write_all_at(&data, offset).expect("a write");
+        expected.write_all_at(&data, offset).expect("a write");
+        let mut back = vec![0; data.len()];
+        direct.read_exact_at(&mut back, offset).expect("a read");
+        assert_eq!(back, data, "at {offset}");
+    }
+    file.sync_all().expect("fsync");
+    // The end of the file.
+    assert_eq!(file.read_at(&mut [0; 100], 8 * MIB - 10).expect("a read"), 10);
+    assert_eq!(file.read_at(&mut [0; 100], 9 * MIB).expect("a read"), 0);
+    assert_eq!(errno(file.write_at(&[1], 8 * MIB)), libc::ENOSPC);
+    assert_eq!(file.write_at(&[1; 10], 8 * MIB - 4).expect("a write"), 4);
+    expected.write_at(&[1; 4], 8 * MIB - 4).expect("a write");
+    client_output(&scratch, "qemu-img", &same);
+    drop((file, direct));
+    server.stop();
+    assert!(!is_mounted(&path));
+    assert!(fs::read(&path).expect("the file below") == b"", "as it was before");
+    let same = ["compare", "-f", "raw", "-F", "raw", text(image.path()), text(&copy)];
+    client_output(&scratch, "qemu-img", &same);
+}
+
+#[test]
+fn ranges_are_zeroed_freed_and_found() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 8);
+    let (server, path) = serve(&scratch, &image, ",writable=on");
+    let file = open(&path);
+    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    zero(&file, punch, MIB, MIB).expect("punched");
+    zero(&file, FallocateFlags::FALLOC_FL_ZERO_RANGE, 4 * MIB + 1, 1000).expect("zeroed");
+    // To the end, and no further.
+    zero(&file, punch, 7 * MIB, 100 * MIB).expect("punched");
+    for (offset, len) in [(MIB, MIB), (4 * MIB + 1, 1000), (7 * MIB, MIB)] {
+        let mut data = vec![1; usize::try_from(len).expect("a length")];
+        file.read_exact_at(&mut data, offset).expect("a read");
+        assert!(data.iter().all(|byte| *byte == 0), "at {offset}");
+    }
+    assert_eq!(fs::metadata(&path).expect("a file").len(), 8 * MIB);
+    assert_eq!(seek(&file, 0, Whence::SeekHole), Ok(MIB.cast_signed()));
+    assert_eq!(seek(&file, MIB, Whence::SeekData), Ok((2 * MIB).cast_signed()));
+    assert_eq!(seek(&file, 2 * MIB, Whence::SeekData), Ok((2 * MIB).cast_signed()));
+    assert_eq!(seek(&file, 7 * MIB, Whence::SeekData), Err(nix::Error::ENXIO));
+    assert_eq!(seek(&file, 7 * MIB, Whence::SeekHole), Ok((7 * MIB).cast_signed()));
+    assert_eq!(seek(&file, 9 * MIB, Whence::SeekHole), Err(nix::Error::ENXIO));
+    assert!(image.allocated() < 7 * MIB, "{} bytes are left", image.allocated());
+    let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    assert_eq!(zero(&file, keep, 0, 512), Err(nix::Error::EOPNOTSUPP));
+    drop(file);
+    server.stop();
+}
+
+#[test]
+fn a_growable_file_grows_and_shrinks() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, path) = serve(&scratch, &image, ",writable=on,growable=on");
+    let file = open(&path);
+    let size = || fs::metadata(&path).expect("a file").len();
+    file.write_all_at(&[7; 1000], 2 * MIB).expect("a write past the end");
+    // Whole sectors.
+    assert_eq!(size(), 2 * MIB + 1024);
+    let mut data = [1; 1024];
+    file.read_exact_at(&mut data, 2 * MIB).expect("a read");
+    assert_eq!((data[..1000].to_vec(), data[1000..].to_vec()), (vec![7; 1000], vec![0; 24]));
+    file.read_exact_at(&mut data, MIB).expect("a read");
+    assert_eq!(data, [0; 1024]);
+    zero(&file, FallocateFlags::empty(), size(), MIB).expect("more room");
+    assert_eq!(size(), 3 * MIB + 1024);
+    file.set_len(512).expect("a smaller size");
+    assert_eq!((size(), fs::metadata(image.path()).expect("the image").len()), (512, 512));
+    file.set_len(4 * MIB).expect("a larger size");
+    file.read_exact_at(&mut data, 2 * MIB).expect("a read");
+    assert_eq!(data, [0; 1024], "what was cut off is gone");
+    // Several at once: none undoes what another has done.
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let file = &file;
+            scope.spawn(move || {
+                for i in (0..16).rev() {
+                    let offset = 4 * MIB + (i * 8 + n) * 4096;
+                    file.write_all_at(&[n as u8 + 1; 4096], offset).expect("a write");
+                }
+            });
+        }
+    });
+    assert_eq!(size(), 4 * MIB + 128 * 4096);
+    for block in 0..128 {
+        let mut data = [0; 4096];
+        file.read_exact_at(&mut data, 4 * MIB + block * 4096).expect("a read");
+        assert_eq!(data, [(block % 8) as u8 + 1; 4096], "block {block}");
+    }
+    drop(file);
+    server.stop();
+}
+
+#[test]
+fn a_read_only_export_takes_no_writes() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, path) = serve(&scratch, &image, "");
+    assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o400);
+    assert_eq!(errno(OpenOptions::new().write(true).open(&path)), libc::EROFS);
+    assert_eq!(errno(fs::set_permissions(&path, PermissionsExt::from_mode(0o600))), libc::EROFS);
+    assert_eq!(fs::read(&path).expect("the disk"), fs::read(image.path()).expect("the image"));
+    server.stop();
+}
+
+#[test]
+fn owner_and_mode_are_kept_until_the_end() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, path) = serve(&scratch, &image, ",writable=on,allow-other=off");
+    let mode = |mode| fs::set_permissions(&path, PermissionsExt::from_mode(mode));
+    mode(0o400).expect("chmod");
+    assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o400);
+    // Nobody else reaches the file.
+    assert_eq!(errno(mode(0o440)), libc::EPERM);
+    assert_eq!(errno(fs::remove_file(&path)), libc::EBUSY);
+    server.stop();
+}
+
+#[test]
+fn monitors_add_and_delete_exports() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let path = mountpoint(&scratch, "file");
+    let server = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let add = |path: &Path, id: &str| json!({"type": "fuse", "id": id, "node-name": "disk", "mountpoint": path, "writable": true});
+    let refused = qmp.refused("block-export-add", add(scratch.dir(), "e"));
+    assert!(refused.ends_with("is not a regular file"), "{refused}");
+    let refused = qmp.refused("block-export-add", add(&scratch.path("none"), "e"));
+    assert!(refused.ends_with("none': No such file or directory"), "{refused}");
+    qmp.execute("block-export-add", add(&path, "e"));
+    let exports = qmp.execute("query-block-exports", json!({}));
+    let expected =
+        json!([{"id": "e", "type": "fuse", "node-name": "disk", "shutting-down": false}]);
+    assert_eq!(exports, expected);
+    let refused = qmp.refused("block-export-add", add(&path, "f"));
+    assert!(refused.starts_with("There already is a FUSE export on"), "{refused}");
+    // `block_resize` shows.
+    qmp.execute("block_resize", json!({"node-name": "disk", "size": 2 * MIB}));
+    eventually("the new size", || {
+        (fs::metadata(&path).expect("a file").len() == 2 * MIB).then_some(())
+    });
+    let file = open(&path);
+    let refused = qmp.refused("block-export-del", json!({"id": "e"}));
+    assert_eq!(refused, "export 'e' still in use");
+    file.write_all_at(b"last", 100).expect("a write");
+    qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+    qmp.wait_for("BLOCK_EXPORT_DELETED");
+    assert!(!is_mounted(&path));
+    assert_eq!(errno(file.read_at(&mut [0], 0)), libc::ENOTCONN);
+    assert_eq!(image.read(100, 4), b"last");
+    drop(file);
+    // In its place, and with a file that was closed just before.
+    qmp.execute("block-export-add", add(&path, "e"));
+    drop(open(&path));
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    qmp.wait_for("BLOCK_EXPORT_DELETED");
+    server.stop();
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_mount_that_the_next_start_takes_away() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, path) = serve(&scratch, &image, ",writable=on");
+    let file = open(&path);
+    file.write_all_at(b"written", 0).expect("a write");
+    server.kill();
+    eventually("the end of the connection", || {
+        (errno(file.read_at(&mut [0], 0)) == libc::ENOTCONN).then_some(())
+    });
+    assert!(is_mounted(&path));
+    assert_eq!(errno(fs::metadata(&path)), libc::ENOTCONN);
+    let command = ServerCommand::new(&scratch).file("disk", &image, "");
+    let command = command.arg("--export").arg(export("disk", &path, ",writable=on"));
+    let server = command.start();
+    let mut data = [0; 7];
+    open(&path).read_exact_at(&mut data, 0).expect("a read");
+    assert_eq!(&data, b"written");
+    drop(file);
+    server.stop();
+    assert!(!is_mounted(&path));
+}
+
+#[test]
+fn a_second_daemon_does_not_mount_over_the_first() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, path) = serve(&scratch, &image, "");
+    let other = Scratch::new();
+    let second = Image::filled(&other, "other.img", 1);
+    let command = ServerCommand::new(&other).file("disk", &second, "");
+    let (status, log) = command.arg("--export").arg(export("disk", &path, "")).run();
+    assert!(!status.success() && log.contains("is mounted on already"), "{log}");
+    assert_eq!(fs::metadata(&path).expect("the first").len(), MIB);
+    server.stop();
+}
+
+#[test]
+fn a_qcow2_image_is_a_raw_file_to_others() {
+    let scratch = Scratch::new();
+    let source = Image::filled(&scratch, "source.img", 16);
+    let qcow2 = scratch.path("disk.qcow2");
+    let convert = ["convert", "-O", "qcow2", text(source.path()), text(&qcow2)];
+    client_output(&scratch, "qemu-img", &convert);
+    let path = mountpoint(&scratch, "file");
+    let node = format!("qcow2,node-name=disk,file.driver=file,file.filename={}", text(&qcow2));
+    let command = ServerCommand::new(&scratch).iothread("io0").iothread("io1");
+    let command = command.arg("--blockdev").arg(node).arg("--export");
+    let options = ",writable=on,iothread.0=io0,iothread.1=io1";
+    let server = command.arg(export("disk", &path, options)).start();
+    let same = ["compare", "-Uf", "raw", "-F", "raw", text(&path), text(source.path())];
+    client_output(&scratch, "qemu-img", &same);
+    // Both threads, many requests, each read checked.
+    let fio = [
+        "--name=verify",
+        &format!("--filename={}", text(&path)),
+        "--ioengine=libaio",
+        "--direct=1",
+        "--rw=randwrite",
+        "--bsrange=512-256k",
+        "--blockalign=512",
+        "--iodepth=32",
+        "--size=16M",
+        "--verify=crc32c",
+        "--end_fsync=1",
+    ];
+    client_output(&scratch, "fio", &fio);
+    server.stop();
+    client_output(&scratch, "qemu-img", &["check", text(&qcow2)]);
+}
+
+#[test]
+fn an_upgrade_keeps_files_open() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 16);
+    let path = mountpoint(&scratch, "file");
+    let command = ServerCommand::new(&scratch).monitor("qmp").iothread("io0").iothread("io1");
+    let command = command.file("disk", &image, "");
+    let options = ",writable=on,growable=on,iothread.0=io0,iothread.1=io1";
+    let mut server = command.arg("--export").arg(export("disk", &path, options)).start();
+    let file = open(&path);
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).expect("chmod");
+    let mut load = tied_command(&tool("fio"))
+        .args(["--name=load", "--ioengine=libaio", "--direct=1", "--rw=randrw", "--bs=4k"])
+        .args(["--iodepth=16", "--size=16M", "--verify=crc32c", "--time_based", "--runtime=4"])
+        .arg(format!("--filename={}", text(&path)))
+        .current_dir(scratch.dir())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("fio");
+    for round in 0..3_u8 {
+        server.upgrade();
+        file.write_all_at(&[round; 100], 16 * MIB + u64::from(round) * 512).expect("a write");
+    }
+    assert!(load.wait().expect("fio").success());
+    assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o640);
+    let mut data = [0; 100];
+    file.read_exact_at(&mut data, 16 * MIB + 1024).expect("a read");
+    assert_eq!(data, [2; 100]);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    assert_eq!(
+        qmp.refused("block-export-del", json!({"id": "e"})),
+        "export 'e' still in use",
+        "the new process knows of it"
+    );
+    drop((file, qmp));
+    server.stop();
+    assert!(!is_mounted(&path));
+}
+
+#[test]
+fn the_sandbox_says_where_monitors_may_mount() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (inside, outside) = (scratch.path("inside"), mountpoint(&scratch, "outside"));
+    fs::create_dir(&inside).expect("a folder");
+    let path = inside.join("file");
+    fs::write(&path, "").expect("a file");
+    let sandbox = format!("on,paths={}", inside.display());
+    let command = ServerCommand::new(&scratch).args(["--sandbox", &sandbox]).monitor("qmp");
+    let server = command.file("disk", &image, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let add =
+        |path: &Path| json!({"type": "fuse", "id": "e", "node-name": "disk", "mountpoint": path});
+    let refused = qmp.refused("block-export-add", add(&outside));
+    assert!(refused.contains("nor beneath --sandbox paths"), "{refused}");
+    // Nor by another name.
+    let link = inside.join("link");
+    std::os::unix::fs::symlink(&outside, &link).expect("a link");
+    let refused = qmp.refused("block-export-add", add(&link));
+    assert!(refused.contains("nor beneath --sandbox paths"), "{refused}");
+    qmp.execute("block-export-add", add(&path));
+    assert_eq!(fs::metadata(&path).expect("a file").len(), MIB);
+    server.stop();
+    assert!(!is_mounted(&path));
+}
+
+#[test]
+fn mount_is_the_short_way() {
+    let scratch = Scratch::new();
+    let image = scratch.path("disk.qcow2");
+    let path = mountpoint(&scratch, "file");
+    let mut mounted = tied_command(daemon())
+        .args(["mount", text(&image), text(&path), "--size", "4M"])
+        .current_dir(scratch.dir())
+        .spawn()
+        .expect("ringmill");
+    eventually("the mount", || is_mounted(&path).then_some(()));
+    let file = open(&path);
+    assert_eq!(file.metadata().expect("a file").len(), 4 * MIB);
+    file.write_all_at(b"hello", MIB).expect("a write");
+    drop(file);
+    kill(Pid::from_raw(mounted.id().cast_signed()), Signal::SIGTERM).expect("a signal");
+    assert!(mounted.wait().expect("ringmill").success());
+    assert!(!is_mounted(&path));
+    let raw = scratch.path("raw");
+    let convert = ["convert", "-O", "raw", text(&image), text(&raw)];
+    client_output(&scratch, "qemu-img", &convert);
+    let mut data = [0; 5];
+    open(&raw).read_exact_at(&mut data, MIB).expect("a read");
+    assert_eq!(&data, b"hello");
+}
