@@ -216,9 +216,10 @@ impl ServeOptions {
         });
         let rest = [Action::Blockdev(node), Action::Export(export)];
         let image = self.image.display();
+        let command = if self.mount.is_some() { "mount" } else { "serve" };
         objects
             .chain(rest)
-            .map(|action| Step { origin: format!("serve {image}"), action })
+            .map(|action| Step { origin: format!("{command} {image}"), action })
             .collect()
     }
 }
@@ -503,8 +504,7 @@ pub(crate) fn start_mount(arguments: Vec<OsString>) -> Result<ServeOptions, Opti
         return Err(OptionError::new(message).hint(USAGE));
     }
     let mount = FuseOptions { mountpoint: PathBuf::from(file), ..FuseOptions::default() };
-    let queues = u16::MAX;
-    Ok(ServeOptions { mount: Some(mount), queues, ..ServeOptions::new(PathBuf::from(image)) })
+    Ok(ServeOptions { mount: Some(mount), ..ServeOptions::new(PathBuf::from(image)) })
 }
 
 /// What takes all options to decide.
@@ -513,7 +513,7 @@ pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionErro
         return Err(OptionError::new("--aio native: requires a cache mode without the page cache")
             .hint("Add --cache none, which is the default, or --cache directsync."));
     }
-    if serve.iothreads > serve.queues {
+    if serve.iothreads > serve.queues && serve.mount.is_none() {
         return Err(OptionError::new(format!(
             "--iothreads {}: more threads than queues ({})",
             serve.iothreads, serve.queues

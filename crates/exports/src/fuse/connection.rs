@@ -225,8 +225,9 @@ impl Connection {
                 slot.at = At::Node(then);
                 let bufs = match op {
                     Op::Read | Op::Write { .. } => slot.data(len),
+                    // The slot's own list, which comes back.
                     Op::Flush | Op::Discard | Op::WriteZeroes { .. } | Op::BlockStatus => {
-                        IoBufs::new()
+                        slot.data(0)
                     }
                 };
                 drop(slots);

@@ -141,7 +141,9 @@ pub fn mount(options: &MountOptions, allowed: &Allowed) -> Result<Mounted, Strin
     let mut refused = String::new();
     for &allow_other in others {
         let first = match by_mount(&target, options.writable, allow_other) {
-            Err(Errno::EPERM) => by_fusermount(&real, options.writable, allow_other),
+            Err(Errno::EPERM | Errno::EACCES) => {
+                by_fusermount(&real, options.writable, allow_other)
+            }
             mounted => mounted.map_err(|errno| errno.desc().to_owned()),
         };
         match first {
@@ -286,7 +288,14 @@ fn run(mut command: Command) -> Result<(), String> {
 fn clones(first: OwnedFd, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut devices = vec![first];
     while devices.len() < count {
-        let device = open_device()?;
+        let device = match open_device() {
+            // Threads can share one as well, and wait for each other.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                devices.push(devices[0].try_clone()?);
+                continue;
+            }
+            device => device?,
+        };
         let mut number = devices[0].as_raw_fd().cast_unsigned();
         // SAFETY: the kernel reads one u32 at the address, of a variable that outlives the call.
         unsafe { ioctl::clone(device.as_raw_fd(), &raw mut number)? };
