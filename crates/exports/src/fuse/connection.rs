@@ -35,6 +35,9 @@ const MAX_ARMED: u32 = 16;
 /// So many requests under way for each read that is armed.
 const PER_ARMED: u32 = 4;
 
+/// Bytes that the requests of an iteration move, but for the last: all else on the thread waits while they are copied.
+const SHARE: u32 = 512 << 10;
+
 /// What a thread asks of the control plane.
 pub(super) enum Event {
     /// Give the node another size.
@@ -73,6 +76,8 @@ pub(super) struct Connection {
     armed: Cell<u32>,
     /// Slots with a request or an answer.
     busy: Cell<u32>,
+    /// Bytes that the last request moves; the next are taken to be of its kind.
+    bytes: Cell<u32>,
     /// A read found nothing and did not wait: the descriptor is watched.
     watched: Cell<Option<HandlerId>>,
     waits: Cell<bool>,
@@ -105,6 +110,7 @@ impl Connection {
             slots: RefCell::new(slots),
             armed: Cell::new(0),
             busy: Cell::new(0),
+            bytes: Cell::new(0),
             watched: Cell::new(None),
             waits: Cell::new(false),
             paused: Cell::new(true),
@@ -123,7 +129,8 @@ impl Connection {
         if self.paused.get() || self.gone.get() || self.waits.get() {
             return;
         }
-        let wanted = (self.busy.get() / PER_ARMED).clamp(1, MAX_ARMED);
+        let most = (SHARE / self.bytes.get().max(1)).clamp(1, MAX_ARMED);
+        let wanted = (self.busy.get() / PER_ARMED).clamp(1, most);
         let Some(me) = self.me.upgrade() else { return };
         let target: Rc<dyn IoTarget> = me;
         while self.armed.get() < wanted {
@@ -161,6 +168,8 @@ impl Connection {
                 Message { unique, request: Request::Unknown(0) }
             }
         };
+        let (_, _, len) = counted(&message.request);
+        self.bytes.set(u32::try_from(len).unwrap_or(u32::MAX));
         slot.begin(message, self.event_loop.now_ns());
         drop(slots);
         self.service.stats.taken.add(1);
