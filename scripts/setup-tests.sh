@@ -52,14 +52,22 @@ if ! target/python/bin/pip freeze 2>/dev/null | grep -qxF "$client"; then
     target/python/bin/pip -q install --disable-pip-version-check "$client"
 fi
 
+# PACKAGE FOLDER: has the package's files in a folder. Nothing is installed.
+unpack() {
+    download=$(mktemp -d)
+    (cd "$download" && apt-get -q -o APT::Sandbox::User=root download "$1")
+    rm -rf "$2"
+    dpkg -x "$download"/*.deb "$2"
+    rm -r "$download"
+}
+
+# Prometheus and promtool. Installed, its service would start with the machine.
+[ -e target/prometheus/usr/bin/promtool ] || unpack prometheus target/prometheus
+
 # The kernel is unpacked, not installed: nothing outside of target/ has to do with the guest.
 if [ ! -e "$guest/vmlinuz" ]; then
     package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
-    download=$(mktemp -d)
-    (cd "$download" && apt-get -q -o APT::Sandbox::User=root download "$package")
-    rm -rf "$guest/kernel"
-    dpkg -x "$download"/*.deb "$guest/kernel"
-    rm -r "$download"
+    unpack "$package" "$guest/kernel"
     version=$(basename "$guest"/kernel/lib/modules/*)
     depmod -b "$guest/kernel" "$version"
     cp "$guest/kernel/boot/vmlinuz-$version" "$guest/vmlinuz.new"

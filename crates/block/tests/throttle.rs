@@ -55,11 +55,12 @@ fn read(rig: &mut Rig) -> u32 {
 
 #[test]
 fn requests_wait_for_their_turn_and_no_longer() {
-    let (sim, _group, mut rig) = rig(iops(1000));
+    let (sim, group, mut rig) = rig(iops(1000));
     let began = sim.now_ns();
     let tags: Vec<_> = (0..500).map(|_| read(&mut rig)).collect();
     let at_once = tags.iter().filter(|tag| rig.answer(**tag).is_some()).count();
     assert_eq!(at_once, 101, "what 100 ms are worth, and the one that fills the bucket");
+    assert_eq!(group.held_requests(), 500 - 101);
     for (n, tag) in (101..).zip(&tags[101..]) {
         assert_eq!(rig.wait(*tag).0, Ok(()));
         let waited = sim.now_ns() - began;

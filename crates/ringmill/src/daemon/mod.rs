@@ -64,7 +64,7 @@ pub(crate) use signal::{Signal, until};
 use signals::StopSignals;
 pub(crate) use signals::{block as block_signals, handled as handled_signals};
 pub(crate) use state::Keeping;
-use statistics::{ProcessStatistics, Statistics};
+use statistics::{ProcessStatistics, Statistics, ThrottleStatistics};
 pub(crate) use status::Status;
 pub(crate) use surroundings::Surroundings;
 use threads::IoThreads;
@@ -419,8 +419,17 @@ impl Daemon {
             process: ProcessStatistics::now(),
             exports: self.exports.statistics(),
             threads: self.threads.statistics(),
+            throttle_groups: self.throttle_statistics(),
             now_ns: self.control.now_ns(),
         }
+    }
+
+    fn throttle_statistics(&self) -> Vec<ThrottleStatistics> {
+        let of = |id: &str| {
+            let group = self.nodes.throttle_group(id)?;
+            Some(ThrottleStatistics { id: id.to_owned(), held: group.held_requests() })
+        };
+        self.nodes.throttle_groups().filter_map(of).collect()
     }
 
     /// Where the status line's numbers come from.

@@ -157,6 +157,7 @@ impl Channel for ThrottleChannel {
         };
         let mut held = self.held(direction).borrow_mut();
         if !held.requests.is_empty() {
+            self.node.group.count_held();
             return held.requests.push_back(request);
         }
         match self.count(direction, request.len) {
@@ -165,6 +166,7 @@ impl Channel for ThrottleChannel {
                 self.child.submit(request);
             }
             Some(when) => {
+                self.node.group.count_held();
                 held.requests.push_back(request);
                 self.wait(direction, &mut held, when);
             }

@@ -1,5 +1,6 @@
 //! `throttle-group`: limits that nodes keep to together.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_loop::BottomHalf;
@@ -15,6 +16,7 @@ use super::schedule::Schedule;
 #[derive(Default)]
 pub struct ThrottleGroup {
     state: Mutex<State>,
+    held: AtomicU64,
 }
 
 #[derive(Default)]
@@ -48,6 +50,16 @@ impl ThrottleGroup {
     /// Its limits.
     pub fn limits(&self) -> ThrottleLimits {
         lock(&self.state).limits
+    }
+
+    /// Returns how many requests the limits have delayed since the group was created.
+    pub fn held_requests(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request that waits.
+    pub(super) fn count_held(&self) {
+        self.held.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Changes the limits. What was counted so far is forgotten, as in QEMU, and what is held back

@@ -1,6 +1,8 @@
 //! As much of HTTP/1.1 (RFC 9112) as it takes to be asked for a page: requests in, answers out, without
 //! I/O.
 
+use super::accept::{Accept, Format};
+
 /// Bytes that a request's head may have.
 pub(super) const MAX_HEAD: usize = 8 << 10;
 
@@ -10,8 +12,8 @@ pub(super) const PATH: &str = "/metrics";
 /// What a client has asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// The metrics; or only the head of that answer (`HEAD`).
-    Metrics { head_only: bool },
+    /// The metrics in a format; or only the head of that answer (`HEAD`).
+    Metrics { format: Format, head_only: bool },
     /// Something that it does not get.
     Refused(Status),
 }
@@ -84,13 +86,17 @@ fn read_head(head: &str) -> Result<Asked, Status> {
         _ => return Err(Status::BadRequest),
     };
     let mut hosts = 0;
+    let mut accept = Accept::default();
     for line in lines {
-        let (name, _) = line.split_once(':').ok_or(Status::BadRequest)?;
+        let (name, value) = line.split_once(':').ok_or(Status::BadRequest)?;
         let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
         if name.is_empty() || !name.chars().all(is_token) {
             return Err(Status::BadRequest);
         }
         hosts += u32::from(name.eq_ignore_ascii_case("host"));
+        if name.eq_ignore_ascii_case("accept") {
+            accept.add(value);
+        }
     }
     // RFC 9112, section 3.2.
     if hosts > 1 || (hosts == 0 && minor > b'0') {
@@ -99,9 +105,10 @@ fn read_head(head: &str) -> Result<Asked, Status> {
     if path(target) != PATH {
         return Err(Status::NotFound);
     }
+    let format = accept.format();
     match method {
-        "GET" => Ok(Asked::Metrics { head_only: false }),
-        "HEAD" => Ok(Asked::Metrics { head_only: true }),
+        "GET" => Ok(Asked::Metrics { format, head_only: false }),
+        "HEAD" => Ok(Asked::Metrics { format, head_only: true }),
         _ => Err(Status::MethodNotAllowed),
     }
 }
@@ -134,7 +141,7 @@ fn answer(status: &str, content_type: &str, more: &str, body: &str, head_only: b
     let body = if head_only { "" } else { body };
     format!(
         "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len}\r\n\
-         Cache-Control: no-store\r\nConnection: close\r\n{more}\r\n{body}"
+         Cache-Control: no-store\r\nVary: Accept\r\nConnection: close\r\n{more}\r\n{body}"
     )
 }
 
@@ -142,7 +149,8 @@ fn answer(status: &str, content_type: &str, more: &str, body: &str, head_only: b
 mod tests {
     use super::*;
 
-    const METRICS: Option<Asked> = Some(Asked::Metrics { head_only: false });
+    const METRICS: Option<Asked> =
+        Some(Asked::Metrics { format: Format::Classic, head_only: false });
 
     fn refused(status: Status) -> Option<Asked> {
         Some(Asked::Refused(status))
@@ -163,7 +171,8 @@ mod tests {
         assert_eq!(whole("GET /metrics HTTP/1.1"), METRICS);
         assert_eq!(whole("GET /metrics?name=x HTTP/1.0"), METRICS);
         assert_eq!(whole("GET http://h:9/metrics HTTP/1.1"), METRICS);
-        assert_eq!(whole("HEAD /metrics HTTP/1.1"), Some(Asked::Metrics { head_only: true }));
+        let head = Asked::Metrics { format: Format::Classic, head_only: true };
+        assert_eq!(whole("HEAD /metrics HTTP/1.1"), Some(head));
         assert_eq!(whole("POST /metrics HTTP/1.1"), refused(Status::MethodNotAllowed));
         for target in ["/", "/metricsx", "http://h", "*", "/metrics/"] {
             let line = format!("GET {target} HTTP/1.1");
@@ -185,6 +194,10 @@ mod tests {
         let with =
             |headers: &str| parse(format!("GET /metrics HTTP/1.1{headers}\r\n\r\n").as_bytes());
         assert_eq!(with("\r\nhOST:"), METRICS);
+        let open = Asked::Metrics { format: Format::OpenMetrics, head_only: false };
+        let accept =
+            "\r\nHost: a\r\naccept: text/plain;q=0.1\r\nAccept: application/openmetrics-text";
+        assert_eq!(with(accept), Some(open));
         for headers in [
             "",
             "\r\nHost: a\r\nHost: b",

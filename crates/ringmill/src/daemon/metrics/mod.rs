@@ -4,6 +4,8 @@
 //! does, its head and its connections are bounded, and the page is made from counters that others go on
 //! writing.
 
+mod accept;
+mod classic;
 mod http;
 mod text;
 
@@ -16,6 +18,7 @@ use event_loop::{EventLoop, oneshot, take_turns};
 use exports::vhost_user::Listener;
 use nix::errno::Errno;
 
+use self::accept::Format;
 use self::http::Asked;
 use super::chardev::Stream;
 use super::signal::{Signal, until};
@@ -108,11 +111,18 @@ async fn serve(event_loop: &EventLoop, socket: OwnedFd, ask: &Ask) -> Result<(),
     };
     let answer = match asked {
         Asked::Refused(status) => http::refusal(status),
-        Asked::Metrics { head_only } => {
+        Asked::Metrics { format, head_only } => {
             let (sender, statistics) = oneshot::channel();
             ask(sender);
-            match statistics.await.ok().and_then(|statistics| text::encode(&statistics).ok()) {
-                Some(page) => http::page(text::CONTENT_TYPE, &page, head_only),
+            let page = statistics.await.ok().and_then(|statistics| text::encode(&statistics).ok());
+            match page.map(|page| (format, page)) {
+                Some((Format::OpenMetrics, page)) => {
+                    http::page(text::CONTENT_TYPE, &page, head_only)
+                }
+                Some((Format::Classic, page)) => {
+                    let page = classic::from_open_metrics(&page);
+                    http::page(classic::CONTENT_TYPE, &page, head_only)
+                }
                 None => http::refusal(http::Status::Unavailable),
             }
         }

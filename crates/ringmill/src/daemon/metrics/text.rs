@@ -14,6 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::daemon::statistics::{
     ExportStatistics, ProcessStatistics, QueueStatistics, Statistics, ThreadStatistics,
+    ThrottleStatistics,
 };
 
 /// The format, as HTTP names it.
@@ -43,6 +44,8 @@ enum Of {
     Thread(fn(&ThreadStatistics) -> Option<f64>),
     /// Each I/O thread's loop.
     Loop(fn(&LoopStats) -> u64),
+    /// Each throttle group.
+    Throttle(fn(&ThrottleStatistics) -> u64),
     /// Each export and node that it offers.
     Node,
     /// Each export.
@@ -139,6 +142,11 @@ fn metrics() -> Vec<Metric> {
         ),
         counter("export_batches", "batches of answers", Of::Queue(|queue| queue.batches)),
         counter("export_signals", "signals sent to the guest", Of::Queue(|queue| queue.signals)),
+        counter(
+            "throttle_group_held_requests",
+            "requests that had to wait for a limit of the group",
+            Of::Throttle(|group| group.held),
+        ),
         in_unit(
             Seconds,
             counter(
@@ -299,6 +307,10 @@ impl Told<'_> {
             Of::Loop(get) => all.threads.iter().try_for_each(|thread| {
                 self.count(&[("iothread", &thread.id)], get(thread.handle.stats()))
             }),
+            Of::Throttle(get) => all
+                .throttle_groups
+                .iter()
+                .try_for_each(|group| self.count(&[("group", &group.id)], get(group))),
             Of::Node => self.nodes(&all.exports),
             Of::Export(get) => all
                 .exports
@@ -408,6 +420,7 @@ mod tests {
             Of::Build => "version",
             Of::Process(_) => "",
             Of::Thread(_) | Of::Loop(_) => "iothread",
+            Of::Throttle(_) => "group",
             Of::Node => "export, node, type",
             Of::Export(_) => "export",
             Of::Queue(_) => "export, queue, iothread",
@@ -425,7 +438,10 @@ mod tests {
         };
         let rows: Vec<String> = metrics().into_iter().map(row).collect();
         let text = include_str!("../../../../../docs/METRICS.md");
-        let documented: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+        let is_row = |line: &&str| {
+            ["| `ringmill_", "| `process_"].iter().any(|start| line.starts_with(start))
+        };
+        let documented: Vec<&str> = text.lines().filter(is_row).collect();
         assert_eq!(documented, rows, "the rows of docs/METRICS.md\n{}", rows.join("\n"));
     }
 }

@@ -19,6 +19,7 @@ pub(super) struct Statistics {
     pub(super) process: ProcessStatistics,
     pub(super) exports: Vec<ExportStatistics>,
     pub(super) threads: Vec<ThreadStatistics>,
+    pub(super) throttle_groups: Vec<ThrottleStatistics>,
     /// Loop time, which all loops share.
     pub(super) now_ns: u64,
 }
@@ -65,6 +66,14 @@ pub(super) struct ThreadStatistics {
     pub(super) handle: LoopHandle,
     /// CPU time it has taken, nanoseconds, where the kernel tells.
     pub(super) cpu_ns: Option<u64>,
+}
+
+/// What a throttle group has done.
+#[derive(Debug, Clone)]
+pub(super) struct ThrottleStatistics {
+    pub(super) id: String,
+    /// Requests that had to wait for the group's limits.
+    pub(super) held: u64,
 }
 
 impl ExportStatistics {
