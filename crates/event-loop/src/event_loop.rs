@@ -57,6 +57,7 @@ pub struct LoopConfig {
     /// Adaptive polling.
     pub poll: PollParams,
     /// What to leave out: for measuring only.
+    #[doc(hidden)]
     pub ablation: Ablation,
 }
 
@@ -127,6 +128,8 @@ pub(crate) struct Inner {
     pub(crate) closing: Cell<bool>,
     /// An iteration is under way.
     pub(crate) turning: Cell<bool>,
+    /// The caller turns the loop: by [`EventLoop::run_once`], or inside a foreign loop. It may do so at any later time.
+    pub(crate) is_embedded: Cell<bool>,
     /// The errno with which the loop's own wake-up poll failed, or what brings Linux AIO's
     /// completions: it would be deaf.
     pub(crate) deaf: Cell<Option<i32>>,
@@ -200,6 +203,7 @@ impl EventLoop {
             stopping: Cell::new(false),
             closing: Cell::new(false),
             turning: Cell::new(false),
+            is_embedded: Cell::new(false),
             deaf: Cell::new(None),
         }));
         event_loop.arm_wake();
@@ -538,6 +542,7 @@ impl EventLoop {
     /// descriptor: a loop to be embedded is created without, as it is by default.
     pub fn pollable_fd(&self) -> Option<BorrowedFd<'_>> {
         let raw = self.0.ring.borrow().pollable_fd()?;
+        self.0.is_embedded.set(true);
         // SAFETY: the ring's descriptor is open for as long as the ring, which `self` keeps.
         Some(unsafe { BorrowedFd::borrow_raw(raw) })
     }

@@ -80,7 +80,7 @@ impl EventLoop {
     /// The first half of [`run`](Self::run).
     pub(crate) fn turn_until_stopped(&self) -> io::Result<()> {
         while !self.0.stopping.get() {
-            self.run_once(true)?;
+            self.iterate(true)?;
         }
         Ok(())
     }
@@ -102,6 +102,12 @@ impl EventLoop {
     /// the loop of wake-ups and of Linux AIO's completions;
     /// [`Deadlock`](io::ErrorKind::Deadlock) from within a callback of the same loop, or a section.
     pub fn run_once(&self, may_wait: bool) -> io::Result<()> {
+        self.0.is_embedded.set(true);
+        self.iterate(may_wait)
+    }
+
+    /// [`run_once`](Self::run_once) by the loop itself, until what its caller waits for.
+    pub(crate) fn iterate(&self, may_wait: bool) -> io::Result<()> {
         let _turn = self.begin_turn()?;
         self.stats().iterations.add(1);
         self.forget_now();
@@ -387,6 +393,7 @@ impl EventLoop {
     ///
     /// As of [`run_once`](Self::run_once).
     pub fn prepare(&self) -> io::Result<Option<u64>> {
+        self.0.is_embedded.set(true);
         let _turn = self.begin_turn()?;
         self.check_hearing()?;
         self.stats().iterations.add(1);

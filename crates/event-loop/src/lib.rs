@@ -22,6 +22,7 @@ mod io_thread;
 mod iteration;
 mod latency;
 mod linux_aio;
+#[doc(hidden)]
 pub mod lost;
 pub mod mailbox;
 pub mod oneshot;
@@ -41,6 +42,7 @@ mod thread_pool;
 mod timers;
 pub mod trace;
 
+#[doc(hidden)]
 pub use ablation::Ablation;
 pub use bottom_half::BottomHalf;
 pub use buf::{AlignedBuf, IoBufs};
@@ -52,7 +54,7 @@ pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyCounters};
-pub use op::{Engine, IoOp, IoTarget, LoopFile};
+pub use op::{Engine, IoOp, IoTarget, LoopFile, count};
 pub use polling::policy::{PollGoal, PollParams, PollPolicy};
 pub use readiness::Readiness;
 pub use registered::{LoopMemory, Place, Places};

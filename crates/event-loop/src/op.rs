@@ -140,6 +140,22 @@ impl fmt::Debug for LoopFile {
     }
 }
 
+/// Returns the result of an [`IoTarget`]'s operation as a count, of bytes for those that transfer some.
+///
+/// # Errors
+///
+/// The operation's errno: `result` is negative.
+///
+/// ```
+/// assert_eq!(event_loop::count(512)?, 512);
+/// assert_eq!(event_loop::count(-libc::ENOSPC).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[inline]
+pub fn count(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.wrapping_neg()))
+}
+
 /// Who gets the completions of its operations and timers.
 ///
 /// Nothing is allocated per operation: a target that serves many keeps them in slots of its own, and
@@ -181,6 +197,6 @@ impl fmt::Debug for LoopFile {
 /// with no borrow of the loop held: an implementor may submit, add and remove as it likes.
 pub trait IoTarget {
     /// The operation submitted under `token` is done: `result` is what the system call of the same
-    /// name would return, a count or a negated errno. The memory comes back in `bufs`.
+    /// name would return, a count or a negated errno: see [`count`]. The memory comes back in `bufs`.
     fn complete(&self, token: u32, result: i32, bufs: IoBufs);
 }

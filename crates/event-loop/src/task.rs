@@ -4,15 +4,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::buf::IoBufs;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, Inner};
 use crate::executor::Task;
 use crate::handle::LoopGone;
-use crate::op::{Engine, IoOp, IoTarget, LoopFile};
+use crate::op::{Engine, IoOp, IoTarget, LoopFile, count};
 use crate::timers::TimerId;
 
 /// Lets the loop's other tasks, and what else it has to do, have their turn (contract E11): for a task
@@ -147,25 +148,42 @@ impl EventLoop {
         JoinHandle(task)
     }
 
-    /// An operation as a future: the result as of [`IoTarget::complete`], and the memory.
+    /// Starts an operation and returns a future of its result and its memory.
     ///
-    /// It starts at once. Dropping the future detaches: the loop keeps the memory until the
-    /// operation is done (contract E8).
+    /// The result is a count, of bytes for operations that transfer some, or the operation's errno. Dropping the future
+    /// detaches: the loop keeps the memory until the operation is done (contract E8).
+    ///
+    /// # Panics
+    ///
+    /// The future, if it would wait for ever: it is polled outside of the loop's iterations, and nothing turns the loop.
+    /// These turn it: [`block_on`](Self::block_on) and [`run`](Self::run) while they run; from their first call on
+    /// [`run_once`](Self::run_once), [`prepare`](Self::prepare), [`pollable_fd`](Self::pollable_fd) and the
+    /// adapters for foreign loops.
     pub fn operate(
         &self,
         file: &LoopFile,
         op: IoOp,
         engine: Engine,
         bufs: IoBufs,
-    ) -> impl Future<Output = (i32, IoBufs)> + use<> {
+    ) -> impl Future<Output = (io::Result<usize>, IoBufs)> + use<> {
         let state = Rc::new(Outcome::default());
         let target: Rc<dyn IoTarget> = state.clone();
         self.submit(file, op, engine, bufs, &target, 0);
-        std::future::poll_fn(move |cx| state.poll(cx))
+        // A task of the loop must not keep the loop.
+        let inner = Rc::downgrade(&self.0);
+        poll_fn(move |cx| {
+            let outcome = state.poll(cx);
+            assert_turns(inner.upgrade().as_deref(), &outcome);
+            outcome.map(|(result, bufs)| (count(result), bufs))
+        })
     }
 
     /// Completes at `deadline_ns`, loop time, or when the loop shuts down. Dropping the future cancels
     /// the timer.
+    ///
+    /// # Panics
+    ///
+    /// The future, as that of [`operate`](Self::operate).
     pub fn sleep_until(&self, deadline_ns: u64) -> impl Future<Output = ()> + use<> {
         struct Cancel(EventLoop, TimerId);
         impl Drop for Cancel {
@@ -177,8 +195,12 @@ impl EventLoop {
         let target: Rc<dyn IoTarget> = state.clone();
         let guard = Cancel(self.clone(), self.submit_timer(deadline_ns, &target, 0));
         async move {
-            let _guard = guard;
-            std::future::poll_fn(move |cx| state.poll(cx)).await;
+            let poll = |cx: &mut Context<'_>| {
+                let outcome = state.poll(cx);
+                assert_turns(Some(&guard.0.0), &outcome);
+                outcome
+            };
+            poll_fn(poll).await;
         }
     }
 
@@ -205,9 +227,20 @@ impl EventLoop {
             if self.is_stopping() {
                 return Err(std::io::Error::other("the event loop was stopped"));
             }
-            self.run_once(true)?;
+            self.iterate(true)?;
         }
     }
+}
+
+/// Panics if `outcome` is pending and nothing turns the loop: nothing would wake the task. `None`: the loop was dropped.
+fn assert_turns<T>(event_loop: Option<&Inner>, outcome: &Poll<T>) {
+    let turns = event_loop.is_some_and(|inner| inner.turning.get() || inner.is_embedded.get());
+    assert!(
+        turns || outcome.is_ready(),
+        "event loop {}: a future of the loop is awaited, and nothing turns the loop: await it in EventLoop::block_on or \
+         in a task of EventLoop::spawn, or attach the loop to the foreign loop first",
+        event_loop.map_or("(dropped)", |inner| &inner.shared.name),
+    );
 }
 
 /// The completion of an operation that a task waits for.

@@ -105,7 +105,7 @@ fn e1_other_sources_of_the_context_may_use_the_loop() {
                 let (n, bufs) = on_loop.operate(&file, read, Engine::Uring, bufs).await;
                 let mut out = [0; 5];
                 bufs.copy_out(0, &mut out);
-                assert_eq!((n, &out), (5, b"hello"));
+                assert_eq!((n.unwrap(), &out), (5, b"hello"));
                 on_loop.sleep_until(on_loop.now_ns() + 100_000).await;
             }
             flag.set(true);

@@ -161,7 +161,7 @@ fn works(event_loop: &EventLoop) {
         let bufs = AlignedBuf::io_bufs(5, 1).unwrap();
         on_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs).await.0
     };
-    assert_eq!(event_loop.block_on(read).unwrap(), 5);
+    assert_eq!(event_loop.block_on(read).unwrap().unwrap(), 5);
     let (fd, count) = (eventfd(), Count::new());
     event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
     signal(&fd);
@@ -348,7 +348,7 @@ fn e4_the_kernels_threads_are_bounded_and_stay_on_the_loops_cpus() {
         let mut tid = None;
         for _ in 0..BURST {
             let (result, thread) = all.recv_timeout(LOST).unwrap();
-            assert_eq!(result, 0);
+            assert_eq!(result.unwrap(), 0);
             tid = Some(thread);
         }
         let found = kernel_threads(tid.unwrap());
@@ -377,7 +377,7 @@ fn more_files_than_a_ring_can_register_are_all_served() {
         let (n, bufs) = event_loop.block_on(read).unwrap();
         let mut out = [0; 3];
         bufs.copy_out(0, &mut out);
-        assert_eq!(n, 3);
+        assert_eq!(n.unwrap(), 3);
         out
     };
     for (index, file) in files.iter().enumerate() {

@@ -105,7 +105,7 @@ fn e8_slots_are_told_apart_when_they_are_used_again() {
         if n % 2 == 0 {
             drop(read);
         } else {
-            assert_eq!(event_loop.block_on(read).unwrap().0, 8);
+            assert_eq!(event_loop.block_on(read).unwrap().0.unwrap(), 8);
         }
     }
 }

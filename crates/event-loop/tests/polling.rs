@@ -122,7 +122,7 @@ fn pace(sim: &Sim, event_loop: &EventLoop, ns: u64) {
     for _ in 0..200 {
         let bufs = AlignedBuf::io_bufs(512, 512).unwrap();
         let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
-        assert_eq!(event_loop.block_on(read).unwrap().0, 512);
+        assert_eq!(event_loop.block_on(read).unwrap().0.unwrap(), 512);
     }
 }
 
@@ -253,7 +253,7 @@ fn poll_max_ns_0_reads_no_clock() {
         queue.add();
         let bufs = AlignedBuf::io_bufs(512, 512).unwrap();
         let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
-        event_loop.block_on(read).unwrap();
+        event_loop.block_on(read).unwrap().0.unwrap();
         while queue.available.get() > 0 {
             event_loop.run_once(true).unwrap();
         }

@@ -226,7 +226,7 @@ impl Load {
                 drop(operation);
             } else {
                 let (result, bufs) = operation.await;
-                me.check(op, len, result, &bufs);
+                me.check(op, len, raw(result), &bufs);
                 let until = me.event_loop.now_ns() + 5_000;
                 me.event_loop.sleep_until(until).await;
                 assert!(me.event_loop.now_ns() >= until, "woken early");

@@ -30,17 +30,17 @@ fn a_file_is_written_and_read_back() {
                     bufs.copy_in(100, b"hello");
                     let write = IoOp::Write { offset: 4096, dsync: false };
                     let (n, _) = on_loop.operate(&file, write, engine, bufs).await;
-                    assert_eq!(n, 8192);
+                    assert_eq!(n.unwrap(), 8192);
                     let (n, _) = on_loop
                         .operate(&file, IoOp::Fsync { data_only: true }, engine, Default::default())
                         .await;
-                    assert_eq!(n, 0);
+                    assert_eq!(n.unwrap(), 0);
                     let bufs = AlignedBuf::io_bufs(4096, 4096).unwrap();
                     let read = IoOp::Read { offset: 4096 };
                     let (n, bufs) = on_loop.operate(&file, read, engine, bufs).await;
                     let mut out = [0; 5];
                     bufs.copy_out(100, &mut out);
-                    assert_eq!((n, &out), (4096, b"hello"));
+                    assert_eq!((n.unwrap(), &out), (4096, b"hello"));
                 })
                 .unwrap();
         }

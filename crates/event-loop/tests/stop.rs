@@ -59,7 +59,7 @@ fn occupy(event_loop: &EventLoop, completions: &Arc<AtomicU32>, native: bool) {
     // Tasks and callbacks that hold on to the loop and to the pipe's other end.
     let on_loop = event_loop.clone();
     event_loop.spawn(async move {
-        on_loop.operate(&reader, read, Engine::Threads, IoBufs::new()).await;
+        let _ = on_loop.operate(&reader, read, Engine::Threads, IoBufs::new()).await;
         on_loop.sleep_until(u64::MAX).await;
         drop(writer);
     });

@@ -77,7 +77,7 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_runtime() {
                         })
                         .collect();
                     for read in reads {
-                        assert_eq!(read.await.0, 65536);
+                        assert_eq!(read.await.0.unwrap(), 65536);
                     }
                 }
             });

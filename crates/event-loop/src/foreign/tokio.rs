@@ -24,8 +24,8 @@ use crate::event_loop::EventLoop;
 /// How far off a deadline may be: what Tokio's clock can surely take.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Turns a loop within a Tokio runtime until [`stop`](crate::LoopHandle::stop), then finishes or cancels
-/// what is in flight, as [`EventLoop::run`] does; for that it blocks the thread.
+/// Returns a future that turns a loop within a Tokio runtime until [`stop`](crate::LoopHandle::stop), then finishes or cancels
+/// what is in flight, as [`EventLoop::run`] does; for that it blocks the thread. Call it before the loop's operations are awaited.
 ///
 /// The future stays on the loop's thread: `Runtime::block_on`, `LocalSet::spawn_local`. Dropping it
 /// takes the loop out of the runtime and leaves it as it is, to be turned by something else. Timers
@@ -52,8 +52,15 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 ///
 /// Outside of a Tokio runtime, or in one without its I/O and time drivers (`enable_all`), as everything
 /// of Tokio's does that needs them; at the first poll, not later.
-pub async fn run(event_loop: &EventLoop) -> io::Result<()> {
-    let fd = LoopFd { fd: descriptor(event_loop)?, _event_loop: event_loop.clone() };
+pub fn run(event_loop: &EventLoop) -> impl Future<Output = io::Result<()>> + use<> {
+    // From the call on, not from the first poll: tasks that are polled before may await operations.
+    let fd = descriptor(event_loop);
+    let event_loop = event_loop.clone();
+    async move { turn(&event_loop, fd?).await }
+}
+
+async fn turn(event_loop: &EventLoop, fd: RawFd) -> io::Result<()> {
+    let fd = LoopFd { fd, _event_loop: event_loop.clone() };
     // SAFETY: `LoopFd` names one descriptor all the time, and holds the loop, which keeps it open.
     let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
     let result = turn_until_stopped(event_loop, &fd).await;

@@ -19,6 +19,14 @@ use event_loop::{
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
+/// Returns a result as the kernel gives it: a count or a negated errno.
+pub(crate) fn raw(result: std::io::Result<usize>) -> i32 {
+    match result {
+        Ok(count) => count as i32,
+        Err(error) => -error.raw_os_error().expect("an errno"),
+    }
+}
+
 /// How long anything may take before a test calls it lost.
 pub(crate) const LOST: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 60 });
 

@@ -24,7 +24,7 @@
 //! let bufs = AlignedBuf::io_bufs(5, 1).unwrap();
 //! let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
 //! let (n, _) = event_loop.block_on(read)?;
-//! assert!((1..=5).contains(&n));
+//! assert!((1..=5).contains(&n?));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
