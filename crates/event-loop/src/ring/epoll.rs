@@ -127,11 +127,15 @@ impl EpollRing {
             return unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), room, ms) };
         }
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        if self.has_pwait2 {
+        // The system call has a timeout of 64 bits, as `timespec` has on such machines.
+        if self.has_pwait2 && cfg!(target_pointer_width = "64") {
+            let (call, list) = (libc::SYS_epoll_pwait2, events.as_mut_ptr());
+            let (no_mask, mask_len) = (std::ptr::null::<libc::sigset_t>(), 0_usize);
+            // Not by libc's function: glibc has it since 2.35, and is required in no other place to be newer than 2.34.
             // SAFETY: writes at most `room` events to `events`, reads `timeout`, which lives across
             // the call, and takes no signal mask.
             let count = unsafe {
-                libc::epoll_pwait2(epoll, events.as_mut_ptr(), room, timeout, std::ptr::null())
+                libc::syscall(call, epoll, list, room, timeout, no_mask, mask_len) as i32
             };
             let errno = io::Error::last_os_error().raw_os_error();
             if count >= 0 || !matches!(errno, Some(libc::ENOSYS | libc::EPERM)) {
