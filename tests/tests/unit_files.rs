@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use integration::{Scratch, daemon, tool};
+use integration::{Scratch, daemon, repository, tool};
 
 const UNITS: [&str; 4] =
     ["ringmill.service", "ringmill.socket", "ringmill@.service", "ringmill@.socket"];
@@ -102,4 +102,48 @@ fn man_pages_exist() {
             assert!(titles.contains(&page.to_owned()), "{unit}: {page} is none of {titles:?}");
         }
     }
+}
+
+/// The sources of the Debian package's files, and where each goes.
+fn packaged() -> Vec<(String, String)> {
+    let manifest = repository().join("crates/ringmill/Cargo.toml");
+    let text = fs::read_to_string(manifest).expect("the manifest");
+    let (_, assets) = text.split_once("\nassets = [\n").expect("the package's files");
+    let (assets, _) = assets.split_once("\n]").expect("the end of the list");
+    let asset = |line: &str| {
+        let mut quoted = line.split('"').skip(1).step_by(2).map(str::to_owned);
+        (quoted.next().expect("a source"), quoted.next().expect("a place"))
+    };
+    assets.lines().map(asset).collect()
+}
+
+#[test]
+fn the_debian_package_has_the_units_and_the_pages_they_name() {
+    let packaged = packaged();
+    for (source, _) in &packaged {
+        // The program and generated texts are there once the package is built.
+        if !source.contains("target/") {
+            let path = repository().join("crates/ringmill").join(source.trim_end_matches("/*"));
+            assert!(path.exists(), "{source} does not exist");
+        }
+    }
+    let folder = repository().join("packaging/systemd");
+    let mut pages = 0;
+    for unit in fs::read_dir(&folder).expect("the units").map(|entry| entry.expect("a file").path())
+    {
+        let name = unit.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+        let is_packaged = |(source, _): &(String, String)| source.ends_with(&format!("/{name}"));
+        assert!(packaged.iter().any(is_packaged), "{name} is not in the package");
+        let text = fs::read_to_string(&unit).expect("a unit");
+        let documentation = text.lines().filter_map(|line| line.strip_prefix("Documentation="));
+        for page in documentation.flat_map(|pages| pages.split(' ')) {
+            let page = page.strip_prefix("man:").and_then(|page| page.strip_suffix(')'));
+            let (name, section) = page.and_then(|page| page.split_once('(')).expect("a man page");
+            let source = format!("../../target/package/{name}.{section}");
+            let place = format!("usr/share/man/man{section}/");
+            assert!(packaged.contains(&(source, place)), "the package has no {name}({section})");
+            pages += 1;
+        }
+    }
+    assert!(pages >= 4, "{pages} pages");
 }
