@@ -1,9 +1,10 @@
-//! Reports of figures: tables for the terminal, and as Markdown between marks of a document.
+//! Reports of figures: tables for the terminal, and JSON to record.
 
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use serde_json::Value as Json;
 
 /// Words and figures in columns.
 #[derive(Debug, Clone, Default)]
@@ -46,25 +47,6 @@ impl Table {
         }
         text
     }
-
-    /// Markdown.
-    pub(crate) fn markdown(&self) -> String {
-        let line = |cells: &[String]| {
-            let mut line = String::from("|");
-            for column in 0..self.head.len() {
-                line += &format!(" {} |", cells.get(column).map_or("", String::as_str));
-            }
-            line + "\n"
-        };
-        let rule: Vec<String> = (0..self.head.len())
-            .map(|column| if is_figure(column) { "---:".into() } else { "---".into() })
-            .collect();
-        let mut text = line(&self.head) + &line(&rule);
-        for cells in &self.body {
-            text += &line(cells);
-        }
-        text
-    }
 }
 
 /// The first column is words in every table, and so is the second where there are servers; numbers
@@ -73,38 +55,74 @@ fn is_figure(column: usize) -> bool {
     column >= 2
 }
 
-/// Puts `section` between the marks `<!-- NAME: begin -->` and `<!-- NAME: end -->` of `file`.
-pub(crate) fn write_section(file: &Path, name: &str, section: &str) -> Result<()> {
-    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let text =
-        replace_section(&text, name, section).with_context(|| format!("in {}", file.display()))?;
-    fs::write(file, text).with_context(|| format!("writing {}", file.display()))
+/// A part of a report, as it is recorded beside docs/BENCHMARKS.md.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Section {
+    /// Empty, if the report has one section only.
+    pub(crate) heading: String,
+    /// Machine, method, servers with their command lines; a fact each.
+    pub(crate) text: Vec<String>,
+    /// The figures.
+    pub(crate) tables: Vec<Table>,
 }
 
-fn replace_section(text: &str, name: &str, section: &str) -> Result<String> {
-    let (begin, end) = (format!("<!-- {name}: begin -->"), format!("<!-- {name}: end -->"));
-    let (Some(from), Some(to)) = (text.find(&begin), text.find(&end)) else {
-        bail!("the marks {begin} and {end} are missing");
+/// Writes a report into `file`.
+pub(crate) fn write_json(file: &Path, sections: &[Section]) -> Result<()> {
+    fs::write(file, json(sections)).with_context(|| format!("writing {}", file.display()))
+}
+
+/// A list of sections, each with its heading, text and tables. A row of a table is a line, for the differences between two
+/// recorded runs to be readable.
+fn json(sections: &[Section]) -> String {
+    let list = |indent: usize, items: Vec<String>| {
+        let pad = " ".repeat(indent);
+        let items: Vec<String> = items.iter().map(|item| format!("{pad} {item}")).collect();
+        if items.is_empty() { "[]".into() } else { format!("[\n{}\n{pad}]", items.join(",\n")) }
     };
-    if to < from {
-        bail!("{end} comes before {begin}");
-    }
-    Ok(format!("{}{begin}\n{section}{}", &text[..from], &text[to..]))
+    let section = |section: &Section| {
+        let text = section.text.iter().map(|line| Json::from(line.as_str()).to_string()).collect();
+        let table = |table: &Table| {
+            let rows =
+                table.body.iter().map(|row| Json::from(row.as_slice()).to_string()).collect();
+            let head = Json::from(table.head.as_slice());
+            format!("{{\"head\": {head},\n    \"rows\": {}}}", list(4, rows))
+        };
+        let tables = section.tables.iter().map(table).collect();
+        format!(
+            "{{\"heading\": {},\n  \"text\": {},\n  \"tables\": {}}}",
+            Json::from(section.heading.as_str()),
+            list(2, text),
+            list(2, tables)
+        )
+    };
+    list(0, sections.iter().map(section).collect()) + "\n"
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn only_the_section_between_the_marks_is_replaced() {
-        let (begin, end) = ("<!-- x: begin -->", "<!-- x: end -->");
-        let text = format!("# A\n{begin}\nold\n{end}\n# B\n");
-        let new = replace_section(&text, "x", "new\n").unwrap();
-        assert_eq!(new, format!("# A\n{begin}\nnew\n{end}\n# B\n"));
-        assert_eq!(replace_section(&new, "x", "new\n").unwrap(), new);
-        assert!(replace_section("# A", "x", "new").is_err());
-        assert!(replace_section(&text, "y", "new").is_err());
-        assert!(replace_section(&format!("{end}{begin}"), "x", "new").is_err());
+    fn a_report_is_recorded_as_json() {
+        let mut table = Table::new(&["load", "IOPS"]);
+        table.row(["a \"b\"".into(), "7".into()]);
+        table.row(["c".into(), "8".into()]);
+        let one = Section {
+            heading: "F1".into(),
+            text: vec!["CPU: x".into(), "two\nlines".into()],
+            tables: vec![table, Table::new(&["empty"])],
+        };
+        let text = json(&[one, Section::default()]);
+        assert!(text.contains("\n     [\"c\",\"8\"]\n"), "a line for each row: {text}");
+        let expected = json!([
+            {"heading": "F1", "text": ["CPU: x", "two\nlines"], "tables": [
+                {"head": ["load", "IOPS"], "rows": [["a \"b\"", "7"], ["c", "8"]]},
+                {"head": ["empty"], "rows": []},
+            ]},
+            {"heading": "", "text": [], "tables": []},
+        ]);
+        assert_eq!(serde_json::from_str::<Json>(&text).unwrap(), expected);
     }
 }

@@ -31,7 +31,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file, machine};
 use crate::options::RunOptions;
-use crate::report::write_section;
+use crate::report::write_json;
 pub(crate) use conditions::Conditions;
 use contenders::CONTENDERS;
 use report::{Figure, Outcome, Report};
@@ -109,8 +109,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         report.add(row, figures);
     }
     print!("{}", report.text());
-    if let Some(file) = &options.run.markdown {
-        write_section(file, "bench loops", &report.markdown())?;
+    if let Some(file) = &options.run.json {
+        write_json(file, &[report.section()])?;
     }
     ensure!(failures == 0, "{failures} measurements failed");
     Ok(())

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::contenders::Contender;
 use super::rows::Row;
 use crate::figures::{median, range};
-use crate::report::Table;
+use crate::report::{Section, Table};
 
 /// What one measurement has come to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -120,13 +120,15 @@ impl Report {
         text + "\n" + &self.table().text() + &self.failures()
     }
 
-    /// Markdown, without a heading of its own.
-    pub(crate) fn markdown(&self) -> String {
-        let mut text: String = self.conditions.iter().map(|line| format!("- {line}\n")).collect();
-        for contender in &self.contenders {
-            text += &format!("- {}: {}\n", contender.name, contender.settings);
-        }
-        text + "\n" + &self.table().markdown() + &self.failures()
+    /// To record.
+    pub(crate) fn section(&self) -> Section {
+        let settings = self.contenders.iter();
+        let settings =
+            settings.map(|contender| format!("{}: {}", contender.name, contender.settings));
+        let failures = self.failures();
+        let failures = failures.lines().filter(|line| !line.is_empty()).map(str::to_owned);
+        let text = self.conditions.iter().cloned().chain(settings).chain(failures).collect();
+        Section { heading: String::new(), text, tables: vec![self.table()] }
     }
 
     /// What failed and why, a line each.

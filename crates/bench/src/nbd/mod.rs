@@ -21,7 +21,7 @@ use crate::peers::measure::{
 };
 use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
-use crate::report::write_section;
+use crate::report::write_json;
 use report::{Measured, Report};
 use rows::{Disk, Row, Sender};
 use servers::Serving;
@@ -96,8 +96,8 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     }
     let report = Report::new(conditions, &bench, rounds, &contenders, results)?;
     print!("{}", report.text());
-    if let Some(file) = &options.markdown {
-        write_section(file, "bench nbd", &report.markdown())?;
+    if let Some(file) = &options.json {
+        write_json(file, &[report.section()])?;
     }
     if failures > 0 {
         let directory = bench.directory.display();

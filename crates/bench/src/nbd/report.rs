@@ -1,4 +1,4 @@
-//! The report: aligned text for the terminal, Markdown for docs/BENCHMARKS.md.
+//! The report: aligned text for the terminal, JSON to record.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ use crate::peers::fio::{self, Fio, Target};
 use crate::peers::measure::LoadSample;
 use crate::peers::method::command_to_show;
 use crate::peers::result::{Figure, spread};
-use crate::report::Table;
+use crate::report::{Section, Table};
 
 /// What is known of one contender on one row.
 #[derive(Debug, Default)]
@@ -109,7 +109,7 @@ impl Report {
             text += &format!("{line}\n");
         }
         for (name, about) in &self.contenders {
-            text += &format!("{name}: {}\n", about.replace("  ```\n", "").replace("\n  ```", ""));
+            text += &format!("{name}: {}\n", plain(about));
         }
         for table in [self.ahead(), self.all()] {
             text += "\n";
@@ -118,20 +118,13 @@ impl Report {
         text
     }
 
-    /// Markdown, without a heading of its own.
-    pub(super) fn markdown(&self) -> String {
-        let mut text = String::new();
-        for line in &self.conditions {
-            text += &format!("- {line}\n");
-        }
-        for (name, about) in &self.contenders {
-            text += &format!("- {name}: {}\n", about.replacen('\n', "\n\n", 1));
-        }
-        for table in [&self.ahead(), &self.all(), &self.jobs] {
-            text += "\n";
-            text += &table.markdown();
-        }
-        text
+    /// To record.
+    pub(super) fn section(&self) -> Section {
+        let about = |(name, about): &(_, String)| format!("{name}: {}", plain(about));
+        let text =
+            self.conditions.iter().cloned().chain(self.contenders.iter().map(about)).collect();
+        let tables = vec![self.ahead(), self.all(), self.jobs.clone()];
+        Section { heading: String::new(), text, tables }
     }
 
     /// Ours as ratios to each of the peers, row by row.
@@ -220,4 +213,9 @@ fn shown_command(bench: &Bench, contender: &Contender<Serving>, disk: Disk) -> S
         (&*bench.tree, "$RINGMILL_PEERS"),
     ];
     command_to_show(&command, &places)
+}
+
+/// Without the marks of a code block.
+fn plain(about: &str) -> String {
+    about.replace("  ```\n", "").replace("\n  ```", "")
 }

@@ -22,7 +22,7 @@ use crate::peers::contender::ringmill_program;
 use crate::peers::measure::{SocketDirectory, make_directory};
 use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
-use crate::report::{Table, write_section};
+use crate::report::{Section, Table, write_json};
 
 /// Requests per second of the victim: what leaves either CPU some time.
 const RATE: f64 = 20_000.0;
@@ -119,10 +119,9 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let table = table(&rows);
     let method = method(rounds, run_time, [client_cpu, server_cpu]);
     print!("{}\n{method}\n\n{}", conditions.join("\n"), table.text());
-    if let Some(file) = &options.markdown {
-        let lines: Vec<_> = conditions.iter().map(|line| format!("- {line}\n")).collect();
-        let section = format!("{}- {method}\n\n{}", lines.concat(), table.markdown());
-        write_section(file, "bench neighbours", &section)?;
+    if let Some(file) = &options.json {
+        let text = conditions.into_iter().chain([method]).collect();
+        write_json(file, &[Section { heading: String::new(), text, tables: vec![table] }])?;
     }
     let lost = rows.iter().find(|row| row.lost() > MOST_LOST);
     lost.map_or(Ok(()), |row| bail!("too much is lost under {}", row.name))

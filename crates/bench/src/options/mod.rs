@@ -44,7 +44,7 @@ bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --client-cpu N        CPU of the client (the first)
   --server-cpu N        CPU of the servers (the second)
   --plots DIR           also draw plots, into this directory
-  --markdown FILE       also write the report into FILE, between its marks
+  --json FILE           also write the report into FILE
 
 bench nbd [OPTIONS]     the NBD server beside qemu-nbd and nbdkit, in one run (about 6 minutes)
   --quick               a few short rows, for CI (under a minute)
@@ -53,14 +53,14 @@ bench nbd [OPTIONS]     the NBD server beside qemu-nbd and nbdkit, in one run (a
   --runtime SECONDS     measured time per round (0.7; with --quick 0.2)
   --contenders NAME,... of ringmill, unpolled (ringmill with poll-max-ns=0), qemu-nbd, nbdkit (all)
   --qsd-chroot DIR      Debian tree with qemu-nbd and nbdkit (default as above, else PATH)
-  --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
+  --ringmill, --dir, --client-cpu, --server-cpu, --json   as above
 
 bench neighbours [OPTIONS]   what a stranger that breaks every rule takes from its neighbours
   --quick               short phases, to see that all of it works (under a minute)
   --rows TEXT,...       only rows whose name contains one of these
   --rounds N            rounds per attack (3; with --quick 1)
   --runtime SECONDS     measured time per phase (0.7; with --quick 0.1)
-  --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
+  --ringmill, --dir, --client-cpu, --server-cpu, --json   as above
 
 bench scale [OPTIONS]   many exports in one daemon: what each takes, and what idle ones cost
   --quick               a short run with few exports, to see that all of it works
@@ -69,7 +69,7 @@ bench scale [OPTIONS]   many exports in one daemon: what each takes, and what id
   --runtime SECONDS     measured time per round and figure (2; with --quick 0.3)
   --contenders NAME,... servers (qsd,ringmill)
   --plots DIR           also draw plots, into this directory
-  --qsd, --qsd-chroot, --ringmill, --dir, --client-cpu, --server-cpu, --markdown   as above
+  --qsd, --qsd-chroot, --ringmill, --dir, --client-cpu, --server-cpu, --json   as above
 
 bench results [OPTIONS]   the published results, each mechanism off and on
   --quick               a short run, to see that all of it works
@@ -78,7 +78,7 @@ bench results [OPTIONS]   the published results, each mechanism off and on
   --runtime SECONDS     measured time per round and figure (0.8; with --quick 0.1)
   --dir DIR             for the data file, whose file system is measured (target/bench)
   --plots DIR           also draw plots, into this directory
-  --markdown FILE       also write the report into FILE, between its marks
+  --json FILE           also write the report into FILE
 
 bench polling [OPTIONS]   polling policies in the daemon, under real loads; fails where the default
                           is beaten by 10% in latency or CPU by one that is not worse in the other
@@ -112,7 +112,7 @@ bench loops [OPTIONS]   the event loop beside tokio, monoio, compio, glommio and
   --runtime SECONDS     measured time per round (0.5; with --quick 0.05)
   --dir DIR             for the data file (target/bench)
   --device PATH         block device to read from (default: a loop device over tmpfs, root)
-  --markdown FILE       also write the report into FILE, between its marks
+  --json FILE           also write the report into FILE
 
 bench guards [OPTIONS]   instructions per request, counted by callgrind, beside what was recorded;
                         fails where a request has become dearer (half a minute)

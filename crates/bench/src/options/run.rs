@@ -10,7 +10,7 @@ use lexopt::prelude::{Long, Short, ValueExt};
 use crate::peers::contender::Places;
 
 /// Options of all these commands.
-const ALWAYS: &[&str] = &["quick", "rounds", "runtime", "dir", "markdown"];
+const ALWAYS: &[&str] = &["quick", "rounds", "runtime", "dir", "json"];
 /// Of those that start daemons.
 pub(super) const SERVERS: &[&str] = &["ringmill", "client-cpu", "server-cpu"];
 /// Of those that start others' beside ours.
@@ -39,8 +39,8 @@ pub(crate) struct RunOptions {
     pub(crate) server_cpu: Option<usize>,
     /// Where plots go.
     pub(crate) plots: Option<PathBuf>,
-    /// The Markdown file to write the report into, between its marks.
-    pub(crate) markdown: Option<PathBuf>,
+    /// The file to write the report into.
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl RunOptions {
@@ -63,7 +63,7 @@ impl RunOptions {
             client_cpu: None,
             server_cpu: None,
             plots: None,
-            markdown: None,
+            json: None,
         };
         while let Some(argument) = parser.next()? {
             let name = match argument {
@@ -95,7 +95,7 @@ impl RunOptions {
             "client-cpu" => self.client_cpu = Some(number(parser, "--client-cpu")?),
             "server-cpu" => self.server_cpu = Some(number(parser, "--server-cpu")?),
             "plots" => self.plots = Some(parser.value()?.into()),
-            "markdown" => self.markdown = Some(parser.value()?.into()),
+            "json" => self.json = Some(parser.value()?.into()),
             _ => unreachable!("--{name} is accepted, but there is no such option"),
         }
         Ok(())

@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::host::{affinity, data_file, machine, syscalls};
 use crate::options::RunOptions;
-use crate::report::write_section;
+use crate::report::write_json;
 use client::{Client, Wanted};
 use contender::{Contender, Polling};
 use fio::Fio;
@@ -124,12 +124,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(directory) = &options.run.plots {
         plots::draw(&report, directory)?;
     }
-    if let Some(file) = &options.run.markdown {
-        let (section, plots) = match options.extent {
-            Extent::Full => ("bench bars", plots::markdown(&report)),
-            _ => ("bench peers", String::new()),
-        };
-        write_section(file, section, &(report.markdown() + &plots))?;
+    if let Some(file) = &options.run.json {
+        write_json(file, &[report.section()])?;
     }
     if failures > 0 {
         bail!(

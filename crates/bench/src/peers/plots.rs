@@ -33,12 +33,6 @@ pub(crate) fn draw(report: &Report, directory: &Path) -> Result<()> {
     pictures(report).iter().try_for_each(|(file, lines)| lines.draw(&directory.join(file)))
 }
 
-/// The pictures in a document in whose directory `plots` is.
-pub(crate) fn markdown(report: &Report) -> String {
-    let pictures = pictures(report).into_iter();
-    pictures.map(|(file, Lines { title, .. })| format!("\n![{title}](plots/{file})\n")).collect()
-}
-
 fn loads(report: &Report) -> impl Iterator<Item = &RowResult> {
     report.results.iter().filter(|result| matches!(result.row.work, Work::Load(_)))
 }

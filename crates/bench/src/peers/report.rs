@@ -1,11 +1,11 @@
-//! The report: aligned text for the terminal, Markdown for docs/BENCHMARKS.md.
+//! The report: aligned text for the terminal, JSON to record.
 
 use super::bars;
 use super::result::{Figure, Outcome, RowResult, spread};
 use super::rows::{Extent, Work};
 use crate::figures::median;
 use crate::goal;
-use crate::report::Table;
+use crate::report::{Section, Table};
 
 /// All that a run has found.
 #[derive(Debug)]
@@ -54,23 +54,14 @@ impl Report {
         text
     }
 
-    /// Markdown, without a heading of its own.
-    pub(crate) fn markdown(&self) -> String {
-        let mut text = String::new();
-        for line in &self.conditions {
-            text += &format!("- {line}\n");
-        }
-        for Described { name, version, command } in &self.contenders {
-            text += &format!("- {name}: {version}\n\n  ```\n  {command}\n  ```\n");
-        }
-        for line in self.sums() {
-            text += &format!("- {line}\n");
-        }
-        for table in self.tables() {
-            text += "\n";
-            text += &table.markdown();
-        }
-        text
+    /// To record.
+    pub(crate) fn section(&self) -> Section {
+        let servers = self
+            .contenders
+            .iter()
+            .map(|Described { name, version, command }| format!("{name}: {version}\n{command}"));
+        let text = self.conditions.iter().cloned().chain(servers).chain(self.sums()).collect();
+        Section { heading: String::new(), text, tables: self.tables() }
     }
 
     /// Where contender `name` is.

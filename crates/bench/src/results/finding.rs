@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::goal::{self, Goal};
 use crate::plot::Bars;
-use crate::report::Table;
+use crate::report::{Section, Table};
 
 /// The figures of one of the four results, beside what was published.
 #[derive(Debug, Default)]
@@ -36,19 +36,10 @@ impl Finding {
         text
     }
 
-    /// For the document in whose directory `plots` is.
-    pub(crate) fn markdown(&self, plots: &Path) -> String {
-        let mut text = format!("### {}\n", self.heading);
-        for paragraph in &self.method {
-            text += &format!("\n{paragraph}\n");
-        }
-        for table in self.all_tables() {
-            text += &format!("\n{}", table.markdown());
-        }
-        for (name, bars) in &self.plots {
-            text += &format!("\n![{}]({}/{name})\n", bars.title, plots.display());
-        }
-        text
+    /// To record.
+    pub(crate) fn section(&self) -> Section {
+        let (heading, text) = (self.heading.clone(), self.method.clone());
+        Section { heading, text, tables: self.all_tables().collect() }
     }
 
     /// Draws the plots into `directory`.

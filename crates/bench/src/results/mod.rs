@@ -8,12 +8,10 @@ mod finding;
 pub(crate) mod options;
 mod rig;
 
-use std::path::Path;
-
 use anyhow::{Result, bail, ensure};
 
 use crate::host::{affinity, machine};
-use crate::report::write_section;
+use crate::report::{Section, write_json};
 use finding::Finding;
 use options::{Options, Which};
 use rig::Rig;
@@ -31,14 +29,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         text.push("DEBUG BUILD, figures mean nothing".into());
     }
     text.iter().for_each(|line| println!("{line}"));
-    let mut markdown: String = text.iter().map(|line| format!("- {line}\n")).collect();
+    let mut sections = vec![Section { text, ..Section::default() }];
     let mut failures = Vec::new();
     for &which in &options.which {
         eprintln!("{which} …");
         match measure(which, options) {
             Ok(finding) => {
                 println!("\n{}", finding.text());
-                markdown += &format!("\n{}", finding.markdown(Path::new("plots")));
+                sections.push(finding.section());
                 if let Some(plots) = &options.run.plots {
                     finding.draw(plots)?;
                 }
@@ -46,8 +44,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Err(error) => failures.push(format!("{which}: {error:#}")),
         }
     }
-    if let Some(file) = &options.run.markdown {
-        write_section(file, "bench results", &markdown)?;
+    if let Some(file) = &options.run.json {
+        write_json(file, &sections)?;
     }
     if !failures.is_empty() {
         bail!("not measured: {}", failures.join("; "));

@@ -15,7 +15,7 @@ use crate::options::RunOptions;
 use crate::peers::contender::{self, Contender};
 use crate::peers::cpus;
 use crate::peers::measure::{SocketDirectory, make_directory};
-use crate::report::write_section;
+use crate::report::write_json;
 use figures::{DEPTHS, Figures, Rounds, SECOND_THREAD};
 use measure::{Bench, Files};
 
@@ -67,8 +67,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(plots) = &options.run.plots {
         report.draw(plots)?;
     }
-    if let Some(file) = &options.run.markdown {
-        write_section(file, "bench scale", &report.markdown())?;
+    if let Some(file) = &options.run.json {
+        write_json(file, &[report.section()])?;
     }
     // A peer that fails is a line of the report.
     match figures.failures("ringmill").next() {

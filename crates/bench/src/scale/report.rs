@@ -10,9 +10,9 @@ use crate::figures::range;
 use crate::goal::{self, Bound, Goal};
 use crate::peers::contender::Contender;
 use crate::plot::{Bar, Bars};
-use crate::report::Table;
+use crate::report::{Section, Table};
 
-/// What is printed, and written into docs/BENCHMARKS.md.
+/// What is printed and recorded.
 pub(crate) struct Report {
     conditions: Vec<String>,
     tables: Vec<Table>,
@@ -63,14 +63,10 @@ impl Report {
         self.tables.iter().fold(conditions, |text, table| text + "\n" + &table.text())
     }
 
-    /// Markdown, without a heading of its own.
-    pub(crate) fn markdown(&self) -> String {
-        let conditions: String = self.conditions.iter().map(|line| format!("- {line}\n")).collect();
-        let text =
-            self.tables.iter().fold(conditions, |text, table| text + "\n" + &table.markdown());
-        self.plots
-            .iter()
-            .fold(text, |text, (name, bars)| text + &format!("\n![{}](plots/{name})\n", bars.title))
+    /// To record.
+    pub(crate) fn section(&self) -> Section {
+        let (text, tables) = (self.conditions.clone(), self.tables.clone());
+        Section { heading: String::new(), text, tables }
     }
 
     /// Draws the plots into `directory`.
