@@ -27,7 +27,8 @@ apt() {
 }
 
 # shellcheck disable=SC2086
-if [ "$(installed)" != "$(echo $packages $qemu | wc -w)" ] || [ ! -e "$guest/vmlinuz" ]; then
+if [ "$(installed)" != "$(echo $packages $qemu | wc -w)" ] || [ ! -e "$guest/vmlinuz" ] ||
+    [ ! -e target/prometheus/usr/bin/promtool ]; then
     if ! apt-cache policy | grep -q 'bookworm-backports/main'; then
         echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main' |
             $sudo tee /etc/apt/sources.list.d/bookworm-backports.list >/dev/null
