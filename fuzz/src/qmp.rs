@@ -51,6 +51,9 @@ fn converse(stream: &[u8], step: usize) {
                 Step::Run(ticket, command) => {
                     session.answer(ticket, Err(QmpError::generic(format!("{command:?}"))))
                 }
+                Step::Call(ticket, command, _) => {
+                    session.answer(ticket, Err(QmpError::command_not_found(command.name())))
+                }
             };
             assert!(line.is_ascii() && line.ends_with("\r\n"));
             let answer: Value = serde_json::from_str(&line).expect("JSON");

@@ -25,6 +25,7 @@ pub mod status;
 mod submit;
 #[cfg(feature = "test-util")]
 pub mod test_util;
+pub mod track;
 
 pub use connections::{ConnectContext, Connections, Credentials};
 pub use drivers::file::CreationLock;

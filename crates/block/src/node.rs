@@ -7,8 +7,10 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
+use ::options::Object;
 use event_loop::sync::lock;
 use event_loop::{EventLoop, mailbox};
+use nix::errno::Errno;
 
 pub use crate::resize::ResizeError;
 
@@ -104,6 +106,25 @@ pub trait BlockNode: Send + Sync {
         }
     }
 
+    /// Returns what an image format knows of its image.
+    fn details(&self) -> Option<ImageDetails> {
+        None
+    }
+
+    /// Has the image name another backing file, or none. The node goes on reading where it has read. On stable storage
+    /// when the future completes; a kill leaves the one name or the other.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTSUP`: the node has no such name. `EROFS`: the node was opened for reading. `EFBIG`: the name is too long.
+    fn set_backing_name(
+        self: Arc<Self>,
+        _name: Option<BackingName>,
+        _event_loop: &EventLoop,
+    ) -> Renaming {
+        Box::pin(ready(Err(Errno::ENOTSUP)))
+    }
+
     /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as
     /// `aio=io_uring` on a loop without io_uring.
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
@@ -111,6 +132,29 @@ pub trait BlockNode: Send + Sync {
 
 /// What comes of a [`resize`](BlockNode::resize).
 pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
+
+/// What an image format knows of its image.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageDetails {
+    /// Bytes of a cluster.
+    pub cluster_size: u64,
+    /// The backing file that the image names.
+    pub backing: Option<BackingName>,
+    /// `format-specific` of QMP's `ImageInfo`.
+    pub specific: Object,
+}
+
+/// A backing file as an image names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackingName {
+    /// Its path, as a rule relative to the image's.
+    pub filename: String,
+    /// Its format, if it is told.
+    pub format: Option<String>,
+}
+
+/// What comes of [`set_backing_name`](BlockNode::set_backing_name).
+pub type Renaming = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
 /// What comes of a [`let_go`](BlockNode::let_go).
 pub type LetGo = Pin<Box<dyn Future<Output = io::Result<()>>>>;

@@ -1,6 +1,7 @@
 //! All nodes of a process, by name, and how they are opened.
 
 mod activity;
+mod chain;
 mod context;
 mod describe;
 mod hand_over;
@@ -8,6 +9,7 @@ mod locks;
 mod paths;
 mod reopen;
 mod resize;
+mod track;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -29,6 +31,7 @@ use crate::graph::Edge;
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard};
+use crate::track::{ThresholdSender, Tracking};
 
 /// Longest node name, bytes: QEMU's limit.
 const MAX_NAME: usize = 31;
@@ -65,6 +68,8 @@ pub struct NodeRegistry {
     journals: Option<Journals>,
     /// Where damage of qcow2 images is reported.
     damages: Option<Damages>,
+    /// Where exceeded write thresholds are reported.
+    thresholds: Option<ThresholdSender>,
     /// Images handed over that no node has taken yet,
     inherited: Inherited,
     /// and those that are open.
@@ -79,6 +84,8 @@ struct Entry {
     active: bool,
     /// What a job has put between the node and its users.
     filter: Option<Arc<dyn BlockNode>>,
+    /// What watches the node's writes. `node` is a [`Tracked`](crate::track::Tracked) then.
+    tracking: Option<Arc<Tracking>>,
 }
 
 enum Held {
@@ -133,7 +140,7 @@ impl Opened {
     fn entry(self, node: Held) -> (String, Entry) {
         let Opened { name, options, children, .. } = self;
         let active = options.active;
-        (name, Entry { node, options, children, active, filter: None })
+        (name, Entry { node, options, children, active, filter: None, tracking: None })
     }
 }
 
@@ -240,7 +247,14 @@ impl NodeRegistry {
             let (node, children) = self.open_inactive(&name, options)?;
             let held = Held::Top(node.clone());
             let options = options.clone();
-            let entry = Entry { node: held, options, children, active: false, filter: None };
+            let entry = Entry {
+                node: held,
+                options,
+                children,
+                active: false,
+                filter: None,
+                tracking: None,
+            };
             self.nodes.insert(name, entry);
             return Ok(self.edge_to(node));
         }

@@ -1,5 +1,6 @@
 //! `--chardev` and `--monitor`: where QMP's clients come from.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::address::{check_socket_path, tight};
@@ -33,6 +34,22 @@ pub enum ChardevBackend {
     },
     /// `socket`, with `server=off`: connected once, at the start.
     Connect(SocketAddr),
+}
+
+impl fmt::Display for ChardevBackend {
+    /// As QEMU writes it. A listening socket takes several clients, so it is never `disconnected`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (addr, server) = match self {
+            ChardevBackend::Stdio => return f.write_str("stdio"),
+            ChardevBackend::Listen { addr, .. } => (addr, ",server=on"),
+            ChardevBackend::Connect(addr) => (addr, ""),
+        };
+        match addr {
+            SocketAddr::Unix(path) => write!(f, "unix:{}{server}", path.display()),
+            SocketAddr::Inet { host, port } => write!(f, "tcp:{host}:{port}{server}"),
+            SocketAddr::Fd(fd) => write!(f, "fd:{fd}{server}"),
+        }
+    }
 }
 
 /// Where a socket is.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value as Json};
 
 use crate::error::OptionError;
-use crate::qmp::commands::{self, CommandRow};
+use crate::qmp::commands;
 use crate::shape::{Member, Shape, Union};
 use crate::table::{Field, Kind, Need};
 use crate::value::{Object, Value};
@@ -74,9 +74,9 @@ impl CtlCommand {
             let hint = "'ringmill ctl <socket>' lists the commands.";
             return Err(OptionError::new(message).hint(hint));
         };
-        row.read(self.arguments.clone()).map(drop).map_err(|error| match error.hint {
+        row.check(commands::given(self.arguments.clone())).map_err(|error| match error.hint {
             Some(_) => error,
-            None => error.hint(arguments_hint(row.name)),
+            None => error.hint(arguments_hint(row.name())),
         })
     }
 }
@@ -163,7 +163,7 @@ enum Said {
 
 fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
     let row = commands::find(name);
-    let shape = row.map(CommandRow::arguments).map(|shape| match shape {
+    let shape = row.map(|row| row.arguments()).map(|shape| match shape {
         Shape::Named(_, union) => Shape::Union(union()),
         shape => shape,
     });
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn each_command_has_a_help_text() {
         for row in commands::all() {
-            let Json::String(text) = arguments(&[row.name, "help"]) else { panic!("no text") };
+            let Json::String(text) = arguments(&[row.name(), "help"]) else { panic!("no text") };
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
             // Each argument has a description.
             let short = |line: &&str| line.trim_end().ends_with('=') || line.len() < 12;

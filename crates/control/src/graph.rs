@@ -88,6 +88,8 @@ struct Job {
 #[derive(Debug, Clone)]
 struct Chardev {
     stdio: bool,
+    /// Where the client is, for people.
+    filename: String,
     /// A monitor is on it.
     used: bool,
 }
@@ -119,6 +121,13 @@ impl Graph {
     /// All objects: their names, and of which type they are.
     pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
         self.objects.iter().map(|(id, kind)| (id.as_str(), *kind))
+    }
+
+    /// All character devices: their names, where their clients are, for people, and whether a monitor is on them.
+    pub fn chardevs(&self) -> impl Iterator<Item = (&str, &str, bool)> {
+        self.chardevs
+            .iter()
+            .map(|(id, device)| (id.as_str(), device.filename.as_str(), device.used))
     }
 
     /// Without an object.
@@ -387,7 +396,9 @@ impl Graph {
                 if stdio && self.chardevs.values().any(|other| other.stdio) {
                     return Err(OptionError::new("cannot use stdio by multiple character devices"));
                 }
-                self.chardevs.insert(chardev.id.clone(), Chardev { stdio, used: false });
+                let filename = chardev.backend.to_string();
+                let device = Chardev { stdio, filename, used: false };
+                self.chardevs.insert(chardev.id.clone(), device);
                 Ok(())
             }
             Action::Monitor(monitor) => {

@@ -2,7 +2,8 @@
 
 use crate::QSD_RELEASE;
 use crate::cli::{COMMANDS, Subcommand};
-use crate::qmp::commands::{self, CommandRow};
+use crate::qmp::QmpCommand;
+use crate::qmp::commands;
 use crate::reference::GENERATED;
 use crate::shape::{self, Row, Shape, Union};
 use crate::table::Need;
@@ -115,15 +116,15 @@ pub(crate) fn structure(option: &str, shape: &Shape, tag: Option<&str>) -> Strin
 
 /// Returns the text of `ctl SOCKET COMMAND help`. `tag`: the value that was given for the
 /// arguments' tag, if any.
-pub(crate) fn qmp_command(row: &CommandRow, shape: &Shape, tag: Option<&str>) -> String {
+pub(crate) fn qmp_command(row: &dyn QmpCommand, shape: &Shape, tag: Option<&str>) -> String {
     let mut text = Text::default();
-    text.paragraph(&format!("{}: {}.", row.name, row.help()));
+    text.paragraph(&format!("{}: {}.", row.name(), row.help()));
     if matches!(shape, Shape::Object(members) if members.is_empty()) {
         text.line("The command has no arguments.");
         return text.done();
     }
     let option = row.option().trim_start_matches("--");
-    let arguments = if option.is_empty() { row.name } else { option };
+    let arguments = if option.is_empty() { row.name() } else { option };
     text.line("");
     text.line(&structure(arguments, shape, tag));
     if let Shape::Union(union) = shape
@@ -132,7 +133,8 @@ pub(crate) fn qmp_command(row: &CommandRow, shape: &Shape, tag: Option<&str>) ->
         text.line("");
         text.paragraph(&format!(
             "'ringmill ctl <socket> {} <{}> help' lists the options of one.",
-            row.name, union.tag
+            row.name(),
+            union.tag
         ));
     }
     text.done()
@@ -142,7 +144,7 @@ pub(crate) fn qmp_command(row: &CommandRow, shape: &Shape, tag: Option<&str>) ->
 pub(crate) fn qmp_commands<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut text = Text::default();
     for name in names {
-        text.entry(name, commands::find(name).map_or("", CommandRow::help));
+        text.entry(name, commands::find(name).map_or("", |command| command.help()));
     }
     text.line("");
     text.paragraph("'ringmill ctl <socket> <command> help' lists a command's arguments.");

@@ -72,6 +72,7 @@ pub use metrics::MetricsOptions;
 pub use nbd_server::{NbdAddr, NbdServerOptions};
 pub use object::{
     AuthzOptions, IothreadOptions, ObjectOptions, Property, ThrottleGroupOptions, TlsCredsOptions,
+    object_types,
 };
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};

@@ -31,6 +31,7 @@ use control::{Command, LogOptions, parse_args, program_name};
 use daemon::DaemonError;
 
 fn main() -> ExitCode {
+    daemon::register_commands();
     let program = program_name(&env::args_os().next().unwrap_or_default());
     let command = match parse_args(env::args_os()) {
         Ok(command) => command,

@@ -160,6 +160,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     all.extend([
         call("object-del", json!({"id": "o"})).before("object-add", added),
         call("qom-list", json!({"path": "/objects/io0"})),
+        call("qom-list-types", json!({})),
         call("qom-get", property),
         call("qom-set", changed),
     ]);
@@ -192,9 +193,19 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         call("blockdev-reopen", json!({"options": [raw.clone()]}))
             .before("blockdev-add", raw.clone())
             .after("blockdev-del", deleted.clone()),
+        call("block-set-write-threshold", json!({"node-name": "n", "write-threshold": 0}))
+            .before("blockdev-add", file.clone())
+            .after("blockdev-del", deleted.clone()),
         call("blockdev-set-active", json!({"node-name": "n", "active": true}))
             .before("blockdev-add", file.clone())
             .after("blockdev-del", deleted.clone()),
+        call(
+            "change-backing-file",
+            json!({"device": "top", "image-node-name": "top", "backing-file": "other.img"}),
+        )
+        .before("blockdev-add", overlay.clone())
+        .before("blockdev-snapshot", json!({"node": "d0", "overlay": "top"}))
+        .after("blockdev-del", json!({"node-name": "top"})),
         call("blockdev-snapshot", json!({"node": "d0", "overlay": "top"}))
             .before("blockdev-add", overlay)
             .after("blockdev-del", json!({"node-name": "top"})),
@@ -239,6 +250,9 @@ fn job_verbs() -> Vec<Call> {
     for name in ["job-complete", "block-job-complete"] {
         all.push(job(name, "blockdev-mirror", "ready", json!({})));
     }
+    let mut changed = job("block-job-change", "blockdev-mirror", "ready", json!({}));
+    changed.arguments = json!({"id": "j", "type": "mirror", "copy-mode": "background"});
+    all.push(changed);
     for name in ["job-finalize", "block-job-finalize"] {
         all.push(job(name, "blockdev-backup", "pending", json!({"auto-finalize": false})));
     }

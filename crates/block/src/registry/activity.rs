@@ -108,7 +108,8 @@ impl NodeRegistry {
         }
         let users =
             drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
-        let pointed = users.point_to(&top.node).await;
+        let node = self.as_tracked(name, top.node);
+        let pointed = users.point_to(&node).await;
         pointed.map_err(|error| OpenError::new(error.to_string()))?;
         let nested = nested.into_iter().map(|nested| {
             let held = Held::Nested(Arc::downgrade(&nested.node));
@@ -116,7 +117,7 @@ impl NodeRegistry {
         });
         self.nodes.extend(nested);
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-        entry.node = Held::Top(top.node);
+        entry.node = Held::Top(node);
         entry.children = top.children;
         entry.active = true;
         Ok(())

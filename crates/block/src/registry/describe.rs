@@ -77,7 +77,7 @@ impl NodeRegistry {
     }
 
     /// Returns the node below that filter of a job. `name` itself, if no filter has that name.
-    fn below_filter(&self, name: &str) -> String {
+    pub(super) fn below_filter(&self, name: &str) -> String {
         let is_over = |entry: &Entry| entry.filter.as_ref().is_some_and(|f| f.name() == name);
         let found = self.nodes.iter().find(|(_, entry)| is_over(entry));
         found.map_or(name, |(below, _)| below).to_owned()

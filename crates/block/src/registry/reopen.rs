@@ -80,6 +80,7 @@ impl NodeRegistry {
             if self.grows(name) {
                 node.let_grow();
             }
+            let node = self.as_tracked(name, node);
             let users = match held {
                 Some(held) => held,
                 None => drain(self.edges(name))

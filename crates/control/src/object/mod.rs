@@ -105,6 +105,11 @@ pub(crate) struct TypeRow {
     pub(crate) table: &'static dyn Reads<ObjectOptions>,
 }
 
+/// Returns the types of objects that can be created.
+pub fn object_types() -> impl Iterator<Item = &'static str> {
+    TYPES.iter().map(|row| row.name)
+}
+
 /// What an object may have.
 pub(crate) fn options() -> Union {
     let variant = |row: &&TypeRow| Variant {

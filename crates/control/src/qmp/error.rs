@@ -43,7 +43,8 @@ impl QmpError {
         QmpError { class: ErrorClass::GenericError, desc: desc.into() }
     }
 
-    pub(super) fn command_not_found(desc: impl Into<String>) -> Self {
+    /// A [`CommandNotFound`](ErrorClass::CommandNotFound).
+    pub fn command_not_found(desc: impl Into<String>) -> Self {
         QmpError { class: ErrorClass::CommandNotFound, desc: desc.into() }
     }
 

@@ -21,6 +21,7 @@ pub(crate) static EVENTS: &[&EventRow] = &[
     &BLOCK_EXPORT_DELETED,
     &BLOCK_IMAGE_CORRUPTED,
     &BLOCK_IO_ERROR,
+    &BLOCK_WRITE_THRESHOLD,
     &JOB_STATUS_CHANGE,
     &BLOCK_JOB_READY,
     &BLOCK_JOB_PENDING,
@@ -75,6 +76,18 @@ pub static BLOCK_IO_ERROR: EventRow = EventRow {
     ],
     example: r#"{"qom-path": "", "device": "e0", "node-name": "disk0", "operation": "write",
         "action": "stop", "nospace": true, "reason": "No space left on device"}"#,
+};
+
+/// A write has gone beyond a node's threshold.
+pub static BLOCK_WRITE_THRESHOLD: EventRow = EventRow {
+    name: "BLOCK_WRITE_THRESHOLD",
+    help: "a write to a node ends beyond the byte that block-set-write-threshold has set; the threshold is gone then",
+    data: &[
+        Member::new("node-name", Reply::Text, "the node"),
+        Member::new("amount-exceeded", Reply::Int, "how far beyond it the write ends, in bytes"),
+        Member::new("write-threshold", Reply::Int, "the threshold, in bytes"),
+    ],
+    example: r#"{"node-name": "disk0", "amount-exceeded": 65536, "write-threshold": 17179869184}"#,
 };
 
 /// What a job is at.

@@ -20,10 +20,12 @@ mod request;
 mod schema;
 mod session;
 
-pub use commands::{Command, DeleteMode, LatencyBoundaries, SnapshotSync};
-pub(crate) use commands::{CommandRow, all as commands};
+pub(crate) use commands::all as commands;
+pub use commands::{
+    AddError, Command, DeleteMode, LatencyBoundaries, QmpCommand, SnapshotSync, add,
+};
 pub use error::{ErrorClass, QmpError};
 pub(crate) use events::EVENTS;
 pub use parser::{MAX_DEPTH, MAX_VALUE, Parser};
-pub(crate) use reply::Returns;
+pub use reply::{Member, Reply, Returns};
 pub use session::{Capabilities, Event, Session, Step, Ticket};

@@ -4,7 +4,7 @@ use crate::shape::{self, Shape, Word};
 use crate::table::Need;
 
 /// What comes back when a command succeeds.
-pub(crate) enum Returns {
+pub enum Returns {
     /// An empty object.
     Nothing,
     /// This, told in words and as a type.
@@ -13,7 +13,7 @@ pub(crate) enum Returns {
 
 /// A type of what is returned.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub enum Reply {
     /// `true` or `false`.
     Bool,
     /// An integer; of what, and in which unit, its member's sentence says.
@@ -34,25 +34,25 @@ pub(crate) enum Reply {
 
 /// A member of an object that is returned.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub struct Member {
     /// Its name.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it is.
-    pub(crate) is: Reply,
+    pub is: Reply,
     /// Whether it is there in each reply.
-    pub(crate) always: bool,
+    pub always: bool,
     /// What it says, in one sentence, with its unit.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
 }
 
 impl Member {
     /// A member that is always there.
-    pub(crate) const fn new(name: &'static str, is: Reply, help: &'static str) -> Self {
+    pub const fn new(name: &'static str, is: Reply, help: &'static str) -> Self {
         Member { name, is, always: true, help }
     }
 
     /// A member that is there when there is something to say.
-    pub(crate) const fn optional(name: &'static str, is: Reply, help: &'static str) -> Self {
+    pub const fn optional(name: &'static str, is: Reply, help: &'static str) -> Self {
         Member { name, is, always: false, help }
     }
 }

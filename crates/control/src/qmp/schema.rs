@@ -19,7 +19,7 @@ pub(super) fn schema() -> Json {
     for row in commands::all() {
         let (arguments, returned) = (types.of(&row.arguments()), types.of(&row.returns().shape()));
         entries.push(json!({
-            "name": row.name,
+            "name": row.name(),
             "meta-type": "command",
             "arg-type": arguments,
             "ret-type": returned,

@@ -4,12 +4,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::commands::{self, Command, Job};
+use super::commands::{self, Command, Job, QmpCommand};
 use super::error::QmpError;
 use super::events::EventRow;
 use super::parser::Parser;
 use super::print;
 use super::request::{self, Id};
+use crate::value::Object;
 
 /// A conversation from its greeting on. Pure: text in, commands and text out.
 pub struct Session {
@@ -31,6 +32,14 @@ pub enum Step {
     Reply(String),
     /// It is to be carried out; [`Session::answer`] makes a line of the outcome.
     Run(Ticket, Command),
+    /// The same, of a command that the program has [added](super::add). Its arguments are to be read.
+    Call(Ticket, &'static dyn QmpCommand, Object),
+}
+
+/// What a request comes to.
+enum Asked {
+    Job(Job),
+    Call(&'static dyn QmpCommand, Object),
 }
 
 /// Belongs to a command under way.
@@ -81,18 +90,21 @@ impl Session {
             Err(desc) => (None, Err(QmpError::generic(desc))),
         };
         let result = match job {
-            Ok(Job::Run(command)) => return Some(Step::Run(Ticket(id), command)),
-            Ok(Job::Negotiate(capabilities)) => {
+            Ok(Asked::Call(command, arguments)) => {
+                return Some(Step::Call(Ticket(id), command, arguments));
+            }
+            Ok(Asked::Job(Job::Run(command))) => return Some(Step::Run(Ticket(id), command)),
+            Ok(Asked::Job(Job::Negotiate(capabilities))) => {
                 self.capabilities = Some(capabilities);
                 Ok(json!({}))
             }
-            Ok(Job::Answer(answer)) => Ok(answer()),
+            Ok(Asked::Job(Job::Answer(answer))) => Ok(answer()),
             Err(error) => Err(error),
         };
         Some(Step::Reply(self.answer(Ticket(id), result)))
     }
 
-    fn look_up(&self, request: request::Request) -> Result<Job, QmpError> {
+    fn look_up(&self, request: request::Request) -> Result<Asked, QmpError> {
         let name = &request.command;
         let negotiates = name == commands::NEGOTIATION;
         match (self.capabilities, negotiates) {
@@ -108,7 +120,7 @@ impl Session {
             }
             _ => {}
         }
-        let row = commands::find(name).ok_or_else(|| {
+        let command = commands::find(name).ok_or_else(|| {
             QmpError::command_not_found(format!("The command {name} has not been found"))
         })?;
         if request.out_of_band {
@@ -116,7 +128,11 @@ impl Session {
             let desc = format!("The command {name} does not support OOB");
             return Err(QmpError::generic(desc));
         }
-        Ok(row.read(request.arguments)?)
+        let arguments = commands::given(request.arguments);
+        match commands::find_row(name) {
+            Some(row) => Ok(Asked::Job(row.read(arguments)?)),
+            None => Ok(Asked::Call(command, arguments)),
+        }
     }
 
     /// The answer to a command.

@@ -1,7 +1,7 @@
 //! What monitors take and tell.
 
 use super::document::{Document, Written, sentence};
-use crate::qmp::{CommandRow, EVENTS, Returns, commands};
+use crate::qmp::{EVENTS, QmpCommand, Returns, commands};
 use crate::shape::{self, Shape};
 
 /// All of it.
@@ -20,7 +20,9 @@ pub(super) fn all() -> Document {
          \"GenericError\", \"desc\": \"object 'io0' not found\"}}",
     );
     page.title(2, "Commands");
-    for row in commands() {
+    let mut all: Vec<_> = commands().collect();
+    all.sort_by_key(|command| command.name());
+    for row in all {
         command(&mut page, row);
     }
     page.title(2, "Events");
@@ -39,18 +41,18 @@ pub(super) fn all() -> Document {
     page
 }
 
-fn command(page: &mut Document, row: &CommandRow) {
-    page.title(3, row.name);
-    page.text(&sentence(row.help));
+fn command(page: &mut Document, row: &dyn QmpCommand) {
+    page.title(3, row.name());
+    page.text(&sentence(row.help()));
     match row.arguments() {
         Shape::Object(members) => page.rows(shape::rows(&members), Written::Json),
         _ => page.text(&format!("The arguments are those of `{}`, in JSON.", row.option())),
     }
-    let arguments = match row.example {
+    let arguments = match row.example() {
         "" => String::new(),
         example => format!(", \"arguments\": {example}"),
     };
-    page.code(&format!("-> {{\"execute\": \"{}\"{arguments}}}", row.name));
+    page.code(&format!("-> {{\"execute\": \"{}\"{arguments}}}", row.name()));
     match row.returns() {
         Returns::Nothing => page.text("Returns nothing: an empty object."),
         Returns::Data(what, reply) => {

@@ -4,8 +4,10 @@
 //! asked for it; monitors send it their commands.
 
 mod activity;
+mod chain;
 mod changes;
 mod chardev;
+mod commands;
 mod damage;
 mod disk_thread;
 mod error;
@@ -29,6 +31,7 @@ mod statistics;
 mod status;
 mod surroundings;
 mod threads;
+mod threshold;
 mod turn;
 mod upgrade;
 mod watchdog;
@@ -51,6 +54,7 @@ use crate::journals::Home;
 use crate::logger;
 use crate::service_manager::ServiceManager;
 use chardev::Chardev;
+pub(crate) use commands::register as register_commands;
 pub(crate) use error::DaemonError;
 use export::Stopped;
 use exports::Exports;
@@ -200,6 +204,7 @@ fn run_on(
 ) -> Result<(), DaemonError> {
     let mut daemon = Daemon::new(control, surroundings);
     damage::watch(&mut daemon.nodes, control, &daemon.clients);
+    threshold::watch(&mut daemon.nodes, control, &daemon.clients);
     let mailbox = daemon.mailbox.clone();
     signals::watch_upgrade(control, move || mailbox.push(Message::Upgrade))
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
@@ -518,7 +523,7 @@ mod tests {
     use control::qmp::Command;
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-    use super::monitor::Request;
+    use super::monitor::{Asked, Request};
     use super::*;
 
     /// From here on this thread cannot enter a ring.
@@ -585,7 +590,8 @@ mod tests {
             let iothread = control::IothreadOptions { id: "late".into(), ..Default::default() };
             let object = control::ObjectOptions::Iothread(iothread);
             let action = control::Action::Object(object);
-            let command = Command::Add(Box::new(Step { origin: String::new(), action }));
+            let command =
+                Asked::Command(Command::Add(Box::new(Step { origin: String::new(), action })));
             let (answer, outcome) = event_loop::oneshot::channel();
             daemon.mailbox.push(Message::Request(Request { command, answer }));
             let answered = until(daemon.serve(&mut stop), outcome).await;

@@ -14,13 +14,14 @@ use std::rc::{Rc, Weak};
 use std::time::SystemTime;
 
 use control::qmp::events::EventRow;
-use control::qmp::{Command, Event, QmpError, Session, Step};
+use control::qmp::{Command, Event, QmpError, Session, Step, Ticket};
 use event_loop::{EventLoop, oneshot, take_turns};
 use log::Level;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::chardev::{Chardev, Stream};
+use super::commands::{self, Call};
 use super::signal::{Signal, until};
 use super::turn::Turn;
 
@@ -44,8 +45,16 @@ pub(super) type Outcome = Result<serde_json::Value, QmpError>;
 
 /// A command, and where its outcome goes.
 pub(super) struct Request {
-    pub(super) command: Command,
+    pub(super) command: Asked,
     pub(super) answer: oneshot::Sender<Outcome>,
+}
+
+/// A command with its arguments.
+pub(super) enum Asked {
+    /// Carried out by a match.
+    Command(Command),
+    /// Carries itself out.
+    Call(Call),
 }
 
 /// All clients of all monitors.
@@ -225,21 +234,35 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
                     None => break,
                     Some(Step::Reply(line)) => client.say(&line),
                     Some(Step::Run(ticket, command)) => {
-                        client.waits.set(true);
-                        let (answer, outcome) = oneshot::channel();
-                        (self.requests)(Request { command, answer });
-                        // Without an answer the daemon is about to end.
-                        if let Ok(outcome) = outcome.await {
-                            let line = client.session.borrow().answer(ticket, outcome);
-                            client.say(&line);
+                        self.carry_out(client, ticket, Asked::Command(command)).await;
+                    }
+                    Some(Step::Call(ticket, command, arguments)) => {
+                        match commands::read(command, arguments) {
+                            Ok(call) => self.carry_out(client, ticket, Asked::Call(call)).await,
+                            Err(error) => {
+                                let line = client.session.borrow().answer(ticket, Err(error));
+                                client.say(&line);
+                            }
                         }
-                        client.waits.set(false);
-                        client.changed.notify();
                     }
                 }
                 take_turns().await;
             }
         }
+    }
+
+    /// Has a command carried out, and sends the answer.
+    async fn carry_out(&self, client: &Client, ticket: Ticket, command: Asked) {
+        client.waits.set(true);
+        let (answer, outcome) = oneshot::channel();
+        (self.requests)(Request { command, answer });
+        // Without an answer the daemon is about to end.
+        if let Ok(outcome) = outcome.await {
+            let line = client.session.borrow().answer(ticket, outcome);
+            client.say(&line);
+        }
+        client.waits.set(false);
+        client.changed.notify();
     }
 }
 

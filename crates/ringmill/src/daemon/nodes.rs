@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use block::driver::{Description, Layer};
+use block::node::{BackingName, ImageDetails};
 use block::options::{BlockdevOptions, DetectZeroes};
 use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
@@ -26,7 +28,7 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         DetectZeroes::On => "on",
         DetectZeroes::Unmap => "unmap",
     };
-    json!({
+    let mut told = json!({
         "node-name": node.name,
         "drv": driver.kind().name,
         "file": filename(nodes, node),
@@ -37,13 +39,17 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         "cache": {"writeback": true, "direct": cache.direct, "no-flush": cache.no_flush},
         "children": children,
         "image": image(nodes, node, flat),
-        "backing_file_depth": depth(nodes, node),
-        "write_threshold": 0,
+        "backing_file_depth": if flat { 0 } else { depth(nodes, node) },
+        "write_threshold": nodes.tracking(node.name).map_or(0, |tracking| tracking.threshold.get()),
         // Limits of a device of QEMU's, which there is none of: those of a throttle node are with its
         // group.
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
-    })
+    });
+    if let Some(backing) = backing(nodes, node) {
+        told["backing_file"] = filename(nodes, &backing).into();
+    }
+    told
 }
 
 fn child(child: &Child) -> Json {
@@ -69,7 +75,23 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     if image_at(nodes, node).options.driver.local_file().is_some() {
         image["dirty-flag"] = false.into();
     }
-    if let Some(specific) = describe(nodes, node).specific {
+    let details = node.node.details();
+    if let Some(ImageDetails { cluster_size, backing, .. }) = &details {
+        image["cluster-size"] = (*cluster_size).into();
+        image["limits"]["discard-alignment"] = (*cluster_size).into();
+        image["limits"]["write-zeroes-alignment"] = (*cluster_size).into();
+        if let Some(BackingName { filename, format }) = backing {
+            image["backing-filename"] = filename.as_str().into();
+            if let Some(format) = format {
+                image["backing-filename-format"] = format.as_str().into();
+            }
+        }
+        if let Some(full) = named_backing(nodes, node) {
+            image["full-backing-filename"] = full.into();
+        }
+    }
+    let specific = details.map(|details| details.specific);
+    if let Some(specific) = specific.or_else(|| describe(nodes, node).specific) {
         image["format-specific"] = control::Value::Object(specific).into();
     }
     if let Some(behind) = behind(nodes, node)
@@ -78,6 +100,29 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         image["backing-image"] = self::image(nodes, &behind, flat);
     }
     image
+}
+
+/// The image behind a node.
+fn backing<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
+    let child = node.children.iter().find(|child| child.role == "backing")?;
+    nodes.info(child.edge.node().name())
+}
+
+/// The path of the backing file that the node's image names.
+fn named_backing(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
+    let BackingName { filename, .. } = node.node.details()?.backing?;
+    let path = filename.strip_prefix("file:").unwrap_or(&filename);
+    let is_protocol = path.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
+    let image = nodes.image_path(node.name);
+    let folder = image.as_deref().and_then(Path::parent).filter(|_| !is_protocol);
+    Some(folder.map_or_else(|| filename.clone(), |folder| folder.join(path).display().to_string()))
+}
+
+/// Whether an image has another image behind it than its header names.
+fn is_backed_otherwise(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> bool {
+    let named = named_backing(nodes, node);
+    let there = backing(nodes, node).map(|backing| filename(nodes, &backing));
+    node.node.details().is_some() && named != there
 }
 
 /// The first of the nodes below.
@@ -89,10 +134,7 @@ fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a
 fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
     match node.options.driver.layer() {
         Layer::Filter => below(nodes, node),
-        Layer::Storage | Layer::Window | Layer::Format => {
-            let child = node.children.iter().find(|child| child.role == "backing")?;
-            nodes.info(child.edge.node().name())
-        }
+        Layer::Storage | Layer::Window | Layer::Format => backing(nodes, node),
     }
 }
 
@@ -113,7 +155,7 @@ fn image_at<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'a>) -> NodeInfo<'a> {
 /// What the image would be called on QEMU's command line: its path where that says it all, else
 /// options in JSON.
 fn filename(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> String {
-    let filename = describe(nodes, node).filename;
+    let filename = describe(nodes, node).filename.filter(|_| !is_backed_otherwise(nodes, node));
     filename.unwrap_or_else(|| format!("json:{}", as_options(nodes, node)))
 }
 
@@ -129,7 +171,7 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
     let mut options = json!({"driver": driver.kind().name});
     for Child { role, edge } in node.children {
         // A backing image that the header names goes without saying.
-        let named = *role != "backing" || driver.children().iter().any(|child| child.role == *role);
+        let named = *role != "backing" || is_backed_otherwise(nodes, node);
         if named && let Some(below) = nodes.info(edge.node().name()) {
             options[*role] = as_options(nodes, &below);
         }

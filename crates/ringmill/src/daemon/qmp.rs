@@ -7,8 +7,9 @@ use nix::errno::Errno;
 use sandbox::Sandbox;
 use serde_json::{Value as Json, json};
 
+use super::commands::Call;
 use super::exports::ExportInfo;
-use super::monitor::{Outcome, Request};
+use super::monitor::{Asked, Outcome, Request};
 use super::signal::until;
 use super::state::not_recorded;
 use super::threads::Thread;
@@ -38,6 +39,18 @@ impl Daemon {
     /// Carries a command out and answers it.
     pub(super) async fn carry_out(&mut self, request: Request) {
         let Request { command, answer } = request;
+        let command = match command {
+            Asked::Command(command) => command,
+            Asked::Call(Call { records, run }) => {
+                let mut outcome = run(self).await;
+                if records {
+                    // As below.
+                    let recorded = self.record().await.map_err(not_recorded);
+                    outcome = outcome.and_then(|value| Ok(recorded.map(|()| value)?));
+                }
+                return answer.send(outcome.map_err(|error| self.explain(error)));
+            }
+        };
         let ends = match command {
             Command::BlockExportDel { id, mode } => {
                 self.delete_export(&id, mode).await.map(|end| vec![end])

@@ -6,7 +6,7 @@ use event_loop::oneshot;
 use exports::fuse::Resize;
 use serde_json::json;
 
-use super::monitor::{Outcome, Request};
+use super::monitor::{Asked, Outcome, Request};
 use super::signal::until;
 use super::signals::StopSignals;
 use super::state::unless_stopped;
@@ -74,20 +74,24 @@ impl Daemon {
                     Ok(Ok(to)) => return End::HandedOver(to),
                     Ok(Err(error)) => log::error!("{error}"),
                 },
-                Ok(Message::Request(Request { command: Command::Upgrade, answer })) => {
-                    match self.upgrade_until(stop).await {
-                        Err(end) => return end,
-                        Ok(Ok(to)) => {
-                            answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
-                            return End::HandedOver(to);
-                        }
-                        Ok(Err(error)) => {
-                            log::error!("{error}");
-                            answer.send(Err(error.into()));
-                        }
+                Ok(Message::Request(Request {
+                    command: Asked::Command(Command::Upgrade),
+                    answer,
+                })) => match self.upgrade_until(stop).await {
+                    Err(end) => return end,
+                    Ok(Ok(to)) => {
+                        answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
+                        return End::HandedOver(to);
                     }
-                }
-                Ok(Message::Request(Request { command: Command::Quit, answer })) => {
+                    Ok(Err(error)) => {
+                        log::error!("{error}");
+                        answer.send(Err(error.into()));
+                    }
+                },
+                Ok(Message::Request(Request {
+                    command: Asked::Command(Command::Quit),
+                    answer,
+                })) => {
                     return End::Quit(answer);
                 }
                 Ok(Message::Request(request)) => {

@@ -11,7 +11,7 @@ use super::marker::Mark;
 use crate::error::OpenError;
 
 /// Bytes of a header of version 2.
-const V2_LEN: usize = 72;
+pub(super) const V2_LEN: usize = 72;
 /// Bytes of one of version 3, at least.
 const V3_LEN: usize = 104;
 /// Bytes of a cluster, as a rule.
@@ -32,8 +32,10 @@ pub(super) const CORRUPT_BIT: u8 = 2;
 /// Bytes of a header of version 3 with the autoclear features. A writer that does not maintain a feature
 /// clears its bit.
 pub(super) const AUTOCLEAR: Range<usize> = 88..96;
+/// Bytes with the offset and the length of the backing file's name.
+pub(super) const BACKING: Range<usize> = 8..20;
 /// Longest name of a backing file.
-const MAX_NAME: usize = 1023;
+pub(super) const MAX_NAME: usize = 1023;
 /// Bytes of an entry of a table, and of one in the table of features' names.
 pub(super) const ENTRY: u64 = 8;
 const FEATURE_NAME: usize = 48;
@@ -49,9 +51,9 @@ const BITMAPS: u64 = 1;
 const RAW_DATA_FILE: u64 = 1 << 1;
 
 /// Header extensions.
-const END: u32 = 0;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
-const FEATURE_NAMES: u32 = 0x6803_f857;
+pub(super) const END: u32 = 0;
+pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
 const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 

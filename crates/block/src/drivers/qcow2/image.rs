@@ -140,6 +140,11 @@ impl Image {
         Ok(())
     }
 
+    /// While it is held, nobody changes metadata.
+    pub(super) async fn change_alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.changing.write().await
+    }
+
     /// The clusters that a range touches, all of each.
     pub(super) fn clusters(&self, range: Range<u64>) -> Range<u64> {
         // The disk's size leaves room for that.

@@ -19,7 +19,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::context::Channels;
-use super::header::Header;
+use super::header::{BACKING, Header};
 use super::journal::Journal;
 use super::marker::{set_corrupt, set_dirty};
 use super::steps::{Layout, SECTOR, SIZE, Sectors, number, numbers, read};
@@ -72,6 +72,8 @@ struct State {
     unmarking: bool,
     /// The header is to have the corrupt bit.
     corrupt: bool,
+    /// Where the header is to say that the backing file's name lies, if that has changed.
+    backing: Option<[u8; BACKING.end - BACKING.start]>,
 }
 
 impl Metadata {
@@ -90,6 +92,7 @@ impl Metadata {
             marked: false,
             unmarking: false,
             corrupt: false,
+            backing: None,
         };
         Metadata {
             state: Mutex::new(state),
@@ -167,6 +170,13 @@ impl Metadata {
         let (sectors, _) = header.as_chunks::<SECTOR>();
         sectors.iter().for_each(|header| state.insert(0, Box::new(*header)));
         Ok(())
+    }
+
+    /// Has the header's first sector replaced by this one. Nobody changes any metadata meanwhile.
+    pub(super) fn set_header(&self, header: &[u8; SECTOR]) {
+        let mut state = lock(&self.state);
+        state.backing = header[BACKING].try_into().ok();
+        state.insert(0, Box::new(*header));
     }
 
     /// What is kept of a range. To be asked before the file is read: what is written to it meanwhile
@@ -375,6 +385,9 @@ impl State {
             sector[SIZE].copy_from_slice(&self.size.to_be_bytes());
             set_dirty(&mut sector, self.marked);
             set_corrupt(&mut sector, self.corrupt);
+            if let Some(backing) = &self.backing {
+                sector[BACKING].copy_from_slice(backing);
+            }
         }
         self.dirty.insert(number, sector);
         if self.journal.is_some() {

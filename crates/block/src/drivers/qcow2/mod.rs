@@ -6,11 +6,13 @@
 //! each request is a task on the loop that it came from ([`channel`]).
 
 mod access;
+mod backing_name;
 mod bitmaps;
 mod channel;
 mod context;
 mod create;
 mod damage;
+mod details;
 mod driver;
 mod header;
 mod image;
@@ -40,11 +42,15 @@ use nix::errno::Errno;
 
 use self::channel::Qcow2Channel;
 use self::context::{Channels, With};
+use self::details::Details;
 use self::image::{Image, errno_of};
 use self::let_go::LettingGo;
 use self::zero::Discarding;
 use crate::inherited::OpenImage;
-use crate::node::{BlockNode, Channel, Geometry, LetGo, ResizeError, Resized, Watcher, Watchers};
+use crate::node::{
+    BackingName, BlockNode, Channel, Geometry, ImageDetails, LetGo, Renaming, ResizeError, Resized,
+    Watcher, Watchers,
+};
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
 
@@ -62,6 +68,7 @@ pub(crate) struct Qcow2Node {
     name: String,
     below: Below,
     image: Arc<Image>,
+    details: Details,
     read_only: bool,
     discard: Discard,
     detect_zeroes: DetectZeroes,
@@ -126,6 +133,33 @@ impl BlockNode for Qcow2Node {
 
     fn watch(&self, watcher: Watcher) {
         self.watchers.add(watcher);
+    }
+
+    fn details(&self) -> Option<ImageDetails> {
+        Some(self.details.get())
+    }
+
+    fn set_backing_name(
+        self: Arc<Self>,
+        name: Option<BackingName>,
+        event_loop: &EventLoop,
+    ) -> Renaming {
+        if self.read_only {
+            return Box::pin(ready(Err(Errno::EROFS)));
+        }
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
+            let (image, new) = (self.image.clone(), name.clone());
+            let (done, renamed) = oneshot::channel();
+            let task = With::new(channels.clone(), async move {
+                done.send(image.set_backing_name(&channels, new.as_ref()).await);
+            });
+            task.await;
+            renamed.await.map_err(|_| Errno::ECANCELED)??;
+            self.details.set_backing(name);
+            Ok(())
+        })
     }
 
     fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {

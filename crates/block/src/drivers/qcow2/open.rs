@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use super::Qcow2Node;
 use super::context::{Channels, With};
 use super::damage::Damages;
+use super::details::Details;
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
@@ -286,6 +287,7 @@ impl Opening {
         }
         Ok(Qcow2Node {
             image: Arc::new(image),
+            details: Details::new(&start, &header),
             name,
             below,
             read_only,

@@ -3,7 +3,7 @@
 use ::block::options::{BlockdevOptions, node_shape, read_blockdev, read_blockdevs};
 
 use super::{Arguments, Command, CommandRow, Job, Member, Reply, Returns};
-use crate::shape::Shape;
+use crate::shape::{Shape, Union, Variant};
 use crate::storage_daemon::Action;
 use crate::table::{self, Field, Kind, Need, Table, put};
 
@@ -181,7 +181,16 @@ static NODE: &[Member] = &[
     Member::new("children", Reply::List(&Reply::Object(CHILD)), "the nodes below that have names"),
     Member::new("image", Reply::Object(IMAGE), "what is known of the image"),
     Member::new("backing_file_depth", Reply::Int, "images below it that it shows as they are"),
-    Member::new("write_threshold", Reply::Int, "always 0"),
+    Member::optional(
+        "backing_file",
+        Reply::Text,
+        "the image behind it: a path, or options in JSON",
+    ),
+    Member::new(
+        "write_threshold",
+        Reply::Int,
+        "the byte that block-set-write-threshold has set; 0: none",
+    ),
     Member::new("bps", Reply::Int, "always 0"),
     Member::new("bps_rd", Reply::Int, "always 0"),
     Member::new("bps_wr", Reply::Int, "always 0"),
@@ -208,7 +217,11 @@ static IMAGE: &[Member] = &[
     Member::new("actual-size", Reply::Int, "what it takes on its file system, in bytes"),
     Member::new("limits", Reply::Object(LIMITS), "what requests to it should keep to"),
     Member::optional("dirty-flag", Reply::Bool, "it was not closed properly; always false"),
-    Member::optional("format-specific", Reply::Object(SPECIFIC), "what only its driver knows"),
+    Member::optional("cluster-size", Reply::Int, "of an image format: bytes of a cluster"),
+    Member::optional("backing-filename", Reply::Text, "the backing file that the image names"),
+    Member::optional("backing-filename-format", Reply::Text, "its format, as the image names it"),
+    Member::optional("full-backing-filename", Reply::Text, "the path of that file"),
+    Member::optional("format-specific", Reply::As(specific), "what only its driver knows"),
     Member::optional("backing-image", Reply::Any, "the same of the image that it shows as it is"),
 ];
 
@@ -217,9 +230,36 @@ static LIMITS: &[Member] = &[
     Member::new("min-mem-alignment", Reply::Int, "of memory, in bytes; less costs a copy"),
     Member::new("opt-mem-alignment", Reply::Int, "of memory, in bytes, where it can be chosen"),
     Member::new("max-iov", Reply::Int, "most segments of memory at once"),
+    Member::optional("discard-alignment", Reply::Int, "of discards that give space back, in bytes"),
+    Member::optional("write-zeroes-alignment", Reply::Int, "of efficient write-zeroes, in bytes"),
 ];
 
-static SPECIFIC: &[Member] = &[
-    Member::new("type", Reply::Word(&["file"]), "of what follows"),
-    Member::new("data", Reply::Object(&[]), "nothing more is known"),
+/// QEMU's `ImageInfoSpecific`.
+fn specific() -> Shape {
+    let variant = |name, help, data| Variant {
+        name,
+        help,
+        example: "",
+        members: vec![Member::new("data", Reply::Object(data), "what is known").shape()],
+    };
+    Shape::Union(Union {
+        tag: "type",
+        help: "the driver",
+        common: Vec::new(),
+        variants: vec![
+            variant("file", "a file: nothing more is known", &[]),
+            variant("qcow2", "a qcow2 image", QCOW2),
+        ],
+    })
+}
+
+static QCOW2: &[Member] = &[
+    Member::new("compat", Reply::Text, "the version: 0.10 (2) or 1.1 (3)"),
+    Member::optional("lazy-refcounts", Reply::Bool, "reference counts may be written late"),
+    Member::optional("corrupt", Reply::Bool, "the image is marked as corrupt"),
+    Member::optional("extended-l2", Reply::Bool, "always false"),
+    Member::optional("data-file", Reply::Text, "the external data file that the image names"),
+    Member::optional("data-file-raw", Reply::Bool, "the data file has the disk's bytes one to one"),
+    Member::new("refcount-bits", Reply::Int, "bits of a reference count"),
+    Member::new("compression-type", Reply::Word(&["zlib"]), "how clusters are compressed"),
 ];

@@ -1,7 +1,8 @@
 //! The commands there are: one row each, from which they are found, read, listed and described.
 //!
-//! Each family of commands has a file, with a table of [`CommandRow`]s and with what their arguments are
-//! read into, and a line in [`FAMILIES`].
+//! A command is a [`QmpCommand`]. The daemon has most of them, each with the function that carries it out, and
+//! [adds](add) them. Those below are still carried out by a match in the daemon: each family has a file, with a table of
+//! [`CommandRow`]s, and a line in [`FAMILIES`].
 
 mod block;
 mod export;
@@ -11,6 +12,8 @@ mod nbd;
 mod object;
 mod snapshot;
 mod stats;
+
+use std::sync::OnceLock;
 
 use ::block::options::BlockdevOptions;
 use serde_json::{Map, Value as Json};
@@ -27,7 +30,7 @@ use crate::storage_daemon::{Action, Step};
 use crate::table::{self, Context, Reads};
 use crate::value::{Dialect, Object, Value};
 
-/// All commands.
+/// The commands that are a [`Command`].
 static FAMILIES: &[&[CommandRow]] = &[
     monitor::COMMANDS,
     object::COMMANDS,
@@ -39,14 +42,64 @@ static FAMILIES: &[&[CommandRow]] = &[
     stats::COMMANDS,
 ];
 
+/// A command, as help texts, the schema and the reference describe it.
+pub trait QmpCommand: Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// What it does, in one sentence.
+    fn help(&self) -> &'static str;
+
+    /// Arguments it can have, as JSON; empty when it needs none.
+    fn example(&self) -> &'static str;
+
+    /// Returns what the arguments may be.
+    fn arguments(&self) -> Shape;
+
+    /// Returns the option of the command line that has the same arguments; empty when there is none.
+    fn option(&self) -> &'static str;
+
+    /// Returns what comes back.
+    fn returns(&self) -> &Returns;
+
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them.
+    fn check(&self, arguments: Object) -> Result<(), OptionError>;
+}
+
+/// The daemon's commands.
+static ADDED: OnceLock<Vec<&'static dyn QmpCommand>> = OnceLock::new();
+
+/// Adds the commands that the program carries out by itself. Called at most once, before anything reads a command.
+///
+/// # Errors
+///
+/// Commands were added before, or the name is taken.
+pub fn add(commands: Vec<&'static dyn QmpCommand>) -> Result<(), AddError> {
+    let taken = |command: &&&'static dyn QmpCommand| find(command.name()).is_some();
+    if let Some(command) = commands.iter().find(taken) {
+        return Err(AddError::Taken(command.name()));
+    }
+    ADDED.set(commands).map_err(|_| AddError::Twice)
+}
+
+/// Why commands were not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddError {
+    /// There is a command of that name.
+    Taken(&'static str),
+    /// Commands were added before.
+    Twice,
+}
+
 /// A command: a row of the table.
 pub(crate) struct CommandRow {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// What it does, in one sentence.
-    pub(crate) help: &'static str,
-    /// Arguments it can have, as JSON; empty when it needs none.
-    pub(crate) example: &'static str,
+    name: &'static str,
+    help: &'static str,
+    example: &'static str,
     arguments: Arguments,
     returns: Returns,
 }
@@ -222,16 +275,9 @@ pub enum DeleteMode {
 }
 
 impl CommandRow {
-    /// What it does, in one sentence.
-    pub(crate) fn help(&self) -> &'static str {
-        self.help
-    }
-
     /// Reads the arguments.
-    pub(crate) fn read(&self, arguments: Map<String, Json>) -> Result<Job, OptionError> {
+    pub(crate) fn read(&self, given: Object) -> Result<Job, OptionError> {
         let at = Context::new(Dialect::Json);
-        let given: Object =
-            arguments.into_iter().map(|(name, value)| (name, value.into())).collect();
         match &self.arguments {
             Arguments::None(job) => {
                 table::refuse_rest(&given, &at, self.name, [].into_iter())?;
@@ -246,9 +292,22 @@ impl CommandRow {
             }
         }
     }
+}
 
-    /// What the arguments may be.
-    pub(crate) fn arguments(&self) -> Shape {
+impl QmpCommand for CommandRow {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn help(&self) -> &'static str {
+        self.help
+    }
+
+    fn example(&self) -> &'static str {
+        self.example
+    }
+
+    fn arguments(&self) -> Shape {
         match &self.arguments {
             Arguments::None(_) => Shape::Object(Vec::new()),
             Arguments::Table(table) => Shape::Object(table.members()),
@@ -256,28 +315,45 @@ impl CommandRow {
         }
     }
 
-    /// The option of the command line that has the same arguments; empty when there is none.
-    pub(crate) fn option(&self) -> &'static str {
+    fn option(&self) -> &'static str {
         match self.arguments {
             Arguments::Option { option, .. } => option,
             Arguments::None(_) | Arguments::Table(_) => "",
         }
     }
 
-    /// What comes back.
-    pub(crate) fn returns(&self) -> &Returns {
+    fn returns(&self) -> &Returns {
         &self.returns
+    }
+
+    fn check(&self, arguments: Object) -> Result<(), OptionError> {
+        self.read(arguments).map(drop)
     }
 }
 
+/// Arguments as the tables read them.
+pub(crate) fn given(arguments: Map<String, Json>) -> Object {
+    arguments.into_iter().map(|(name, value)| (name, value.into())).collect()
+}
+
 /// The command of that name.
-pub(crate) fn find(name: &str) -> Option<&'static CommandRow> {
-    all().find(|row| row.name == name)
+pub(crate) fn find(name: &str) -> Option<&'static dyn QmpCommand> {
+    all().find(|command| command.name() == name)
+}
+
+/// The command of that name, if it is a [`Command`].
+pub(crate) fn find_row(name: &str) -> Option<&'static CommandRow> {
+    rows().find(|row| row.name == name)
+}
+
+fn rows() -> impl Iterator<Item = &'static CommandRow> {
+    FAMILIES.iter().copied().flatten()
 }
 
 /// All of them.
-pub(crate) fn all() -> impl Iterator<Item = &'static CommandRow> {
-    FAMILIES.iter().copied().flatten()
+pub(crate) fn all() -> impl Iterator<Item = &'static dyn QmpCommand> {
+    let added = ADDED.get().into_iter().flatten().copied();
+    rows().map(|row| row as &dyn QmpCommand).chain(added)
 }
 
 #[cfg(test)]
@@ -286,12 +362,12 @@ mod tests {
 
     #[test]
     fn examples_are_right() {
-        for row in all() {
+        for row in rows() {
             let arguments = match row.example {
                 "" => Map::new(),
                 example => serde_json::from_str(example).expect(row.name),
             };
-            if let Err(error) = row.read(arguments) {
+            if let Err(error) = row.check(given(arguments)) {
                 panic!("{}: {error}", row.name);
             }
         }

@@ -177,7 +177,7 @@ static QEMU_VERSION: &[Member] = &[
 ];
 
 fn query_commands() -> Json {
-    super::all().map(|row| json!({"name": row.name})).collect()
+    super::all().map(|command| json!({"name": command.name()})).collect()
 }
 
 /// QEMU describes it as a union; here all members that one of the kinds has are optional.

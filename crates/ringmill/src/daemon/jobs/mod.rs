@@ -35,6 +35,12 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
+    /// What the job of that name is, if it copies.
+    pub(super) fn kind_of_copy(&self, id: &str) -> Option<&'static str> {
+        let job = self.jobs.iter().find(|job| job.options.id == id)?;
+        job.copying().map(|_| job.kind())
+    }
+
     fn find(&mut self, id: &str) -> Option<&mut Job> {
         self.jobs.iter_mut().find(|job| job.options.id == id)
     }

@@ -1,0 +1,72 @@
+//! What QMP tells of an image: QEMU's `ImageInfoSpecificQCow2`, and the backing file's name.
+
+use std::sync::Mutex;
+
+use ::options::{Object, Value};
+use event_loop::sync::lock;
+
+use super::header::Header;
+use crate::node::{BackingName, ImageDetails};
+
+/// The byte of a header of version 3 with the lowest compatible features, and the bit of lazy reference counts.
+const COMPATIBLE_AT: usize = 87;
+const LAZY_REFCOUNTS: u8 = 1;
+/// The same of incompatible features, and the bit of damage.
+const INCOMPATIBLE_AT: usize = 79;
+const CORRUPT: u8 = 2;
+/// The same of autoclear features, and the bit of a data file that has the guest's bytes one to one.
+const AUTOCLEAR_AT: usize = 95;
+const RAW_DATA_FILE: u8 = 2;
+
+/// What was in the header when the image was opened, but for the backing file's name, which may change.
+pub(super) struct Details {
+    cluster: u64,
+    data: Object,
+    backing: Mutex<Option<BackingName>>,
+}
+
+impl Details {
+    /// Of an image that begins with these bytes.
+    pub(super) fn new(start: &[u8], header: &Header) -> Details {
+        let has = |at, bit| start.get(at).is_some_and(|byte: &u8| byte & bit != 0);
+        let mut data: Vec<(&str, Value)> = Vec::new();
+        match header.version {
+            2 => data.push(("compat", "0.10".into())),
+            _ => data.extend([
+                ("compat", "1.1".into()),
+                ("lazy-refcounts", has(COMPATIBLE_AT, LAZY_REFCOUNTS).into()),
+                ("corrupt", has(INCOMPATIBLE_AT, CORRUPT).into()),
+                ("extended-l2", false.into()),
+            ]),
+        }
+        if let Some(data_file) = &header.data_file {
+            data.extend(data_file.filename.as_deref().map(|name| ("data-file", name.into())));
+            data.push(("data-file-raw", has(AUTOCLEAR_AT, RAW_DATA_FILE).into()));
+        }
+        data.push(("refcount-bits", header.refcount_bits.into()));
+        data.push(("compression-type", "zlib".into()));
+        let backing = header.backing.as_ref().map(|backing| BackingName {
+            filename: backing.filename.clone(),
+            format: backing.format.clone(),
+        });
+        Details {
+            cluster: header.cluster,
+            data: data.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            backing: Mutex::new(backing),
+        }
+    }
+
+    /// The header names another backing file now.
+    pub(super) fn set_backing(&self, backing: Option<BackingName>) {
+        *lock(&self.backing) = backing;
+    }
+
+    pub(super) fn get(&self) -> ImageDetails {
+        let data = Value::Object(self.data.clone());
+        ImageDetails {
+            cluster_size: self.cluster,
+            backing: lock(&self.backing).clone(),
+            specific: vec![("type".to_owned(), "qcow2".into()), ("data".to_owned(), data)],
+        }
+    }
+}

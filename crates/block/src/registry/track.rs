@@ -1,0 +1,57 @@
+//! Nodes whose writes are watched.
+
+use std::sync::Arc;
+
+use event_loop::mailbox;
+
+use super::{Held, NodeRegistry, not_found};
+use crate::error::OpenError;
+use crate::graph::drain;
+use crate::node::BlockNode;
+use crate::track::{Exceeded, Tracked, Tracking};
+
+impl NodeRegistry {
+    /// Returns a receiver of write thresholds that were exceeded. Covers nodes that are watched after this call.
+    pub fn exceeded_thresholds(&mut self) -> mailbox::Receiver<Exceeded> {
+        let (sender, receiver) = mailbox::channel();
+        self.thresholds = Some(Arc::new(sender));
+        receiver
+    }
+
+    /// What watches a node's writes, if anything does.
+    pub fn tracking(&self, name: &str) -> Option<&Arc<Tracking>> {
+        self.nodes.get(name)?.tracking.as_ref()
+    }
+
+    /// Has a node's writes watched from now on, if they are not.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or the graph is being changed there.
+    pub async fn track(&mut self, name: &str) -> Result<Arc<Tracking>, OpenError> {
+        if let Some(tracking) = self.tracking(name) {
+            return Ok(tracking.clone());
+        }
+        let node = self.node(name)?;
+        let tracking = Arc::new(Tracking::new(name, self.thresholds.clone()));
+        let tracked: Arc<dyn BlockNode> = Arc::new(Tracked::new(node, tracking.clone()));
+        let failed = |why: String| OpenError::new(format!("node '{name}': {why}"));
+        let users = drain(self.edges(name)).await.map_err(|busy| failed(busy.to_string()))?;
+        users.point_to(&tracked).await.map_err(|error| failed(error.to_string()))?;
+        let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+        entry.node = match entry.node {
+            Held::Top(_) => Held::Top(tracked),
+            Held::Nested(_) => Held::Nested(Arc::downgrade(&tracked)),
+        };
+        entry.tracking = Some(tracking.clone());
+        Ok(tracking)
+    }
+
+    /// A node that takes the place of the one of that name, watched if that one is.
+    pub(super) fn as_tracked(&self, name: &str, node: Arc<dyn BlockNode>) -> Arc<dyn BlockNode> {
+        match self.tracking(name) {
+            Some(tracking) => Arc::new(Tracked::new(node, tracking.clone())),
+            None => node,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! `block-job-change`.
+
+use control::qmp::{QmpError, Returns};
+use options::OptionError;
+use options::table::{Choice, Field, Kind, Need, put};
+use serde_json::json;
+
+use super::super::Command;
+
+pub(super) static COMMAND: Command<Arguments> = Command {
+    name: "block-job-change",
+    help: "change options of a job; only those that a mirror has already are taken",
+    example: r#"{"id": "j0", "type": "mirror", "copy-mode": "background"}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Nothing,
+    records: false,
+    run: |daemon, Arguments { id, copy_mode, mirror }| {
+        Box::pin(async move {
+            if mirror && !copy_mode {
+                return Err(QmpError::generic("Parameter 'copy-mode' is missing"));
+            }
+            match daemon.jobs.kind_of_copy(&id) {
+                None => Err(QmpError::block_job_not_found(&id)),
+                // As in QEMU, whichever type is given.
+                Some("mirror") => Ok(json!({})),
+                Some(_) => Err(QmpError::generic("Job type does not support change")),
+            }
+        })
+    },
+};
+
+#[derive(Default)]
+pub(super) struct Arguments {
+    id: String,
+    mirror: bool,
+    copy_mode: bool,
+}
+
+static ARGUMENTS: &[Field<Arguments>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<job-id>", set: |to, id| put(&mut to.id, id) },
+        need: Need::Required,
+        help: "the job's name",
+    },
+    Field {
+        name: "type",
+        kind: Kind::Choice(&[
+            Choice { name: "mirror", help: "a mirror", set: |to| put(&mut to.mirror, true) },
+            Choice { name: "backup", help: "a backup: nothing can be changed", set: |_| Ok(()) },
+            Choice { name: "commit", help: "a commit: nothing can be changed", set: |_| Ok(()) },
+            Choice { name: "stream", help: "a stream: nothing can be changed", set: |_| Ok(()) },
+            Choice { name: "create", help: "a creation: nothing can be changed", set: |_| Ok(()) },
+        ]),
+        need: Need::Required,
+        help: "what kind of job it is",
+    },
+    Field {
+        name: "copy-mode",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "background",
+                help: "the job copies what was written",
+                set: |to| put(&mut to.copy_mode, true),
+            },
+            Choice::unoffered("write-blocking", |_| {
+                Err(OptionError::not_yet("Parameter 'copy-mode' with value 'write-blocking'"))
+            }),
+        ]),
+        need: Need::Optional("none, which is an error for a mirror"),
+        help: "how what is written meanwhile comes to a mirror's target",
+    },
+];

@@ -1,0 +1,7 @@
+//! Jobs.
+
+mod block_job_change;
+
+use super::DaemonCommand;
+
+pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[&block_job_change::COMMAND];

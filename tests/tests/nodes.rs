@@ -1,0 +1,156 @@
+//! What commands say of nodes and change in them, beside qemu-storage-daemon.
+
+mod common;
+
+use common::peers::{Peers, run};
+use integration::Scratch;
+use serde_json::{Value, json};
+
+/// A chain of three images: a raw one, and two of qcow2 that name theirs with and without the folder.
+fn make_chain(peers: &mut Peers) {
+    let create =
+        |more: &[&'static str]| -> Vec<&'static str> { [&["create", "-q", "-f"], more].concat() };
+    peers.run("qemu-img", &create(&["raw", "DIR/base.raw", "4M"]));
+    peers.run("qemu-img", &create(&["qcow2", "-b", "base.raw", "-F", "raw", "DIR/mid.qcow2"]));
+    let top = ["qcow2", "-o", "refcount_bits=8,lazy_refcounts=on,cluster_size=16k"];
+    let top = [&top[..], &["-b", "DIR/mid.qcow2", "-F", "qcow2", "DIR/top.qcow2"]].concat();
+    peers.run("qemu-img", &create(&top));
+}
+
+fn add(peers: &mut Peers, name: &str, file: &str) {
+    let file = json!({"driver": "file", "filename": format!("DIR/{file}"), "node-name": format!("{name}-file")});
+    peers.execute("blockdev-add", json!({"driver": "qcow2", "node-name": name, "file": file}));
+}
+
+/// What is to be the same of a node: without names that were made up, and with file names that are options parsed.
+fn facts(mut node: Value) -> Value {
+    node.as_object_mut().expect("a node").remove("children");
+    compare_images(&mut node["image"]);
+    for place in ["/file", "/backing_file"] {
+        parse(node.pointer_mut(place));
+    }
+    node
+}
+
+fn compare_images(image: &mut Value) {
+    // Releases of QEMU before 10.2 have none.
+    image.as_object_mut().expect("an image").remove("limits");
+    parse(image.get_mut("filename"));
+    if image.get("backing-image").is_some() {
+        compare_images(&mut image["backing-image"]);
+    }
+}
+
+fn parse(filename: Option<&mut Value>) {
+    let Some(filename) = filename else { return };
+    let options = filename.as_str().and_then(|text| text.strip_prefix("json:"));
+    if let Some(options) = options.map(|text| serde_json::from_str(text).expect("options")) {
+        *filename = options;
+    }
+}
+
+fn compare_nodes(peers: &mut Peers, names: &[&str]) {
+    for flat in [false, true] {
+        let [ours, theirs] = peers.sides().map(|side| {
+            let nodes = side.ask("query-named-block-nodes", &json!({"flat": flat}));
+            let nodes = nodes["return"].as_array().expect("a list").clone();
+            let named =
+                |name: &&str| nodes.iter().find(|node| node["node-name"] == **name).cloned();
+            names.iter().filter_map(|name| named(&name).map(facts)).collect::<Vec<_>>()
+        });
+        assert_eq!(ours.len(), names.len());
+        assert_eq!(ours, theirs);
+    }
+}
+
+#[test]
+fn image_details_are_those_of_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    make_chain(&mut peers);
+    peers.run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-o", "compat=0.10", "DIR/over.qcow2", "4M"],
+    );
+    add(&mut peers, "top", "top.qcow2");
+    add(&mut peers, "over", "over.qcow2");
+    compare_nodes(&mut peers, &["top", "top-file", "over"]);
+    peers.execute("blockdev-snapshot", json!({"node": "top", "overlay": "over"}));
+    compare_nodes(&mut peers, &["over"]);
+    assert_eq!(peers.execute("query-block", json!({})), json!([]));
+    peers.stop();
+}
+
+#[test]
+fn a_backing_file_is_named_anew() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    make_chain(&mut peers);
+    add(&mut peers, "top", "top.qcow2");
+    let change = |device: &str, image: &str, name: &str| json!({"device": device, "image-node-name": image, "backing-file": name});
+    for (device, image) in
+        [("gone", "top"), ("top", "gone"), ("top", "top-file"), ("top-file", "top-file")]
+    {
+        peers.both("change-backing-file", change(device, image, "new"));
+    }
+    // One that fits into the first sector, and others that take turns at the places behind.
+    let long = format!("DIR/{}", ["x/"; 200].concat());
+    for name in [
+        "b",
+        &format!("{long}1"),
+        &format!("{long}2"),
+        "DIR/other.qcow2",
+        &format!("{long}3"),
+        "mid.qcow2",
+    ] {
+        peers.execute("change-backing-file", change("top", "top", name));
+        // QEMU does not notice that the name is that of the node behind again.
+        if name != "mid.qcow2" {
+            compare_nodes(&mut peers, &["top"]);
+        }
+    }
+    // What has changed is not lost when a table moves, which writes a part of the header.
+    peers.serve("top");
+    peers.io(&["write -P 7 0 1M"]);
+    peers.execute("block-export-del", json!({"id": "e"}));
+    peers.wait_for("BLOCK_EXPORT_DELETED");
+    peers.execute("block_resize", json!({"node-name": "top", "size": 8u64 << 30}));
+    peers.stop();
+    for side in peers.sides() {
+        let info = run("qemu-img", &side.folder, &["info", "--output=json", "DIR/top.qcow2"]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        assert_eq!(info["backing-filename"], "mid.qcow2");
+        assert_eq!(info["backing-filename-format"], "qcow2");
+        assert_eq!(info["virtual-size"], 8u64 << 30);
+        run("qemu-img", &side.folder, &["check", "-q", "DIR/top.qcow2"]);
+    }
+}
+
+#[test]
+fn a_write_threshold_is_reported_once() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "raw", "DIR/disk.raw", "4M"]);
+    let file = json!({"driver": "file", "filename": "DIR/disk.raw", "node-name": "file"});
+    peers.execute("blockdev-add", json!({"driver": "raw", "node-name": "disk", "file": file}));
+    let set = |node: &str, bytes: u64| json!({"node-name": node, "write-threshold": bytes});
+    peers.both("block-set-write-threshold", set("gone", 1));
+    peers.execute("block-set-write-threshold", set("file", 1 << 20));
+    peers.serve("disk");
+    peers.io(&["write 0 1M"]);
+    compare_nodes(&mut peers, &["file", "disk"]);
+    peers.io(&["write 1020k 8k", "write 2M 1M"]);
+    let data = peers.wait_for("BLOCK_WRITE_THRESHOLD");
+    let expected =
+        json!({"node-name": "file", "amount-exceeded": 4096, "write-threshold": 1 << 20});
+    assert_eq!(data, expected);
+    // It is gone then, and can be set anew, on a node in use.
+    compare_nodes(&mut peers, &["file", "disk"]);
+    peers.execute("block-set-write-threshold", set("disk", 3 << 20));
+    peers.io(&["write 3M 64k"]);
+    assert_eq!(peers.wait_for("BLOCK_WRITE_THRESHOLD")["node-name"], "disk");
+    peers.execute("block-set-write-threshold", set("disk", 512));
+    peers.execute("block-set-write-threshold", set("disk", 0));
+    compare_nodes(&mut peers, &["disk"]);
+    peers.stop();
+}
