@@ -100,6 +100,11 @@ pub trait BlockDriver: DriverValue {
     /// Puts a child in place of the one with that role. Returns `false` if there can be none.
     fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool;
 
+    /// Has the options name no child with that role. Returns `false` if there has to be one.
+    fn remove_child(&mut self, _role: &str) -> bool {
+        false
+    }
+
     /// Returns where the node's bytes are.
     fn layer(&self) -> Layer;
 

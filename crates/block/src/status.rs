@@ -2,8 +2,9 @@
 //! lies in the request's buffers.
 //!
 //! Each extent is a record of 16 bytes: its length and its state, integers of 64 bits in the machine's
-//! order, as [`IoOp::Extents`](event_loop::IoOp::Extents) leaves them there. A length of zero ends
-//! the list, as does the end of the buffers.
+//! order, as [`IoOp::Extents`](event_loop::IoOp::Extents) leaves them there. The state has the depth in its upper
+//! bytes, such that a node without images behind it leaves zero there. A length of zero ends the list, as does the
+//! end of the buffers.
 
 use event_loop::IoBufs;
 
@@ -17,6 +18,15 @@ pub struct Extent {
     pub len: u64,
     /// What is there.
     pub state: State,
+    /// Which image of the chain it comes from: 1 is the node's own, 2 the one behind it. 0: none has anything there.
+    pub depth: u32,
+}
+
+impl Extent {
+    /// An extent that the node has itself.
+    pub const fn own(len: u64, state: State) -> Extent {
+        Extent { len, state, depth: 1 }
+    }
 }
 
 /// What is stored in an extent.
@@ -33,6 +43,11 @@ pub enum State {
 const DATA: u64 = 0;
 const HOLE: u64 = 1;
 const ZEROES: u64 = 2;
+/// The bits of the state, and where the depth begins.
+const STATE: u64 = 0xff;
+const DEPTH_AT: u32 = 8;
+/// The depth that is written as zero.
+const OWN: u32 = 1;
 
 /// The extent number `index` of an answer; `None`: there are fewer.
 pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
@@ -42,12 +57,14 @@ pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
     if bufs.copy_out(at + 8, &mut state) < state.len() {
         return None;
     }
-    let state = match u64::from_ne_bytes(state) {
+    let number = u64::from_ne_bytes(state);
+    let state = match number & STATE {
         HOLE => State::Hole,
         ZEROES => State::Zeroes,
         _ => State::Data,
     };
-    Some(Extent { len: u64::from_ne_bytes(len), state }).filter(|extent| extent.len > 0)
+    let depth = (number >> DEPTH_AT) as u32 ^ OWN;
+    Some(Extent { len: u64::from_ne_bytes(len), state, depth }).filter(|extent| extent.len > 0)
 }
 
 /// An answer of one extent.
@@ -68,7 +85,8 @@ pub(crate) fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
         return false;
     }
     bufs.copy_in(at, &extent.len.to_ne_bytes());
-    bufs.copy_in(at + 8, &number(extent.state).to_ne_bytes());
+    let depth = u64::from(extent.depth ^ OWN) << DEPTH_AT;
+    bufs.copy_in(at + 8, &(number(extent.state) | depth).to_ne_bytes());
     true
 }
 
@@ -77,5 +95,31 @@ fn number(state: State) -> u64 {
         State::Data => DATA,
         State::Hole => HOLE,
         State::Zeroes => ZEROES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use event_loop::AlignedBuf;
+
+    use super::*;
+
+    #[test]
+    fn extents_are_read_as_they_were_written() {
+        let mut bufs = AlignedBuf::io_bufs(4 * EXTENT_LEN, 16).unwrap();
+        let written = [
+            Extent::own(1, State::Hole),
+            Extent { len: u64::MAX, state: State::Data, depth: 0 },
+            Extent { len: 3, state: State::Zeroes, depth: 4_000_000_000 },
+        ];
+        for (index, extent) in written.into_iter().enumerate() {
+            assert!(put(&mut bufs, index, extent));
+        }
+        end_after(&mut bufs, 3 * EXTENT_LEN);
+        let read: Vec<_> = (0..4).map_while(|index| extent(&bufs, index)).collect();
+        assert_eq!(read, written);
+        // As the kernel's leave them.
+        bufs.copy_in(8, &HOLE.to_ne_bytes());
+        assert_eq!(extent(&bufs, 0), Some(Extent::own(1, State::Hole)));
     }
 }

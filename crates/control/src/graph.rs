@@ -76,13 +76,26 @@ struct Export {
     allow_inactive: bool,
 }
 
-/// A job that copies one node to another.
+/// A job that copies.
 #[derive(Debug, Clone)]
 struct Job {
     serial: u64,
     kind: &'static str,
     source: String,
-    target: String,
+    /// The node it writes to, if that is another one.
+    target: Option<String>,
+    /// Nodes that are to stay as they are meanwhile.
+    chain: Vec<String>,
+    /// A filter lies above the source.
+    filters: bool,
+}
+
+impl Job {
+    fn uses(&self, node: &str) -> bool {
+        self.source == node
+            || self.target.as_deref() == Some(node)
+            || self.chain.iter().any(|name| name == node)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -217,10 +230,86 @@ impl Graph {
         self.is_no_backing(target)?;
         let mut graph = self.clone();
         let serial = graph.serial();
-        let job = Job { serial, kind, source: source.to_owned(), target: target.to_owned() };
+        let job = Job {
+            serial,
+            kind,
+            source: source.to_owned(),
+            target: Some(target.to_owned()),
+            chain: Vec::new(),
+            filters: true,
+        };
         graph.jobs.insert(id.to_owned(), job);
         graph.check_permissions()?;
         Ok(graph)
+    }
+
+    /// With a job of that kind that works on a chain of images. `chain` are the nodes that are to stay as they are, the
+    /// source among them. `filters`: a filter lies above the source.
+    ///
+    /// # Errors
+    ///
+    /// A node is inactive, or a job has it already.
+    pub fn with_chain_job(
+        &self,
+        id: &str,
+        kind: &'static str,
+        source: &str,
+        chain: &[String],
+        filters: bool,
+    ) -> Result<Graph, OptionError> {
+        for name in chain {
+            self.is_active(name)?;
+            self.free_of_jobs(name)?;
+        }
+        let mut graph = self.clone();
+        let serial = graph.serial();
+        let (source, chain) = (source.to_owned(), chain.to_vec());
+        let job = Job { serial, kind, source, target: None, chain, filters };
+        graph.jobs.insert(id.to_owned(), job);
+        Ok(graph)
+    }
+
+    /// Returns the graph with another image behind `overlay`, or none. Of the images between, `dropped`, those that were
+    /// defined inside a node above them are gone.
+    #[must_use]
+    pub fn with_backing(&self, overlay: &str, dropped: &[String], base: Option<&str>) -> Graph {
+        let mut graph = self.clone();
+        let mut owns = false;
+        if let Some(node) = graph.nodes.get_mut(overlay) {
+            owns = node.children.iter().any(|child| child.role == "backing" && child.owned);
+            let place = node.children.iter().position(|child| child.role == "backing");
+            match (place.and_then(|place| node.children.get_mut(place)), base) {
+                (Some(child), Some(base)) => base.clone_into(&mut child.name),
+                (Some(_), None) => node.children.retain(|child| child.role != "backing"),
+                (None, _) => return graph,
+            }
+        }
+        // What the overlay owned goes, with all that it owned, until a node that was defined by itself.
+        let mut going: Vec<String> = dropped.iter().take_while(|_| owns).cloned().collect();
+        while let Some(name) = going.pop() {
+            if Some(name.as_str()) != base && graph.nodes.get(&name).is_some_and(|node| node.nested)
+            {
+                let gone = graph.nodes.remove(&name);
+                let children = gone.into_iter().flat_map(|node| node.children);
+                going.extend(children.filter(|child| child.owned).map(|child| child.name));
+            }
+        }
+        let nested = base.and_then(|base| graph.nodes.get(base)).is_some_and(|node| node.nested);
+        if let Some(node) = graph.nodes.get_mut(overlay) {
+            let children = node.children.iter_mut().filter(|child| child.role == "backing");
+            children.for_each(|child| child.owned = nested);
+        }
+        graph
+    }
+
+    /// With a node that can be written to.
+    #[must_use]
+    pub fn with_writable(&self, name: &str) -> Graph {
+        let mut graph = self.clone();
+        if let Some(node) = graph.nodes.get_mut(name) {
+            node.read_only = false;
+        }
+        graph
     }
 
     /// Whether what is written to `above` may come to `below`, or what is read from it from there.
@@ -261,7 +350,7 @@ impl Graph {
     ///
     /// One does.
     pub fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
-        match self.jobs.values().find(|job| job.source == node || job.target == node) {
+        match self.jobs.values().find(|job| job.uses(node)) {
             Some(job) => Err(OptionError::new(format!(
                 "Node '{node}' is busy: block device is in use by block job: {}",
                 job.kind

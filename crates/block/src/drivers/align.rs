@@ -308,13 +308,13 @@ impl<S: WholeBlocks> Aligned<S> {
         let mut skip = request.offset - blocks.start;
         let (mut left, mut count) = (request.len, 0);
         for index in 0.. {
-            let Some(Extent { len, state }) = extent(&found, index).filter(|_| left > 0) else {
+            let Some(found) = extent(&found, index).filter(|_| left > 0) else {
                 break;
             };
-            let skipped = skip.min(len);
+            let skipped = skip.min(found.len);
             skip -= skipped;
-            let len = (len - skipped).min(left);
-            if len > 0 && put(&mut request.bufs, count, Extent { len, state }) {
+            let len = (found.len - skipped).min(left);
+            if len > 0 && put(&mut request.bufs, count, Extent { len, ..found }) {
                 count += 1;
                 left -= len;
             }

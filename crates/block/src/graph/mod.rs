@@ -13,7 +13,9 @@
 //! control plane, holds them, so that the edge can lead elsewhere on all loops at once
 //! ([`drain`], [`Drained::point_to`]).
 
+mod behind;
 mod edge;
 mod port;
 
+pub use behind::Behind;
 pub use edge::{Drained, Edge, EdgeBusy, drain};

@@ -1,12 +1,14 @@
-//! A backup: the target becomes what the source was when the backup began.
+//! Jobs that copy each part of a disk once: a backup, whose target becomes what the source was when the backup began; a
+//! stream, by which an image gets what it shows of the images behind it; a commit, by which an image gets what the images
+//! above it have.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::bitmap::Bitmap;
 use super::control::Report;
-use super::copy::{Failure, copy, flush};
-use super::copy_before_write::{CopyBeforeWrite, Snapshot};
+use super::copy::{Failure, flush};
+use super::copy_before_write::{CopyBeforeWrite, Snapshot, What};
 use super::mirror::End;
 use super::worker::{CHUNK, Copies, Worker};
 use crate::graph::Edge;
@@ -21,7 +23,7 @@ pub enum OnCbwError {
     BreakSnapshot,
 }
 
-/// A backup's state, shared by its filter and its worker.
+/// The state of a job that copies each part once, shared by its filter and its worker.
 #[derive(Clone)]
 pub struct Backup {
     snapshot: Arc<Snapshot>,
@@ -30,8 +32,25 @@ pub struct Backup {
 impl Backup {
     /// Of a disk of `size` bytes, copied in clusters of `cluster` bytes, a power of two.
     pub fn new(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
+        Backup::of(Bitmap::new(size, cluster, true), on_error, What::All)
+    }
+
+    /// Of a disk of `size` bytes, which gets what it shows of the images behind it, but for the image of that depth
+    /// and those behind that one. Writes are to pass its filter: a part comes to the image before it is written to.
+    pub fn stream(size: u64, cluster: u64, depth: u32) -> Backup {
         let left = Bitmap::new(size, cluster, true);
-        Backup { snapshot: Arc::new(Snapshot::new(left, on_error)) }
+        Backup::of(left, OnCbwError::BreakGuestWrite, What::Behind(depth))
+    }
+
+    /// Of a disk of `size` bytes that is not written to. The target gets what is in images above the one of that
+    /// depth.
+    pub fn commit(size: u64, cluster: u64, depth: u32) -> Backup {
+        let left = Bitmap::new(size, cluster, true);
+        Backup::of(left, OnCbwError::BreakGuestWrite, What::Above(depth))
+    }
+
+    fn of(left: Bitmap, on_error: OnCbwError, what: What) -> Backup {
+        Backup { snapshot: Arc::new(Snapshot::new(left, on_error, what)) }
     }
 
     /// The filter to put between the source and its users.
@@ -85,7 +104,8 @@ impl Backup {
                 worker.pace(range.end - range.start);
                 let (source, target) = (Rc::clone(&source), Rc::clone(&target));
                 copies.push(range.clone(), async move {
-                    let result = copy(&source, &target, range.clone(), &mut buffer).await;
+                    let what = snapshot.what;
+                    let result = what.copy(&source, &target, range.clone(), &mut buffer).await;
                     if result.is_ok() {
                         claim.done();
                     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use event_loop::{AlignedBuf, IoBufs};
 use nix::errno::Errno;
 
+use super::bitmap::Bitmap;
 use crate::node::Channel;
 use crate::request::Op;
 use crate::status::{self, EXTENT_LEN, Extent, State};
@@ -31,6 +32,10 @@ pub struct Failure {
 
 fn at(side: Side) -> impl Fn(Errno) -> Failure {
     move |errno| Failure { side, errno }
+}
+
+fn at_target(errno: Errno) -> Failure {
+    Failure { side: Side::Target, errno }
 }
 
 /// Memory for copying at most `len` bytes at once.
@@ -67,7 +72,7 @@ impl Buffer {
         };
         self.extents = bufs;
         match found.is_empty() {
-            true => vec![Extent { len, state: State::Data }],
+            true => vec![Extent::own(len, State::Data)],
             false => found,
         }
     }
@@ -89,6 +94,76 @@ pub(super) async fn copy(
                 State::Hole | State::Zeroes => zero(target, at..end, buffer).await?,
             }
             at = end;
+        }
+    }
+    Ok(())
+}
+
+/// Has a node hold what it shows of a range from the images behind it, up to the one of that depth. Nobody writes to
+/// the range meanwhile. What none of these has stays where it is.
+pub(super) async fn populate(
+    node: &Rc<dyn Channel>,
+    range: Range<u64>,
+    depth: u32,
+    buffer: &mut Buffer,
+) -> Result<(), Failure> {
+    let mut at = range.start;
+    while at < range.end {
+        for extent in buffer.status(node, &(at..range.end)).await {
+            let end = at.saturating_add(extent.len).min(range.end);
+            match extent.state {
+                _ if !(2..depth).contains(&extent.depth) => {}
+                State::Data => copy_data(node, node, at..end, buffer).await?,
+                State::Hole | State::Zeroes => {
+                    // It may read as zeroes already, for want of anything behind, and is to go on so.
+                    let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
+                    let (result, _) = submit(node, op, at, end - at, IoBufs::new()).await;
+                    result.map_err(at_target)?;
+                }
+            }
+            at = end;
+        }
+    }
+    Ok(())
+}
+
+/// Marks the parts of a range that are in the images above the one of that depth.
+pub(super) async fn mark(
+    node: &Rc<dyn Channel>,
+    range: Range<u64>,
+    depth: u32,
+    marks: &Bitmap,
+    buffer: &mut Buffer,
+) -> u64 {
+    let mut at = range.start;
+    for extent in buffer.status(node, &range).await {
+        let end = at.saturating_add(extent.len).min(range.end);
+        if (1..depth).contains(&extent.depth) {
+            marks.set(at, end - at);
+        }
+        at = end;
+    }
+    at
+}
+
+/// Copies what a node has of a range in images above the one of that depth.
+pub(super) async fn copy_above(
+    source: &Rc<dyn Channel>,
+    target: &Rc<dyn Channel>,
+    range: Range<u64>,
+    depth: u32,
+    buffer: &mut Buffer,
+) -> Result<(), Failure> {
+    let mut from = range.start;
+    while from < range.end {
+        for extent in buffer.status(source, &(from..range.end)).await {
+            let end = from.saturating_add(extent.len).min(range.end);
+            match extent.state {
+                _ if !(1..depth).contains(&extent.depth) => {}
+                State::Data => copy_data(source, target, from..end, buffer).await?,
+                State::Hole | State::Zeroes => zero(target, from..end, buffer).await?,
+            }
+            from = end;
         }
     }
     Ok(())

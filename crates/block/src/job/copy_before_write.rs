@@ -1,5 +1,6 @@
 //! `copy-before-write`: the filter above a backup's source. What is about to be overwritten is copied
-//! first, so that the target gets the disk as it was when the filter was put in.
+//! first, so that the target gets the disk as it was when the filter was put in. A stream has the same filter, with the
+//! image as its own target.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -14,12 +15,39 @@ use event_loop::{EventLoop, sync::lock};
 
 use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
-use super::copy::{Buffer, Failure, copy};
+use super::copy::{Buffer, Failure, copy, copy_above, populate};
 use super::keep_size;
 use super::worker::CHUNK;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel, Geometry, Resized};
 use crate::request::Request;
+
+/// What is copied of a part.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum What {
+    /// All.
+    All,
+    /// What comes from images behind the node's own, before the one of that depth. It goes to the node itself.
+    Behind(u32),
+    /// What comes from images before the one of that depth.
+    Above(u32),
+}
+
+impl What {
+    pub(super) async fn copy(
+        self,
+        source: &Rc<dyn Channel>,
+        target: &Rc<dyn Channel>,
+        range: Range<u64>,
+        buffer: &mut Buffer,
+    ) -> Result<(), Failure> {
+        match self {
+            What::All => copy(source, target, range, buffer).await,
+            What::Behind(depth) => populate(target, range, depth, buffer).await,
+            What::Above(depth) => copy_above(source, target, range, depth, buffer).await,
+        }
+    }
+}
 
 /// What is still to be copied, and what is being copied, by whichever thread.
 pub(super) struct Snapshot {
@@ -27,6 +55,7 @@ pub(super) struct Snapshot {
     pub(super) left: Bitmap,
     claims: Mutex<Claims>,
     on_error: OnCbwError,
+    pub(super) what: What,
     /// A write went through to what had not been copied.
     broken: AtomicBool,
 }
@@ -61,8 +90,8 @@ impl Drop for Claim<'_> {
 }
 
 impl Snapshot {
-    pub(super) fn new(left: Bitmap, on_error: OnCbwError) -> Snapshot {
-        Snapshot { left, claims: Mutex::default(), on_error, broken: AtomicBool::new(false) }
+    pub(super) fn new(left: Bitmap, on_error: OnCbwError, what: What) -> Snapshot {
+        Snapshot { left, claims: Mutex::default(), on_error, what, broken: AtomicBool::new(false) }
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -118,7 +147,8 @@ impl Snapshot {
     ) -> Result<(), Failure> {
         let most = (CHUNK / self.left.granularity()).max(1);
         while let Some(claim) = self.next_claim(&parts, most).await {
-            copy(source, target, self.left.bytes_of(&claim.parts), buffer).await?;
+            let range = self.left.bytes_of(&claim.parts);
+            self.what.copy(source, target, range, buffer).await?;
             claim.done();
         }
         Ok(())

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use super::bitmap::Bitmap;
 use super::control::Report;
-use super::copy::{Failure, copy, flush};
+use super::copy::{Failure, copy, flush, mark};
 use super::worker::{CHUNK, Copies, Worker};
 
+/// Bytes that are looked at by one request.
+const FOUND_AT_ONCE: u64 = 1 << 30;
 /// Bytes that may differ when the source's users are stopped for the rest to be copied.
 const REST: u64 = 4 << 20;
 
@@ -32,6 +34,20 @@ impl Mirror {
     /// A mirror that copies what is in `dirty`.
     pub fn new(worker: Worker, dirty: Arc<Bitmap>) -> Mirror {
         Mirror { worker, dirty, next: 0 }
+    }
+
+    /// Finds what is to be copied: what is in images above the one of that depth. The rest of a commit is that of a
+    /// mirror.
+    pub async fn find(&mut self, depth: u32) {
+        let Some(mut buffer) = self.worker.buffers.pop() else { return };
+        let (source, size) = (self.worker.source.clone(), self.dirty.size());
+        let mut at = 0;
+        while at < size && !self.worker.control.is_cancelled() {
+            // At once as much as a status may take without holding up others for long.
+            let range = at..size.min(at + FOUND_AT_ONCE);
+            at = mark(&source, range, depth, &self.dirty, &mut buffer).await;
+        }
+        self.worker.buffers.push(buffer);
     }
 
     /// Copies until it is told to complete and little is left, or to end, or a request fails and that is

@@ -1,6 +1,14 @@
 //! Chains of images: a node, and what lies behind it.
 
-use super::{Child, NodeRegistry};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::{Child, Entry, Held, NodeRegistry, OpenContext, not_found};
+use crate::driver::Layer;
+use crate::error::OpenError;
+use crate::graph::{Behind, drain};
+use crate::node::BlockNode;
+use crate::options::{BlockdevOptions, BlockdevRef};
 
 impl NodeRegistry {
     /// The child whose contents show where a node has nothing of its own.
@@ -24,5 +32,120 @@ impl NodeRegistry {
     pub fn is_child(&self, name: &str) -> bool {
         let mut children = self.nodes.values().flat_map(|entry| &entry.children);
         children.any(|child| self.below_filter(child.edge.node().name()) == name)
+    }
+}
+
+/// Opening one node for writing, for a node that lies on it.
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<(), OpenError>> + 'a>>;
+
+impl NodeRegistry {
+    /// Has a node, which may be open for reading, open for writing. Requests go on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or it cannot be opened that way. Then it is as it was; one below it may have changed.
+    pub fn make_writable<'a>(&'a mut self, name: &'a str) -> Opening<'a> {
+        Box::pin(async move {
+            let was_read_only = self.node(name)?.geometry().read_only;
+            let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+            let mut options = entry.options.clone();
+            set_writable(&mut options);
+            if !was_read_only {
+                // An image format stays open for writing behind another image.
+                entry.options.read_only = false;
+                return Ok(());
+            }
+            if options.driver.layer() != Layer::Format {
+                return self.reopen(name, &options).await.map(drop);
+            }
+            let mut children = entry.children.clone();
+            for child in children.iter().filter(|child| child.role != "backing") {
+                let below = self.below_filter(child.edge.node().name());
+                self.make_writable(&below).await?;
+            }
+            let mut nested = Vec::new();
+            let mut context = OpenContext {
+                registry: self,
+                name,
+                options: &options,
+                children: &mut children,
+                nested: &mut nested,
+            };
+            let node = options.driver.open(&mut context)?;
+            if self.grows(name) {
+                node.let_grow();
+            }
+            let node = self.as_tracked(name, node);
+            let failed = |why: String| OpenError::new(format!("node '{name}': {why}"));
+            let users = drain(self.edges(name)).await.map_err(|busy| failed(busy.to_string()))?;
+            users.point_to(&node).await.map_err(|error| failed(error.to_string()))?;
+            let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+            let held = match entry.node {
+                Held::Top(_) => Held::Top(node),
+                Held::Nested(_) => Held::Nested(Arc::downgrade(&node)),
+            };
+            let before = std::mem::replace(&mut entry.node, held);
+            entry.options = options;
+            drop((before, users));
+            Ok(())
+        })
+    }
+
+    /// Has an image show another one where it has nothing, or nothing. Images that nobody uses any more are closed.
+    /// What the image's header says is the caller's to change.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, no image is behind it, or the graph is being changed there.
+    pub async fn set_backing(
+        &mut self,
+        overlay: &str,
+        base: Option<&str>,
+    ) -> Result<(), OpenError> {
+        let child = self.backing(overlay).ok_or_else(|| not_found(overlay))?.clone();
+        let node = base.map(|base| self.node(base)).transpose()?;
+        let size = child.edge.geometry().size;
+        let new: Arc<dyn BlockNode> = match node {
+            Some(node) if node.geometry().size >= size => node,
+            shorter => Arc::new(Behind::new(shorter, size)),
+        };
+        let failed = |why: String| OpenError::new(format!("node '{overlay}': {why}"));
+        let held =
+            drain(vec![child.edge.clone()]).await.map_err(|busy| failed(busy.to_string()))?;
+        held.point_to(&new).await.map_err(|error| failed(error.to_string()))?;
+        drop(held);
+        if base.is_none()
+            && let Some(entry) = self.nodes.get_mut(overlay)
+        {
+            entry.children.retain(|child| child.role != "backing");
+            entry.options.driver.remove_child("backing");
+        }
+        self.forget_closed();
+        Ok(())
+    }
+
+    /// The name of the node that has a node as its backing image.
+    pub fn overlay(&self, name: &str) -> Option<&str> {
+        let has = |entry: &Entry| {
+            let mut children = entry.children.iter();
+            children.any(|child| {
+                child.role == "backing" && self.below_filter(child.edge.node().name()) == name
+            })
+        };
+        self.nodes.iter().find(|(_, entry)| has(entry)).map(|(above, _)| &**above)
+    }
+}
+
+/// Has a node and those defined inside it be opened for writing, but for images behind it.
+fn set_writable(options: &mut BlockdevOptions) {
+    options.read_only = false;
+    let children = options.driver.children();
+    let own = children.into_iter().filter(|child| child.role != "backing");
+    let own: Vec<_> = own.map(|child| (child.role, child.node.clone())).collect();
+    for (role, mut child) in own {
+        if let BlockdevRef::Inline(below) = &mut child {
+            set_writable(below);
+            options.driver.set_child(role, child);
+        }
     }
 }

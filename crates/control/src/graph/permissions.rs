@@ -26,7 +26,8 @@ impl Job {
     /// Returns what the job's filter above the source uses the source for.
     fn source_use(&self) -> ChildUse {
         match self.kind {
-            "mirror" => ChildUse::Window,
+            "mirror" | "commit" => ChildUse::Window,
+            "stream" => ChildUse::Filtered,
             _ => ChildUse::CopyBeforeWrite,
         }
     }
@@ -79,6 +80,7 @@ impl Graph {
         let filters: Filters<'_> = self
             .jobs
             .iter()
+            .filter(|(_, job)| job.filters)
             .map(|(id, job)| (job.source.as_str(), (format!("#filter-of-{id}"), job)))
             .collect();
         let through_filter = |name| above_source(&filters, name);
@@ -113,10 +115,9 @@ impl Graph {
             let user = move |node| UserUse { node: through_filter(node), claim, serial };
             export.nodes.iter().map(String::as_str).map(user)
         });
-        let jobs = self.jobs.values().map(|job| UserUse {
-            node: &job.target,
-            claim: job.target_claim(),
-            serial: job.serial,
+        let jobs = self.jobs.values().filter_map(|job| {
+            let (claim, serial) = (job.target_claim(), job.serial);
+            job.target.as_deref().map(|node| UserUse { node, claim, serial })
         });
         let users = exports.chain(jobs).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)

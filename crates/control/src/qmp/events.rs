@@ -106,7 +106,7 @@ pub(super) const JOB_STATUS: Reply = Reply::Word(&[
 ]);
 
 /// What kinds of jobs there are.
-pub(super) const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror"]);
+pub(super) const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror", "stream", "commit"]);
 
 const JOB_DEVICE: Member = Member::new("device", Reply::Text, "the job's name");
 const JOB_KIND: Member = Member::new("type", JOB_TYPE, "what it does");
@@ -125,10 +125,10 @@ pub static JOB_STATUS_CHANGE: EventRow = EventRow {
     example: r#"{"id": "j0", "status": "running"}"#,
 };
 
-/// A mirror may complete.
+/// A mirror or commit may complete.
 pub static BLOCK_JOB_READY: EventRow = EventRow {
     name: "BLOCK_JOB_READY",
-    help: "a mirror's target has become the same as its source, and stays so until it completes",
+    help: "the target of a mirror, or of a commit of the topmost image, has become the same as its source, and stays so",
     data: &[JOB_DEVICE, JOB_KIND, JOB_LEN, JOB_OFFSET, JOB_SPEED],
     example: r#"{"device": "j0", "type": "mirror", "len": 1048576, "offset": 1048576, "speed": 0}"#,
 };

@@ -20,6 +20,19 @@ pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
     nodes.all().map(|node| info(nodes, &node, flat)).collect()
 }
 
+/// The file name of a node: its path where that says it all, else options in JSON.
+pub(super) fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
+    nodes.info(name).map_or_else(String::new, |node| filename(nodes, &node))
+}
+
+/// Whether a node's image is called that, in a command or in the header of the image above it.
+pub(super) fn is_filename(nodes: &NodeRegistry, name: &str, wanted: &str) -> bool {
+    let Some(node) = nodes.info(name) else { return false };
+    let above = nodes.overlay(name).and_then(|above| nodes.info(above));
+    let named = above.and_then(|above| Some(above.node.details()?.backing?.filename));
+    filename(nodes, &node) == wanted || named.as_deref() == Some(wanted)
+}
+
 fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     let BlockdevOptions { driver, cache, detect_zeroes, .. } = node.options;
     let children: Json = node.children.iter().map(child).collect();

@@ -154,7 +154,7 @@ impl Slot {
             Op::Discard => (CommandType::Trim, 0, here.min(range)),
             Op::BlockStatus if agreed.allocation.is_none() || here == 0 => {
                 let state = if here == 0 { ExtentState::Zeroes } else { ExtentState::Data };
-                status::write_one(&mut request.bufs, Extent { len: left, state });
+                status::write_one(&mut request.bufs, Extent::own(left, state));
                 return Plan::Done(Ok(()));
             }
             Op::BlockStatus => (CommandType::BlockStatus, 0, here.min(range)),
@@ -202,7 +202,7 @@ impl Slot {
     pub(super) fn put_extent(&mut self, len: u64, state: ExtentState) {
         let Some(request) = &mut self.request else { return };
         let len = len.min(self.len.saturating_sub(self.described));
-        if len > 0 && status::put(&mut request.bufs, self.extents, Extent { len, state }) {
+        if len > 0 && status::put(&mut request.bufs, self.extents, Extent::own(len, state)) {
             self.extents += 1;
             self.described += len;
         }

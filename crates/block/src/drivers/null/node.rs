@@ -116,7 +116,7 @@ impl NullChannel {
                 true => State::Zeroes,
                 false => State::Data,
             };
-            status::write_one(&mut request.bufs, Extent { len: request.len, state });
+            status::write_one(&mut request.bufs, Extent::own(request.len, state));
         }
         request.complete(Ok(()));
     }

@@ -57,6 +57,13 @@ impl BlockDriver for Qcow2Options {
         true
     }
 
+    fn remove_child(&mut self, role: &str) -> bool {
+        if role == "backing" && self.backing != Backing::Implicit {
+            self.backing = Backing::None;
+        }
+        role == "backing"
+    }
+
     fn layer(&self) -> Layer {
         Layer::Format
     }

@@ -33,7 +33,9 @@ pub(super) fn open(
     {
         named.push(("data-file", file_at(path, common, opening.read_only(), locking(node))));
     }
+    // A node that is opened anew has its child already.
     if options.backing == Backing::Implicit
+        && node.child("backing").is_err()
         && let ImplicitBacking::File(path, format) = opening.backing(path.as_deref())?
     {
         let backing = backing(node, &path, format);

@@ -20,15 +20,15 @@ struct Answer<'a> {
 
 impl Answer<'_> {
     /// Appends an extent. `false`: there is no room for it.
-    fn push(&mut self, len: u64, state: State) -> bool {
+    fn push(&mut self, len: u64, state: State, depth: u32) -> bool {
         if let Some(last) = &mut self.last
-            && last.state == state
+            && (last.state, last.depth) == (state, depth)
         {
             last.len += len;
             status::put(self.bufs, self.extents - 1, *last);
             return true;
         }
-        let extent = Extent { len, state };
+        let extent = Extent { len, state, depth };
         if !status::put(self.bufs, self.extents, extent) {
             return false;
         }
@@ -61,7 +61,7 @@ impl Image {
                     continue;
                 }
             };
-            if !answer.push(found, state) {
+            if !answer.push(found, state, 1) {
                 break;
             }
             at += found;
@@ -89,9 +89,10 @@ impl Image {
                 result?;
                 let before = start;
                 let mut index = 0;
-                while let Some(Extent { len, state }) = status::extent(&told, index) {
+                while let Some(Extent { len, state, depth }) = status::extent(&told, index) {
                     let len = len.min(there - start);
-                    if len > 0 && !answer.push(len, state) {
+                    let depth = if depth == 0 { 0 } else { depth.saturating_add(1) };
+                    if len > 0 && !answer.push(len, state, depth) {
                         return Ok(false);
                     }
                     start += len;
@@ -102,6 +103,8 @@ impl Image {
                 }
             }
         }
-        Ok(start >= end || answer.push(end - start, State::Hole))
+        // Beyond its end, the image behind hides what lies behind it.
+        let depth = if channels.backing.is_some() { 2 } else { 0 };
+        Ok(start >= end || answer.push(end - start, State::Hole, depth))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::job::{Backup, Bitmap, Control};
-use block::node::BlockNode;
+use block::node::{BackingName, BlockNode};
 use control::job::{CopyOptions, JobOptions, JobVerb};
 use control::qmp::QmpError;
 use control::qmp::events::{EventRow, JOB_STATUS_CHANGE};
@@ -124,8 +124,8 @@ impl Copying {
 
 /// What a job that copies has open.
 pub(super) struct Open {
-    /// What lies above the source meanwhile.
-    pub(super) filter: Arc<dyn BlockNode>,
+    /// What lies above the source meanwhile, if anything does.
+    pub(super) filter: Option<Arc<dyn BlockNode>>,
     pub(super) orders: mailbox::Sender<Order>,
     /// Completes when the worker has closed both nodes.
     pub(super) closed: oneshot::Receiver<()>,
@@ -133,20 +133,62 @@ pub(super) struct Open {
 
 /// How a job copies.
 pub(super) enum How {
-    Backup(Backup, u64),
+    /// A copy of each part, and the bytes of the disk.
+    Parts(Parts, Backup, u64),
     Mirror {
         dirty: Arc<Bitmap>,
+        /// `mirror`, or `commit` of the topmost image.
+        kind: &'static str,
         /// The node whose place the target takes; `None`: it is left alone.
         replaces: Option<String>,
     },
+}
+
+/// A job that copies each part once.
+pub(super) enum Parts {
+    Backup,
+    Stream(ChainEnd),
+    Commit(ChainEnd),
+}
+
+impl Parts {
+    fn kind(&self) -> &'static str {
+        match self {
+            Parts::Backup => "backup",
+            Parts::Stream(_) => "stream",
+            Parts::Commit(_) => "commit",
+        }
+    }
+}
+
+/// What the end of a job changes in a chain of images.
+pub(super) struct ChainEnd {
+    /// The image that gets another one behind it. `None`: the chain stays as it is.
+    pub(super) overlay: Option<String>,
+    /// That one.
+    pub(super) base: Option<String>,
+    /// Those between.
+    pub(super) dropped: Vec<String>,
+    /// How the overlay's header is to name the base.
+    pub(super) name: Option<BackingName>,
+    /// A node that is only written to by the job.
+    pub(super) read_only_again: Option<String>,
+}
+
+impl How {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            How::Parts(parts, ..) => parts.kind(),
+            How::Mirror { kind, .. } => kind,
+        }
+    }
 }
 
 impl Job {
     pub(super) fn kind(&self) -> &'static str {
         match &self.work {
             Work::Create { .. } => "create",
-            Work::Copy(Copying { how: How::Backup(..), .. }) => "backup",
-            Work::Copy(Copying { how: How::Mirror { .. }, .. }) => "mirror",
+            Work::Copy(copying) => copying.how.kind(),
         }
     }
 
@@ -189,7 +231,7 @@ impl Job {
         match &self.work {
             Work::Create { done } => (u64::from(*done), 1),
             Work::Copy(copying) => match &copying.how {
-                How::Backup(backup, size) => (size.saturating_sub(backup.left()), *size),
+                How::Parts(_, backup, size) => (size.saturating_sub(backup.left()), *size),
                 How::Mirror { dirty, .. } => {
                     let copied = copying.control.copied();
                     (copied, copied + dirty.bytes())
@@ -232,7 +274,7 @@ impl Job {
             "auto-finalize": self.options.auto_finalize,
             "auto-dismiss": self.options.auto_dismiss,
         });
-        if let How::Mirror { .. } = copying.how {
+        if let How::Mirror { kind: "mirror", .. } = copying.how {
             info["actively-synced"] = false.into();
         }
         if let Some(error) = &self.error {

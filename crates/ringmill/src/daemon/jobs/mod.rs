@@ -1,5 +1,6 @@
 //! Jobs: started by commands, carried out by workers, and what they change in the graph.
 
+mod chain;
 mod create;
 mod job;
 mod start;
@@ -17,7 +18,8 @@ use event_loop::oneshot;
 use nix::errno::Errno;
 use serde_json::{Value as Json, json};
 
-use self::job::{Copying, How, Job, Open, Status};
+pub(super) use self::chain::ChainOptions;
+use self::job::{Copying, How, Job, Open, Parts, Status};
 use self::worker::Order;
 use super::state::Moving;
 use super::{Daemon, DaemonError};
@@ -236,7 +238,10 @@ impl Daemon {
     async fn finalize(&mut self, job: &mut Job) {
         let Some(copying) = job.copying() else { return self.conclude(job, None).await };
         let changed = match &copying.how {
-            How::Backup(..) => self.take_filter_out(copying).await,
+            How::Parts(Parts::Backup, ..) => self.take_filter_out(copying).await,
+            How::Parts(Parts::Stream(end) | Parts::Commit(end), ..) => {
+                self.end_chain_job(copying, end).await
+            }
             How::Mirror { replaces, .. } => self.end_mirror(copying, replaces.as_deref()).await,
         };
         match changed {
@@ -261,7 +266,8 @@ impl Daemon {
             Some(name) => Some(drain(self.nodes.edges(name)).await.map_err(busy)?),
             None => None,
         };
-        let users = drain(self.nodes.edges(open.filter.name())).await.map_err(busy)?;
+        let Some(filter) = &open.filter else { return Ok(()) };
+        let users = drain(self.nodes.edges(filter.name())).await.map_err(busy)?;
         let (done, is_done) = oneshot::channel();
         open.orders.send(Order::Finish(done)).map_err(DaemonError::new)?;
         let finished = is_done.await.map_err(DaemonError::new)?;
@@ -296,9 +302,10 @@ impl Daemon {
 
     /// Has the source's users use the source itself again.
     async fn take_filter_out(&mut self, copying: &Copying) -> Result<(), DaemonError> {
-        let Some(open) = &copying.open else { return Ok(()) };
+        let filter = copying.open.as_ref().and_then(|open| open.filter.as_ref());
+        let Some(filter) = filter else { return Ok(()) };
         let source = self.nodes.node(&copying.source)?;
-        let users = drain(self.nodes.edges(open.filter.name())).await.map_err(DaemonError::new)?;
+        let users = drain(self.nodes.edges(filter.name())).await.map_err(DaemonError::new)?;
         users.point_to(&source).await.map_err(DaemonError::new)?;
         self.nodes.set_filter(&copying.source, None);
         Ok(())
@@ -314,7 +321,11 @@ impl Daemon {
         job.error = error;
         if let Some(copying) = job.copying() {
             copying.control.cancel();
-            if let Err(error) = self.take_filter_out(copying).await {
+            self.reset_chain(copying).await;
+            let copying = job.copying();
+            if let Some(copying) = copying
+                && let Err(error) = self.take_filter_out(copying).await
+            {
                 // Nothing is lost: requests go on through it.
                 log::error!("job {}: its filter stays: {error}", job.options.id);
             }

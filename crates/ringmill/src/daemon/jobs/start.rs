@@ -5,30 +5,31 @@ use std::sync::Arc;
 use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, Control, MirrorTop, WorkerConfig};
 use block::node::BlockNode;
+use control::Graph;
 use control::job::{BackupOptions, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync};
 use control::qmp::QmpError;
 use event_loop::mailbox;
 
 use super::super::{Daemon, DaemonError, Message};
-use super::job::{Copying, How, Job, Open, Status, Work};
+use super::job::{Copying, How, Job, Open, Parts, Status, Work};
 use super::{create, worker};
 
 /// Bytes that a backup copies before one of them is overwritten.
-const CLUSTER: u64 = 64 << 10;
+pub(super) const CLUSTER: u64 = 64 << 10;
 /// Bytes of memory for what a backup is copying.
-const BACKUP_BUF_SIZE: u64 = 16 << 20;
+pub(super) const BACKUP_BUF_SIZE: u64 = 16 << 20;
 
 pub(super) fn negative_speed() -> QmpError {
     QmpError::generic("Parameter 'speed' expects a non-negative value")
 }
 
 /// Where a copy comes from and goes to.
-struct Ends {
-    source: Arc<Edge>,
-    target: Arc<Edge>,
+pub(super) struct Ends {
+    pub(super) source: Arc<Edge>,
+    pub(super) target: Arc<Edge>,
     /// All that use the source, but for the job.
-    users: Vec<Arc<Edge>>,
-    size: u64,
+    pub(super) users: Vec<Arc<Edge>>,
+    pub(super) size: u64,
 }
 
 impl Daemon {
@@ -76,8 +77,10 @@ impl Daemon {
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let filter = backup.filter(name, below, ends.target.clone());
         let task = worker::Task::Backup(backup.clone(), copy.sync == Sync::None);
-        let how = How::Backup(backup, ends.size);
-        self.start_copy(copy, ends, Arc::new(filter), how, task, BACKUP_BUF_SIZE).await
+        let how = How::Parts(Parts::Backup, backup, ends.size);
+        let graph = self.graph_with_copy(&copy, "backup")?;
+        let filter: Arc<dyn BlockNode> = Arc::new(filter);
+        self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
     }
 
     /// `blockdev-mirror`.
@@ -104,16 +107,17 @@ impl Daemon {
         let dirty = Arc::new(Bitmap::new(ends.size, granularity, copy.sync != Sync::None));
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
-        let filter = Arc::new(MirrorTop::new(name, below, dirty.clone()));
+        let filter: Arc<dyn BlockNode> = Arc::new(MirrorTop::new(name, below, dirty.clone()));
         let task = worker::Task::Mirror(dirty.clone());
-        let how = How::Mirror { dirty, replaces: Some(replaces) };
-        self.start_copy(copy, ends, filter, how, task, buf_size).await
+        let how = How::Mirror { dirty, kind: "mirror", replaces: Some(replaces) };
+        let graph = self.graph_with_copy(&copy, "mirror")?;
+        self.start_copy(copy, ends, graph, Some(filter), how, task, buf_size).await
     }
 
     /// QSD finds out in the job that sizes differ, not before.
     async fn fail_mirror(&mut self, copy: CopyOptions) {
         let dirty = Arc::new(Bitmap::new(0, CLUSTER, false));
-        let how = How::Mirror { dirty, replaces: None };
+        let how = How::Mirror { dirty, kind: "mirror", replaces: None };
         let serial = self.begin(copy.job.clone(), Work::Copy(Copying::new(copy, how)));
         let Some(mut job) = self.jobs.take(serial) else { return };
         let error = "Source and target image have different sizes".to_owned();
@@ -123,7 +127,12 @@ impl Daemon {
         }
     }
 
-    fn check_id(&mut self, id: &str) -> Result<(), QmpError> {
+    fn graph_with_copy(&self, copy: &CopyOptions, kind: &'static str) -> Result<Graph, QmpError> {
+        let graph = self.graph.with_job(&copy.job.id, kind, &copy.device, &copy.target);
+        Ok(graph.map_err(DaemonError::from)?)
+    }
+
+    pub(super) fn check_id(&mut self, id: &str) -> Result<(), QmpError> {
         if !control::is_identifier(id) {
             return Err(QmpError::generic(format!("Invalid job ID '{id}'")));
         }
@@ -133,7 +142,7 @@ impl Daemon {
         }
     }
 
-    fn filter_name(&mut self, copy: &CopyOptions) -> Result<String, QmpError> {
+    pub(super) fn filter_name(&mut self, copy: &CopyOptions) -> Result<String, QmpError> {
         let name = self.nodes.filter_name(copy.filter_node_name.as_deref());
         Ok(name.map_err(DaemonError::from)?)
     }
@@ -198,25 +207,24 @@ impl Daemon {
         serial
     }
 
-    async fn start_copy(
+    /// Starts a job that copies. `graph`: with the job. `filter`: what comes above the source.
+    #[expect(clippy::too_many_arguments, reason = "what jobs differ in")]
+    pub(super) async fn start_copy(
         &mut self,
         copy: CopyOptions,
         ends: Ends,
-        filter: Arc<dyn BlockNode>,
+        graph: Graph,
+        filter: Option<Arc<dyn BlockNode>>,
         how: How,
         task: worker::Task,
         buf_size: u64,
     ) -> Result<(), QmpError> {
-        let kind = if matches!(how, How::Backup(..)) { "backup" } else { "mirror" };
-        let graph = self
-            .graph
-            .with_job(&copy.job.id, kind, &copy.device, &copy.target)
-            .map_err(DaemonError::from)?;
         let control = Arc::new(Control::new(copy.speed.unsigned_abs()));
-        let drained = drain(ends.users).await.map_err(DaemonError::new)?;
-        drained.point_to(&filter).await.map_err(DaemonError::new)?;
-        self.nodes.set_filter(&copy.device, Some(filter.clone()));
-        drop(drained);
+        if let Some(filter) = &filter {
+            let drained = drain(ends.users).await.map_err(DaemonError::new)?;
+            drained.point_to(filter).await.map_err(DaemonError::new)?;
+            self.nodes.set_filter(&copy.device, Some(filter.clone()));
+        }
         self.graph = graph;
         let (reports, from_worker) = mailbox::channel();
         let config = WorkerConfig {
@@ -260,7 +268,7 @@ impl Daemon {
 /// Most parts of a disk that a job keeps account of, a bit each: 256 MiB of memory.
 const MAX_PARTS: u64 = 1 << 31;
 
-fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
+pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
     if size.div_ceil(granularity.max(1)) > MAX_PARTS {
         return Err(QmpError::generic(format!(
             "{size} bytes in parts of {granularity} are more than {MAX_PARTS} parts: a larger \

@@ -19,6 +19,8 @@ pub(super) enum Order {
 pub(super) enum Task {
     Backup(Backup, bool),
     Mirror(Arc<Bitmap>),
+    /// A mirror of what is in images above the one of that depth.
+    Commit(Arc<Bitmap>, u32),
 }
 
 /// Starts a worker on the loop.
@@ -51,13 +53,19 @@ async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order
                 done.send(Ok(()));
             }
         }
-        Task::Mirror(dirty) => {
+        Task::Mirror(dirty) => run_mirror(Mirror::new(worker, dirty), orders).await,
+        Task::Commit(dirty, depth) => {
             let mut mirror = Mirror::new(worker, dirty);
-            mirror.run().await;
-            while let Some(Order::Finish(done)) = orders.receive().await {
-                done.send(mirror.finish().await);
-            }
+            mirror.find(depth).await;
+            run_mirror(mirror, orders).await;
         }
+    }
+}
+
+async fn run_mirror(mut mirror: Mirror, mut orders: mailbox::Receiver<Order>) {
+    mirror.run().await;
+    while let Some(Order::Finish(done)) = orders.receive().await {
+        done.send(mirror.finish().await);
     }
 }
 

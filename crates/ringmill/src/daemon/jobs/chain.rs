@@ -1,0 +1,333 @@
+//! `block-stream` and `block-commit`: jobs on chains of images.
+
+use std::sync::Arc;
+
+use block::job::{Backup, Bitmap, MirrorTop};
+use block::node::{BackingName, BlockNode};
+use control::job::{CopyOptions, JobOptions};
+use control::qmp::{ErrorClass, QmpError};
+
+use super::super::state::Moving;
+use super::super::{Daemon, DaemonError, nodes};
+use super::job::{ChainEnd, Copying, How, Parts};
+use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
+use super::worker;
+
+/// A node of a chain, as commands name it.
+#[derive(Default)]
+pub(in super::super) struct ImageName {
+    /// By its file.
+    pub(in super::super) file: Option<String>,
+    /// By its node.
+    pub(in super::super) node: Option<String>,
+}
+
+/// What both kinds of jobs are started with.
+pub(in super::super) struct ChainOptions {
+    /// As of each copy. `device` is the topmost image of the chain.
+    pub(in super::super) copy: CopyOptions,
+    /// The image that stays behind.
+    pub(in super::super) base: ImageName,
+    /// Of a stream: the image above that one. Of a commit: the topmost image that is committed, by file.
+    pub(in super::super) bottom: Option<String>,
+    /// Of a commit: the topmost image that is committed.
+    pub(in super::super) top: ImageName,
+    /// How the image above is to name the base.
+    pub(in super::super) backing_file: Option<String>,
+}
+
+impl Default for ChainOptions {
+    fn default() -> Self {
+        ChainOptions {
+            copy: CopyOptions { job: JobOptions::default(), ..CopyOptions::default() },
+            base: ImageName::default(),
+            bottom: None,
+            top: ImageName::default(),
+            backing_file: None,
+        }
+    }
+}
+
+fn refused(desc: impl Into<String>) -> QmpError {
+    QmpError::generic(desc)
+}
+
+fn missing(device: &str, name: &str) -> QmpError {
+    refused(format!("Cannot find device='{device}' nor node-name='{name}'"))
+}
+
+/// Depth of what there is behind all images.
+const ALL: u32 = u32::MAX;
+
+/// The depth of the image at a place behind another one.
+fn depth(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(ALL).saturating_add(2)
+}
+
+impl Daemon {
+    /// `block-stream`.
+    pub(in super::super) async fn start_stream(
+        &mut self,
+        options: ChainOptions,
+    ) -> Result<(), QmpError> {
+        let ChainOptions { mut copy, base, bottom, backing_file, .. } = options;
+        for (left, right, words) in [
+            (base.file.is_some(), base.node.is_some(), "'base' and 'base-node'"),
+            (base.file.is_some(), bottom.is_some(), "'base' and 'bottom'"),
+            (bottom.is_some(), base.node.is_some(), "'bottom' and 'base-node'"),
+        ] {
+            if left && right {
+                return Err(refused(format!("{words} cannot be specified at the same time")));
+            }
+        }
+        let device = copy.device.clone();
+        self.nodes.node(&device).map_err(|_| missing(&device, &device))?;
+        let chain = self.nodes.chain(&device);
+        let place = match (base.file, base.node, bottom) {
+            (Some(file), ..) => Some(self.find_file(&chain, &file)?),
+            (_, Some(name), _) => {
+                self.nodes.node(&name).map_err(|_| missing("", &name))?;
+                let place = chain.iter().position(|other| *other == name);
+                let message = format!("Node '{name}' is not a backing image of '{device}'");
+                Some(place.ok_or_else(|| refused(message))?)
+            }
+            (_, _, Some(name)) => {
+                self.nodes.node(&name).map_err(|_| missing("", &name))?;
+                let place = chain.iter().position(|other| *other == name).map(|place| place + 1);
+                let place = place.or_else(|| (name == device).then_some(0));
+                let message = format!("Node '{name}' is not in a chain starting from '{device}'");
+                place.ok_or_else(|| refused(message)).map(Some)?
+            }
+            (None, None, None) => None,
+        };
+        let place = place.filter(|place| *place < chain.len());
+        if backing_file.is_some() && place.is_none() {
+            return Err(refused("backing file specified, but streaming the entire chain"));
+        }
+        let dropped = chain.get(..place.unwrap_or(chain.len())).unwrap_or_default().to_vec();
+        let base = place.and_then(|place| chain.get(place)).cloned();
+        self.check_chain_job(&copy)?;
+        let used: Vec<_> = [&device].into_iter().chain(&chain).cloned().collect();
+        let graph = self.graph.with_chain_job(&copy.job.id, "stream", &device, &used, true);
+        let mut graph = graph.map_err(DaemonError::from)?;
+        let size = self.nodes.node(&device).map_err(DaemonError::from)?.geometry().size;
+        let size = if chain.is_empty() { 0 } else { size };
+        check_parts(size, CLUSTER)?;
+        let end = ChainEnd {
+            name: base.as_deref().map(|base| self.backing_name(base, backing_file)),
+            overlay: (!chain.is_empty()).then(|| device.clone()),
+            base,
+            dropped,
+            read_only_again: self.make_writable(&device).await?,
+        };
+        if end.read_only_again.is_some() {
+            graph = graph.with_writable(&device);
+        }
+        copy.target.clone_from(&device);
+        let name = self.filter_name(&copy)?;
+        let backup = Backup::stream(size, CLUSTER, place.map_or(ALL, depth));
+        let ends = self.chain_ends(&device, &device, size)?;
+        let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
+        let filter: Arc<dyn BlockNode> = Arc::new(backup.filter(name, below, ends.target.clone()));
+        let task = worker::Task::Backup(backup.clone(), false);
+        let how = How::Parts(Parts::Stream(end), backup, size);
+        self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
+    }
+
+    /// `block-commit`.
+    pub(in super::super) async fn start_commit(
+        &mut self,
+        options: ChainOptions,
+    ) -> Result<(), QmpError> {
+        let ChainOptions { mut copy, base, top, backing_file, .. } = options;
+        let device = copy.device.clone();
+        if self.nodes.node(&device).is_err() {
+            let desc = format!("Device '{device}' not found");
+            return Err(QmpError { class: ErrorClass::DeviceNotFound, desc });
+        }
+        if self.nodes.is_child(&device) {
+            return Err(refused("Need a root block node"));
+        }
+        let chain = self.nodes.chain(&device);
+        let whole: Vec<String> = [&device].into_iter().chain(&chain).cloned().collect();
+        let top = match (top.node, top.file) {
+            (Some(_), Some(_)) => {
+                return Err(refused("'top-node' and 'top' are mutually exclusive"));
+            }
+            (Some(name), None) => {
+                self.nodes.node(&name).map_err(|_| missing("", &name))?;
+                let place = whole.iter().position(|other| *other == name);
+                place
+                    .ok_or_else(|| refused(format!("'{name}' is not in this backing file chain")))?
+            }
+            (None, Some(file)) if nodes::is_filename(&self.nodes, &device, &file) => 0,
+            (None, Some(file)) => {
+                let place = self.find_file(&chain, &file);
+                place.map_err(|_| refused(format!("Top image file {file} not found")))? + 1
+            }
+            (None, None) => 0,
+        };
+        let base = match (base.node, base.file) {
+            (Some(_), Some(_)) => {
+                return Err(refused("'base-node' and 'base' are mutually exclusive"));
+            }
+            (Some(name), None) => {
+                self.nodes.node(&name).map_err(|_| missing("", &name))?;
+                let place = whole.iter().position(|other| *other == name);
+                place
+                    .ok_or_else(|| refused(format!("'{name}' is not in this backing file chain")))?
+            }
+            (None, Some(file)) => self.find_file(&chain, &file)? + 1,
+            (None, None) => whole.len() - 1,
+        };
+        if base == top {
+            return Err(refused("cannot commit an image into itself"));
+        }
+        let (top_name, base_name) = (whole[top].clone(), whole[base].clone());
+        if base < top {
+            return Err(refused(format!("'{base_name}' is not in this backing file chain")));
+        }
+        if backing_file.is_some() && top == 0 {
+            return Err(refused("'backing-file' specified, but 'top' is the active layer"));
+        }
+        // What users of the device would use then has no name that an option could refer to.
+        let has_users = !self.nodes.edges(&device).is_empty();
+        if top == 0 && has_users && base_name.starts_with('#') {
+            return Err(refused(format!(
+                "'{device}' cannot be replaced by an image without a node name: define the image by \
+                 blockdev-add, and refer to it in the option 'backing'"
+            )));
+        }
+        self.check_chain_job(&copy)?;
+        let graph = self.graph.with_chain_job(&copy.job.id, "commit", &top_name, &whole, top == 0);
+        let mut graph = graph.map_err(DaemonError::from)?;
+        let sizes = [&top_name, &base_name].map(|name| self.nodes.node(name));
+        let [size, base_size] = sizes.map(|node| node.map_or(0, |node| node.geometry().size));
+        check_parts(size, CLUSTER)?;
+        if let Some(overlay) = top.checked_sub(1).and_then(|above| whole.get(above)) {
+            let above = self.nodes.node(overlay).map_or(0, |node| node.geometry().size);
+            if size < above.min(base_size) {
+                return Err(refused(format!(
+                    "'{top_name}' hides what '{base_name}' has beyond its end from '{overlay}', which is \
+                     longer: use block-stream"
+                )));
+            }
+        }
+        let read_only_again = self.make_writable(&base_name).await?;
+        if base_size < size {
+            let resized = self.nodes.resize(&base_name, size, &self.control);
+            resized.map_err(DaemonError::from)?.await.map_err(DaemonError::new)?;
+        }
+        copy.device.clone_from(&top_name);
+        copy.target.clone_from(&base_name);
+        // As seen from the topmost image that is committed.
+        let base_depth = depth(base - top - 1);
+        let ends = self.chain_ends(&top_name, &base_name, size)?;
+        if top > 0 {
+            let end = ChainEnd {
+                overlay: whole.get(top - 1).cloned(),
+                name: Some(self.backing_name(&base_name, backing_file)),
+                base: Some(base_name),
+                dropped: whole.get(top..base).unwrap_or_default().to_vec(),
+                read_only_again,
+            };
+            let backup = Backup::commit(size, CLUSTER, base_depth);
+            let task = worker::Task::Backup(backup.clone(), false);
+            let how = How::Parts(Parts::Commit(end), backup, size);
+            return self.start_copy(copy, ends, graph, None, how, task, BACKUP_BUF_SIZE).await;
+        }
+        graph = graph.with_writable(&base_name);
+        let name = self.filter_name(&copy)?;
+        let dirty = Arc::new(Bitmap::new(size, CLUSTER, false));
+        let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
+        let filter: Arc<dyn BlockNode> = Arc::new(MirrorTop::new(name, below, dirty.clone()));
+        let task = worker::Task::Commit(dirty.clone(), base_depth);
+        let how = How::Mirror { dirty, kind: "commit", replaces: Some(device) };
+        self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
+    }
+
+    fn check_chain_job(&mut self, copy: &CopyOptions) -> Result<(), QmpError> {
+        self.check_id(&copy.job.id)?;
+        match copy.speed < 0 {
+            true => Err(negative_speed()),
+            false => Ok(()),
+        }
+    }
+
+    /// The place of an image in a chain, by its file name.
+    fn find_file(&self, chain: &[String], file: &str) -> Result<usize, QmpError> {
+        let is_it = |name: &String| nodes::is_filename(&self.nodes, name, file);
+        let place = chain.iter().position(is_it);
+        place.ok_or_else(|| refused(format!("Can't find '{file}' in the backing chain")))
+    }
+
+    /// How an image's header is to name the image of a node.
+    fn backing_name(&self, base: &str, given: Option<String>) -> BackingName {
+        let format = self.nodes.options(base).map(|options| options.driver.kind().name.to_owned());
+        let filename = given.unwrap_or_else(|| nodes::filename_of(&self.nodes, base));
+        BackingName { filename, format }
+    }
+
+    /// Has a node open for writing. Returns its name if it was to be read only.
+    async fn make_writable(&mut self, name: &str) -> Result<Option<String>, QmpError> {
+        let was_read_only = self.nodes.options(name).is_some_and(|options| options.read_only);
+        self.nodes.make_writable(name).await.map_err(DaemonError::from)?;
+        Ok(was_read_only.then(|| name.to_owned()))
+    }
+
+    fn chain_ends(&self, source: &str, target: &str, size: u64) -> Result<Ends, QmpError> {
+        let users = self.nodes.edges(source);
+        let edge = |name| self.nodes.edge_below_filter(name).map_err(DaemonError::from);
+        let (source, target) = (edge(source)?, edge(target)?);
+        if target.geometry().read_only {
+            return Err(refused(format!("Block node '{}' is read-only", target.node().name())));
+        }
+        Ok(Ends { source, target, users, size })
+    }
+
+    /// All is copied: has the image above the dropped ones show the base.
+    ///
+    /// The header comes first: what it names is whole. A kill between the steps leaves the longer chain or the shorter
+    /// one.
+    pub(super) async fn end_chain_job(
+        &mut self,
+        copying: &Copying,
+        end: &ChainEnd,
+    ) -> Result<(), DaemonError> {
+        let ChainEnd { overlay, base, dropped, name, .. } = end;
+        if let Some(overlay) = overlay {
+            let _moving = Moving::new(&self.moving);
+            let made_writable = self.make_writable(overlay).await;
+            let made_writable = made_writable.map_err(|error| DaemonError::new(error.desc))?;
+            let named = self.set_backing_name(overlay, name.clone()).await;
+            named.map_err(|errno| {
+                let why =
+                    format!("Could not change the backing file of '{overlay}': {}", errno.desc());
+                DaemonError::new(why)
+            })?;
+            self.nodes.set_backing(overlay, base.as_deref()).await?;
+            self.graph = self.graph.with_backing(overlay, dropped, base.as_deref());
+            if let Some(name) = made_writable {
+                self.make_read_only(&name).await;
+            }
+        }
+        self.reset_chain(copying).await;
+        self.take_filter_out(copying).await
+    }
+
+    /// Has a node that was written to by the job alone be read only again.
+    pub(super) async fn reset_chain(&mut self, copying: &Copying) {
+        if let How::Parts(Parts::Stream(end) | Parts::Commit(end), ..) = &copying.how
+            && let Some(name) = &end.read_only_again
+        {
+            self.make_read_only(name).await;
+        }
+    }
+
+    async fn make_read_only(&mut self, name: &str) {
+        if let Err(error) = self.nodes.make_read_only(name).await {
+            // No user of the node writes to it in any case.
+            log::warn!("node {name}: stays open for writing: {error}");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! `block-stream` and `block-commit`: chains of images become shorter while they are in use.
+
+mod common;
+
+use std::path::Path;
+
+use common::peers::{Peers, run};
+use common::{Load, MIB, check, daemon, wait_for_end, wait_for_status};
+use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually};
+use serde_json::{Value, json};
+
+fn snapshot(qmp: &mut Qmp, scratch: &Scratch, below: &str, name: &str) {
+    let file = scratch.path(&format!("{name}.qcow2"));
+    let snapshot = json!({"node-name": below, "snapshot-file": file, "snapshot-node-name": name});
+    qmp.execute("blockdev-snapshot-sync", snapshot);
+}
+
+/// A disk under load with images above it, as named.
+fn chain(scratch: &Scratch, image: &Image, names: &[&str], seed: u64) -> (Server, Qmp, Load) {
+    let server = daemon(scratch, image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, seed);
+    load.go_on();
+    let mut below = "disk";
+    for name in names {
+        snapshot(&mut qmp, scratch, below, name);
+        load.go_on();
+        below = name;
+    }
+    (server, qmp, load)
+}
+
+/// What an image of the chain shows.
+fn flat(scratch: &Scratch, name: &str) -> Image {
+    let raw = scratch.path("flat.img");
+    let (from, to) = (format!("DIR/{name}"), "DIR/flat.img");
+    run("qemu-img", scratch.dir(), &["check", "-q", &from]);
+    run("qemu-img", scratch.dir(), &["convert", "-O", "raw", &from, to]);
+    Image::existing(&raw)
+}
+
+fn backing_of(scratch: &Scratch, name: &str) -> Value {
+    let info = ["info", "--output=json", &format!("DIR/{name}")];
+    let info: Value = serde_json::from_str(&run("qemu-img", scratch.dir(), &info)).expect("JSON");
+    info["backing-filename"].clone()
+}
+
+#[test]
+fn a_stream_makes_an_image_do_without_those_behind_it() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b", "c"], 1);
+    // An image between, with a limit that is lifted and a pause, then the topmost one.
+    let stream = json!({"job-id": "s", "device": "b", "base-node": "disk", "speed": 1 << 20});
+    qmp.execute("block-stream", stream);
+    for name in ["disk", "a", "b"] {
+        let why = qmp.refused("blockdev-del", json!({"node-name": name}));
+        assert!(why.contains("in use"), "{why}");
+    }
+    qmp.execute("job-pause", json!({"id": "s"}));
+    load.go_on();
+    assert_eq!(qmp.execute("query-block-jobs", json!({}))[0]["paused"], true);
+    qmp.execute("job-resume", json!({"id": "s"}));
+    qmp.execute("block-job-set-speed", json!({"device": "s", "speed": 0}));
+    wait_for_end(&mut qmp, "s");
+    load.go_on();
+    qmp.execute("blockdev-del", json!({"node-name": "a"}));
+    std::fs::remove_file(scratch.path("a.qcow2")).expect("the image");
+    qmp.execute("block-stream", json!({"job-id": "s", "device": "c", "auto-finalize": false}));
+    wait_for_status(&mut qmp, "s", "pending");
+    load.go_on();
+    qmp.execute("job-finalize", json!({"id": "s"}));
+    wait_for_end(&mut qmp, "s");
+    load.go_on();
+    for node in ["b", "disk"] {
+        qmp.execute("blockdev-del", json!({"node-name": node}));
+    }
+    // An image without another one behind it can get one more.
+    snapshot(&mut qmp, &scratch, "c", "d");
+    load.go_on();
+    let log = load.finish();
+    server.stop();
+    assert_eq!(backing_of(&scratch, "c.qcow2"), Value::Null);
+    std::fs::remove_file(scratch.path("b.qcow2")).expect("the image");
+    check(&flat(&scratch, "d.qcow2"), &log, log.len());
+}
+
+#[test]
+fn a_stream_that_is_cancelled_leaves_the_chain_as_it_was() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b"], 2);
+    qmp.execute("block-stream", json!({"job-id": "s", "device": "b", "speed": 1 << 20}));
+    load.go_on();
+    qmp.execute("job-cancel", json!({"id": "s"}));
+    assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["type"], "stream");
+    load.go_on();
+    let log = load.finish();
+    server.stop();
+    let behind = scratch.path("a.qcow2").display().to_string();
+    assert_eq!(backing_of(&scratch, "b.qcow2"), behind.as_str());
+    check(&flat(&scratch, "b.qcow2"), &log, log.len());
+}
+
+#[test]
+fn a_commit_moves_what_images_have_into_one_behind_them() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b", "c", "d"], 3);
+    // Images between, into a raw one and into one of qcow2.
+    qmp.execute("block-commit", json!({"job-id": "j", "device": "d", "top-node": "a"}));
+    wait_for_end(&mut qmp, "j");
+    load.go_on();
+    let commit = json!({"job-id": "j", "device": "d", "top-node": "c", "base-node": "b"});
+    qmp.execute("block-commit", commit);
+    wait_for_end(&mut qmp, "j");
+    for node in ["a", "c"] {
+        qmp.execute("blockdev-del", json!({"node-name": node}));
+        std::fs::remove_file(scratch.path(&format!("{node}.qcow2"))).expect("the image");
+    }
+    load.go_on();
+    // The topmost image: cancelled when it is ready, then to the end.
+    for complete in [false, true] {
+        let commit = json!({"job-id": "j", "device": "d", "base-node": "b"});
+        qmp.execute("block-commit", commit);
+        assert_eq!(qmp.wait_for("BLOCK_JOB_READY")["type"], "commit");
+        load.go_on();
+        match complete {
+            true => {
+                qmp.execute("job-complete", json!({"id": "j"}));
+                wait_for_end(&mut qmp, "j");
+            }
+            false => {
+                qmp.execute("job-cancel", json!({"id": "j"}));
+                qmp.wait_for("BLOCK_JOB_CANCELLED");
+            }
+        }
+        load.go_on();
+        let expected = if complete { "b" } else { "d" };
+        let exports = qmp.execute("query-block-exports", json!({}));
+        assert_eq!(exports[0]["node-name"], expected);
+    }
+    qmp.execute("blockdev-del", json!({"node-name": "d"}));
+    // Down to the file that all began with.
+    qmp.execute("block-commit", json!({"job-id": "j", "device": "b"}));
+    qmp.wait_for("BLOCK_JOB_READY");
+    load.go_on();
+    qmp.execute("job-complete", json!({"id": "j"}));
+    wait_for_end(&mut qmp, "j");
+    load.go_on();
+    qmp.execute("blockdev-del", json!({"node-name": "b"}));
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+}
+
+/// Images whose sizes, cluster sizes and zeroes differ.
+fn make_images(peers: &mut Peers, size_of_b: &str) {
+    for arguments in [
+        &["create", "-q", "-f", "raw", "DIR/base.raw", "3M"][..],
+        &["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "DIR/a.qcow2", "5M"],
+        &[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "cluster_size=4k",
+            "-b",
+            "a.qcow2",
+            "-F",
+            "qcow2",
+            "DIR/b.qcow2",
+            size_of_b,
+        ],
+        &["create", "-q", "-f", "qcow2", "-b", "b.qcow2", "-F", "qcow2", "DIR/c.qcow2", "6M"],
+    ] {
+        peers.run("qemu-img", arguments);
+    }
+    for arguments in [
+        ["-f", "raw", "-c", "write -P 1 0 3M", "DIR/base.raw"],
+        ["-f", "qcow2", "-c", "write -P 2 1M 3M", "DIR/a.qcow2"],
+        ["-f", "qcow2", "-c", "write -z 1500k 600k", "DIR/a.qcow2"],
+        ["-f", "qcow2", "-c", "write -P 3 4100k 100k", "DIR/a.qcow2"],
+        ["-f", "qcow2", "-c", "write -P 4 2052k 700k", "DIR/b.qcow2"],
+        ["-f", "qcow2", "-c", "write -z 100k 10k", "DIR/b.qcow2"],
+        ["-f", "qcow2", "-c", "write -P 5 5M 1k", "DIR/c.qcow2"],
+    ] {
+        peers.run("qemu-io", &arguments);
+    }
+    peers.run("qemu-img", &["convert", "-O", "raw", "DIR/c.qcow2", "DIR/expected.raw"]);
+}
+
+/// Each way to make the chain shorter: the command, its arguments, and whether it is to be completed.
+fn ways() -> Vec<(&'static str, Value, bool)> {
+    vec![
+        ("block-stream", json!({"device": "c"}), false),
+        ("block-stream", json!({"device": "c", "base-node": "base"}), false),
+        ("block-stream", json!({"device": "c", "bottom": "b"}), false),
+        ("block-stream", json!({"device": "b", "base": "DIR/base.raw"}), false),
+        ("block-stream", json!({"device": "a"}), false),
+        ("block-commit", json!({"device": "c", "top-node": "a"}), false),
+        ("block-commit", json!({"device": "c", "top-node": "b"}), false),
+        (
+            "block-commit",
+            json!({"device": "c", "top-node": "b", "base-node": "a", "backing-file": "DIR/a.qcow2"}),
+            false,
+        ),
+        ("block-commit", json!({"device": "c", "base-node": "b"}), true),
+        ("block-commit", json!({"device": "c"}), true),
+    ]
+}
+
+fn add_chain(ask: &mut impl FnMut(&str, Value)) {
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    ask("blockdev-add", json!({"driver": "raw", "node-name": "base", "file": file("base.raw")}));
+    for (name, below) in [("a", "base"), ("b", "a"), ("c", "b")] {
+        let file = file(&format!("{name}.qcow2"));
+        ask(
+            "blockdev-add",
+            json!({"driver": "qcow2", "node-name": name, "file": file, "backing": below}),
+        );
+    }
+}
+
+#[test]
+fn chains_become_what_they_become_in_qemu_storage_daemon() {
+    for (command, mut arguments, completes) in ways() {
+        let scratch = Scratch::new();
+        let mut peers = Peers::new(&scratch);
+        make_images(&mut peers, "5M");
+        add_chain(&mut |command, arguments| drop(peers.execute(command, arguments)));
+        arguments["job-id"] = "j".into();
+        peers.execute(command, arguments.clone());
+        if completes {
+            peers.wait_for("BLOCK_JOB_READY");
+            peers.execute("job-complete", json!({"id": "j"}));
+        }
+        peers.wait_for("BLOCK_JOB_COMPLETED");
+        let [ours, theirs] = peers.sides().map(|side| {
+            eventually("the job's end", || {
+                (side.ask("query-jobs", &json!({}))["return"] == json!([])).then_some(())
+            });
+            let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+            let nodes = nodes["return"].as_array().expect("a list").clone();
+            let facts = ["a", "b", "c"].map(|name| {
+                let node = nodes.iter().find(|node| node["node-name"] == name).expect("a node");
+                let image = &node["image"];
+                // Of a node with other images behind it than it was opened with, QEMU tells options.
+                let backing = node["backing_file"].as_str().map(|name| match name {
+                    name if name.contains("c.qcow2") => "c",
+                    name if name.contains("b.qcow2") => "b",
+                    name if name.contains("a.qcow2") => "a",
+                    _ => "base",
+                });
+                // QEMU may name all options that the base was opened with, where a path says it all.
+                let named = image["backing-filename"].as_str().map(|name| {
+                    let options = name.strip_prefix("json:");
+                    let options = options
+                        .map(|text| -> Value { serde_json::from_str(text).expect("options") });
+                    options.map_or_else(
+                        || name.to_owned(),
+                        |options| options["file"]["filename"].as_str().expect("a file").to_owned(),
+                    )
+                });
+                (backing, named, image["backing-filename-format"].clone())
+            });
+            facts.to_vec()
+        });
+        assert_eq!(ours, theirs, "{command} {arguments}");
+        peers.stop();
+        // Whatever the images are now, the topmost one that is left shows the same.
+        let top = match completes {
+            true if arguments.get("base-node").is_some() => "b.qcow2",
+            true => "base.raw",
+            false => "c.qcow2",
+        };
+        for side in peers.sides() {
+            let top = format!("DIR/{top}");
+            run("qemu-img", &side.folder, &["compare", "-q", "DIR/expected.raw", &top]);
+            for image in ["DIR/a.qcow2", "DIR/b.qcow2", "DIR/c.qcow2"] {
+                run("qemu-img", &side.folder, &["check", "-q", image]);
+            }
+        }
+    }
+}
+
+/// An image that is shorter than the one above and the one below it hides what lies below beyond its end.
+#[test]
+fn what_a_shorter_image_hides_stays_hidden() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    make_images(&mut peers, "4M");
+    add_chain(&mut |command, arguments| drop(peers.ours.ask(command, &arguments)));
+    let commit = json!({"job-id": "j", "device": "c", "top-node": "b", "base-node": "a"});
+    let refused = peers.ours.ask("block-commit", &commit);
+    assert!(
+        refused["error"]["desc"].as_str().is_some_and(|why| why.contains("hides")),
+        "{refused}"
+    );
+    let stream = json!({"job-id": "j", "device": "c", "base-node": "a"});
+    assert_eq!(peers.ours.ask("block-stream", &stream), json!({"return": {}}));
+    wait_for_end(&mut peers.ours.qmp, "j");
+    peers.stop();
+    let compare = ["compare", "-q", "DIR/expected.raw", "DIR/c.qcow2"];
+    run("qemu-img", &peers.ours.folder, &compare);
+}
+
+/// Copies of the images that are made once.
+fn copy_images(from: &Path, to: &Path) {
+    for name in ["base.raw", "a.qcow2", "b.qcow2", "c.qcow2"] {
+        std::fs::copy(from.join(name), to.join(name)).expect("a copy");
+    }
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_a_chain_that_shows_the_same() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    make_images(&mut peers, "5M");
+    peers.stop();
+    let made = peers.ours.folder.clone();
+    for (command, mut arguments, completes) in ways() {
+        // Shortly after the start, somewhere on the way, and at the moment of the event.
+        for moment in ["running", "copying", "BLOCK_JOB_COMPLETED"] {
+            let scratch = Scratch::new();
+            copy_images(&made, scratch.dir());
+            let server = ServerCommand::new(&scratch).monitor("qmp").start();
+            let mut qmp = Qmp::connect(&server.socket("qmp"));
+            let dir = scratch.dir().display().to_string();
+            let here = |value: Value| -> Value {
+                serde_json::from_str(&value.to_string().replace("DIR", &dir)).expect("JSON")
+            };
+            add_chain(&mut |command, arguments| drop(qmp.execute(command, here(arguments))));
+            arguments["job-id"] = "j".into();
+            arguments["speed"] = (if moment == "copying" { 8 << 20 } else { 0 }).into();
+            qmp.execute(command, here(arguments.clone()));
+            if moment == "copying" {
+                eventually("some progress", || {
+                    let jobs = qmp.execute("query-jobs", json!({}));
+                    let done = jobs[0]["current-progress"].as_u64();
+                    done.is_none_or(|done| done > 0).then_some(())
+                });
+            }
+            if moment == "BLOCK_JOB_COMPLETED" {
+                if completes {
+                    qmp.wait_for("BLOCK_JOB_READY");
+                    qmp.execute("job-complete", json!({"id": "j"}));
+                }
+                qmp.wait_for("BLOCK_JOB_COMPLETED");
+            }
+            let socket = server.socket("qmp");
+            server.kill();
+            std::fs::remove_file(socket).expect("the socket of the killed daemon");
+            // The next daemon finds what the killed one has left, and opens what the headers name.
+            close_properly(&scratch, "c.qcow2", "");
+            for image in ["a.qcow2", "b.qcow2", "c.qcow2"] {
+                close_properly(&scratch, image, ",backing=");
+                run("qemu-img", scratch.dir(), &["check", "-q", &format!("DIR/{image}")]);
+            }
+            let expected = made.join("expected.raw").display().to_string();
+            run("qemu-img", scratch.dir(), &["compare", "-q", &expected, "DIR/c.qcow2"]);
+        }
+    }
+}
+
+/// Opens an image, after a kill, and closes it.
+fn close_properly(scratch: &Scratch, name: &str, options: &str) {
+    let file = scratch.path(name).display().to_string();
+    let node = format!("qcow2,node-name=n,file.driver=file,file.filename={file}{options}");
+    ServerCommand::new(scratch).args(["--blockdev", &node]).start().stop();
+}
