@@ -173,17 +173,30 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     all.extend(job_verbs());
     all.push(job("blockdev-backup", json!({"auto-dismiss": false})));
     all.push(job("blockdev-mirror", json!({"auto-dismiss": false})));
-    let mut stream = job("block-stream", json!({"auto-dismiss": false}));
-    stream.arguments = json!({"job-id": "j", "device": "d0", "auto-dismiss": false});
-    all.push(stream);
-    let above = json!({"driver": "qcow2", "node-name": "top", "backing": null,
-        "file": {"driver": "file", "filename": path("top.qcow2")}});
-    let mut commit = job("block-commit", json!({}))
-        .before("blockdev-add", above)
-        .before("blockdev-snapshot", json!({"node": "d0", "overlay": "top"}))
-        .after("blockdev-del", json!({"node-name": "top"}));
-    commit.arguments = json!({"job-id": "j", "device": "top", "auto-dismiss": false});
-    all.push(commit);
+    let image = |name: &str| {
+        json!({"driver": "qcow2", "node-name": name, "backing": null,
+            "file": {"driver": "file", "filename": path(&format!("{name}.qcow2"))}})
+    };
+    let above = |node: &str, overlay: &str| json!({"node": node, "overlay": overlay});
+    let chain = |command, arguments| {
+        call(command, arguments)
+            .before(
+                "blockdev-add",
+                json!({"driver": "file", "node-name": "low", "filename": path("disk.img")}),
+            )
+            .before("blockdev-add", image("mid"))
+            .before("blockdev-snapshot", above("low", "mid"))
+            .before("blockdev-add", image("top"))
+            .before("blockdev-snapshot", above("mid", "top"))
+            .after(END_JOBS, json!({}))
+            .after("blockdev-del", json!({"node-name": "top"}))
+            .after("blockdev-del", json!({"node-name": "mid"}))
+            .after("blockdev-del", json!({"node-name": "low"}))
+    };
+    let stream = json!({"job-id": "j", "device": "top", "base-node": "low", "auto-dismiss": false});
+    all.push(chain("block-stream", stream));
+    let commit = json!({"job-id": "j", "device": "top", "top-node": "mid", "auto-dismiss": false});
+    all.push(chain("block-commit", commit));
     let file = json!({"driver": "file", "filename": path("new.img"), "size": 1 << 20});
     all.push(
         call("blockdev-create", json!({"job-id": "j", "options": file})).after(END_JOBS, json!({})),

@@ -100,8 +100,10 @@ impl World {
         for (file, copy) in [("disk.data", "copy.data"), ("disk.qcow2", "copy.qcow2")] {
             fs::copy(path(file), path(copy)).expect("a copy");
         }
-        let create = ["create", "-q", "-f", "qcow2", &path("top.qcow2"), "1M"];
-        client_output(&scratch, "qemu-img", &create);
+        for name in ["top.qcow2", "mid.qcow2"] {
+            let create = ["create", "-q", "-f", "qcow2", &path(name), "1M"];
+            client_output(&scratch, "qemu-img", &create);
+        }
         let creds = Authority::new(&scratch, "ca").server("server", NOW);
         fs::rename(creds, path("creds")).expect("credentials");
         let port = Port::new();

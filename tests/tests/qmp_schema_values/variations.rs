@@ -133,6 +133,12 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "luns[]") => one(json!("d1")),
         ("blockdev-add/qcow2/file", _) => one(json!("image")),
         (_, "file" | "backing" | "image") => vec![json!("d0"), json!({"driver": "null-co"})],
+        (_, "base-node") => one(json!("low")),
+        (_, "bottom" | "top-node") => one(json!("mid")),
+        (_, "base") => one(json!(format!("{dir}/disk.img"))),
+        (_, "top") => one(json!(format!("{dir}/mid.qcow2"))),
+        (_, "backing-file") => one(json!("disk.img")),
+        (_, "implements") => one(json!("iothread")),
         (_, "config") => one(json!(format!("{dir}/rules"))),
         (_, "data-file") => one(json!("data")),
         (_, "inject-error[]") => one(json!({"event": "none"})),
@@ -193,6 +199,10 @@ fn beside(what: &str) -> Value {
         json!({"cache": {"direct": true}})
     } else if is("/detect-zeroes=\"unmap\"") {
         json!({"discard": "unmap"})
+    } else if what.contains("block-stream/base=") || what.contains("block-stream/bottom=") {
+        json!({"base-node": null})
+    } else if what.contains("block-commit/top=") {
+        json!({"top-node": null})
     } else if what.contains("/tls-authz=") {
         json!({"tls-creds": "tls0"})
     } else if what.contains("/luns[]") {

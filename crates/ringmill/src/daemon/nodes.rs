@@ -29,8 +29,11 @@ pub(super) fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
 pub(super) fn is_filename(nodes: &NodeRegistry, name: &str, wanted: &str) -> bool {
     let Some(node) = nodes.info(name) else { return false };
     let above = nodes.overlay(name).and_then(|above| nodes.info(above));
+    let above = above.filter(|above| !is_backed_otherwise(nodes, above));
     let named = above.and_then(|above| Some(above.node.details()?.backing?.filename));
-    filename(nodes, &node) == wanted || named.as_deref() == Some(wanted)
+    // Also of a node that has other images behind it than its image names.
+    let path = describe(nodes, &node).filename;
+    filename(nodes, &node) == wanted || [named, path].contains(&Some(wanted.to_owned()))
 }
 
 fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
