@@ -27,7 +27,7 @@ use crate::drivers::file::ImageLock;
 use crate::drivers::qcow2::{Damage, Damages, Journals};
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
-use crate::graph::Edge;
+use crate::graph::{Edge, Held, hold};
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard};
@@ -47,6 +47,8 @@ pub struct NodeRegistry {
     nodes: BTreeMap<String, Entry>,
     /// All that were handed out and are in use.
     edges: RefCell<Vec<Weak<Edge>>>,
+    /// Those of them that nothing lies above that is a node or a job.
+    users: RefCell<Vec<Weak<Edge>>>,
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     credentials: Credentials,
     generated: u32,
@@ -77,7 +79,7 @@ pub struct NodeRegistry {
 }
 
 struct Entry {
-    node: Held,
+    node: Kept,
     options: BlockdevOptions,
     children: Vec<Child>,
     /// Otherwise an [`InactiveNode`](crate::drivers::inactive::InactiveNode) stands for it.
@@ -88,7 +90,7 @@ struct Entry {
     tracking: Option<Arc<Tracking>>,
 }
 
-enum Held {
+enum Kept {
     /// Opened by name.
     Top(Arc<dyn BlockNode>),
     /// Nested; the node on top keeps it.
@@ -122,8 +124,8 @@ pub struct NodeInfo<'a> {
 impl Entry {
     fn node(&self) -> Option<Arc<dyn BlockNode>> {
         match &self.node {
-            Held::Top(node) => Some(node.clone()),
-            Held::Nested(node) => node.upgrade(),
+            Kept::Top(node) => Some(node.clone()),
+            Kept::Nested(node) => node.upgrade(),
         }
     }
 }
@@ -137,7 +139,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn entry(self, node: Held) -> (String, Entry) {
+    fn entry(self, node: Kept) -> (String, Entry) {
         let Opened { name, options, children, .. } = self;
         let active = options.active;
         (name, Entry { node, options, children, active, filter: None, tracking: None })
@@ -245,7 +247,7 @@ impl NodeRegistry {
         let name = self.new_name(name)?;
         if !options.active {
             let (node, children) = self.open_inactive(&name, options)?;
-            let held = Held::Top(node.clone());
+            let held = Kept::Top(node.clone());
             let options = options.clone();
             let entry = Entry {
                 node: held,
@@ -261,9 +263,9 @@ impl NodeRegistry {
         let mut nested = Vec::new();
         let top = self.open_tree(name, options, &mut nested)?;
         let node = top.node.clone();
-        let held = Held::Top(node.clone());
+        let held = Kept::Top(node.clone());
         let nested = nested.into_iter().map(|nested| {
-            let held = Held::Nested(Arc::downgrade(&nested.node));
+            let held = Kept::Nested(Arc::downgrade(&nested.node));
             nested.entry(held)
         });
         self.nodes.extend(nested.chain([top.entry(held)]));
@@ -276,7 +278,16 @@ impl NodeRegistry {
     ///
     /// There is none; the hint lists those that there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
-        Ok(self.get_edge(name)?)
+        let edge = self.get_edge(name)?;
+        let mut users = self.users.borrow_mut();
+        users.retain(|edge| edge.strong_count() > 0);
+        users.push(Arc::downgrade(&edge));
+        Ok(edge)
+    }
+
+    /// Holds the requests of all who [got](Self::get) a node, of all nodes.
+    pub fn hold_all(&self) -> impl Future<Output = Held> + use<> {
+        hold(self.users.borrow().iter().filter_map(Weak::upgrade).collect())
     }
 
     fn get_edge(&self, name: &str) -> Result<Arc<Edge>, OpenError> {
@@ -377,15 +388,15 @@ impl NodeRegistry {
     /// There is no such node, it is nested in another one, or somebody uses it.
     pub fn remove(&mut self, name: &str) -> Result<(), OpenError> {
         match self.nodes.get(name).map(|entry| &entry.node) {
-            Some(Held::Top(_)) if !self.edges(name).is_empty() => Err(OpenError::new(format!(
+            Some(Kept::Top(_)) if !self.edges(name).is_empty() => Err(OpenError::new(format!(
                 "Node '{name}' is busy: node is used by an export or by another node"
             ))),
-            Some(Held::Top(_)) => {
+            Some(Kept::Top(_)) => {
                 self.nodes.remove(name);
                 self.forget_closed();
                 Ok(())
             }
-            Some(Held::Nested(_)) => {
+            Some(Kept::Nested(_)) => {
                 Err(OpenError::new(format!("Node '{name}' is not owned by the monitor")))
             }
             None => Err(not_found(name)),
@@ -462,8 +473,8 @@ impl NodeRegistry {
         loop {
             let before = self.nodes.len();
             self.nodes.retain(|_, entry| match &entry.node {
-                Held::Top(_) => true,
-                Held::Nested(node) => node.strong_count() > 0,
+                Kept::Top(_) => true,
+                Kept::Nested(node) => node.strong_count() > 0,
             });
             if self.nodes.len() == before {
                 return;

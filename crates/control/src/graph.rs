@@ -376,6 +376,32 @@ impl Graph {
         Ok(graph)
     }
 
+    /// Returns the graph without an image above a node. What used the image uses `node`, which can be written to again.
+    ///
+    /// # Errors
+    ///
+    /// Two users of a node exclude each other.
+    pub fn without_overlay(&self, node: &str, overlay: &str) -> Result<Graph, OptionError> {
+        let mut graph = self.clone();
+        graph.nodes.remove(overlay);
+        let mut graph = graph.with_replaced(overlay, node).with_writable(node);
+        let nested: Vec<String> = graph
+            .nodes
+            .iter()
+            .filter(|(name, n)| n.nested && !graph.is_owned(name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        nested.iter().for_each(|name| drop(graph.nodes.remove(name)));
+        graph.check_permissions()?;
+        Ok(graph)
+    }
+
+    /// Whether a node is defined inside another one that is there.
+    fn is_owned(&self, name: &str) -> bool {
+        let mut children = self.nodes.values().flat_map(|node| &node.children);
+        children.any(|child| child.owned && child.name == name)
+    }
+
     /// With all that used node `old` using `new` instead, but for `new` itself. A node that was defined
     /// inside another one is gone then, if `new` does not lie on it.
     #[must_use]

@@ -52,6 +52,21 @@ pub enum Sync {
     Top,
     /// What is written from now on; a backup: what is overwritten from now on.
     None,
+    /// What a bitmap has set, which is cleared if the job succeeds.
+    Incremental,
+    /// What a bitmap has set.
+    Bitmap,
+}
+
+/// `bitmap-mode`: what becomes of the bits of what is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BitmapMode {
+    /// Cleared if the job succeeds.
+    OnSuccess,
+    /// They stay.
+    Never,
+    /// Cleared of what was copied, also if the job fails.
+    Always,
 }
 
 /// `blockdev-mirror`.
@@ -74,6 +89,10 @@ pub struct BackupOptions {
     pub copy: CopyOptions,
     /// `on-cbw-error`.
     pub on_cbw_error: OnCbwError,
+    /// `bitmap`.
+    pub bitmap: Option<String>,
+    /// `bitmap-mode`.
+    pub bitmap_mode: Option<BitmapMode>,
 }
 
 /// `blockdev-create`: an image to be made.

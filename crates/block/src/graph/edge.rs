@@ -24,6 +24,8 @@ struct State {
     posts: Vec<Arc<Post>>,
     /// A [`Drained`] holds it: channels that are opened meanwhile hold their requests from the start.
     drained: bool,
+    /// Number of [`Held`]s.
+    held: usize,
 }
 
 impl Edge {
@@ -32,7 +34,7 @@ impl Edge {
         let name = node.name().to_owned();
         Arc::new(Edge {
             name,
-            state: Mutex::new(State { node, posts: Vec::new(), drained: false }),
+            state: Mutex::new(State { node, posts: Vec::new(), drained: false, held: 0 }),
             watchers: Watchers::default(),
         })
     }
@@ -76,7 +78,7 @@ impl BlockNode for Edge {
         let (node, holding) = {
             let mut state = lock(&self.state);
             state.posts.push(post.clone());
-            (state.node.clone(), state.drained)
+            (state.node.clone(), state.drained || state.held > 0)
         };
         match node.open_channel(event_loop) {
             Ok(channel) => Ok(Port::new(self, (post, orders), event_loop, channel, holding)),
@@ -129,6 +131,44 @@ pub async fn drain(edges: Vec<Arc<Edge>>) -> Result<Drained, EdgeBusy> {
         let _ = answer.await;
     }
     Ok(drained)
+}
+
+/// Holds new requests at the edges as [`drain`] does, while other changes of the graph are made there.
+pub async fn hold(edges: Vec<Arc<Edge>>) -> Held {
+    let mut answers = Vec::new();
+    for edge in &edges {
+        let mut state = lock(&edge.state);
+        state.held += 1;
+        for post in &state.posts {
+            let (sender, answer) = oneshot::channel();
+            post.send(Order::Hold(sender));
+            answers.push(answer);
+        }
+    }
+    let held = Held { edges };
+    for answer in answers {
+        // A channel that is gone has nothing under way.
+        let _ = answer.await;
+    }
+    held
+}
+
+/// Edges at which requests are held, whatever changes there; dropping it lets them go on.
+#[must_use = "dropping it lets requests go on"]
+pub struct Held {
+    edges: Vec<Arc<Edge>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for edge in &self.edges {
+            let mut state = lock(&edge.state);
+            state.held -= 1;
+            if state.held == 0 && !state.drained {
+                state.posts.iter().for_each(|post| post.send(Order::GoOn));
+            }
+        }
+    }
 }
 
 /// Edges at which requests are held; dropping it lets them go on.
@@ -206,7 +246,9 @@ impl Drop for Drained {
         for edge in &self.edges {
             let mut state = lock(&edge.state);
             state.drained = false;
-            state.posts.iter().for_each(|post| post.send(Order::GoOn));
+            if state.held == 0 {
+                state.posts.iter().for_each(|post| post.send(Order::GoOn));
+            }
         }
     }
 }

@@ -18,4 +18,4 @@ mod edge;
 mod port;
 
 pub use behind::Behind;
-pub use edge::{Drained, Edge, EdgeBusy, drain};
+pub use edge::{Drained, Edge, EdgeBusy, Held, drain, hold};

@@ -35,6 +35,21 @@ impl Backup {
         Backup::of(Bitmap::new(size, cluster, true), on_error, What::All)
     }
 
+    /// Of a disk of `size` bytes, of which nothing is copied yet: see [`add`](Self::add).
+    pub fn of_nothing(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
+        Backup::of(Bitmap::new(size, cluster, false), on_error, What::All)
+    }
+
+    /// Has the parts that a bitmap has set copied. Before the job begins, while nothing is written.
+    pub fn add(&self, parts: &Bitmap) {
+        self.snapshot.left.merge(parts);
+    }
+
+    /// Has all that is not copied yet set in a bitmap.
+    pub fn note_left(&self, parts: &Bitmap) {
+        parts.merge(&self.snapshot.left);
+    }
+
     /// Of a disk of `size` bytes, which gets what it shows of the images behind it, but for the image of that depth
     /// and those behind that one. Writes are to pass its filter: a part comes to the image before it is written to.
     pub fn stream(size: u64, cluster: u64, depth: u32) -> Backup {

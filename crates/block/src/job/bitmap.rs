@@ -52,7 +52,10 @@ impl Bitmap {
     /// by whoever clears a bit afterwards.
     pub fn set(&self, offset: u64, len: u64) {
         self.for_words(self.parts(offset, len), |word, mask| {
-            word.fetch_or(mask, Ordering::Release);
+            // Most parts are written again and again. A line that all threads read stays in all caches.
+            if word.load(Ordering::Acquire) & mask != mask {
+                word.fetch_or(mask, Ordering::Release);
+            }
         });
     }
 
@@ -60,6 +63,37 @@ impl Bitmap {
         self.for_words(parts, |word, mask| {
             word.fetch_and(!mask, Ordering::AcqRel);
         });
+    }
+
+    /// Sets the bits of all parts that a bit of the other bitmap touches.
+    pub fn merge(&self, other: &Bitmap) {
+        if (self.granularity, self.size) == (other.granularity, other.size) {
+            for (word, theirs) in self.words.iter().zip(&other.words) {
+                let theirs = theirs.load(Ordering::Acquire);
+                if theirs != 0 {
+                    word.fetch_or(theirs, Ordering::Release);
+                }
+            }
+            return;
+        }
+        let mut from = 0;
+        while let Some(part) = other.first_set(from) {
+            let range = other.bytes_of(&(part..part + 1));
+            self.set(range.start, range.end - range.start);
+            from = part + 1;
+        }
+    }
+
+    /// Clears all bits. Returns those that were set.
+    pub fn take(&self) -> Bitmap {
+        let words = self.words.iter().map(|word| AtomicU64::new(word.swap(0, Ordering::AcqRel)));
+        Bitmap { size: self.size, granularity: self.granularity, words: words.collect() }
+    }
+
+    /// Bytes in parts whose bits are set, a part that the disk ends in counted whole, as QEMU does it.
+    pub fn count(&self) -> u64 {
+        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
+        self.words.iter().map(ones).sum::<u64>() * self.granularity
     }
 
     fn for_words(&self, parts: Range<u64>, change: impl Fn(&AtomicU64, u64)) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
-use super::{Child, Held, NodeRegistry, Opened, not_found};
+use super::{Child, Kept, NodeRegistry, Opened, not_found};
 use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
@@ -53,7 +53,7 @@ impl NodeRegistry {
         let locks: Vec<_> =
             going.iter().filter_map(|name| self.locks.get(name)?.upgrade()).collect();
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-        let before = std::mem::replace(&mut entry.node, Held::Top(inactive));
+        let before = std::mem::replace(&mut entry.node, Kept::Top(inactive));
         let named = entry.options.driver.children();
         let stays = |role: &str| {
             named
@@ -80,7 +80,7 @@ impl NodeRegistry {
         while let Some(entry) = names.get(at).and_then(|name| self.nodes.get(name)) {
             let below = entry.children.iter().map(|child| child.edge.node().name().to_owned());
             let nested = |name: &String| {
-                self.nodes.get(name).is_some_and(|entry| matches!(entry.node, Held::Nested(_)))
+                self.nodes.get(name).is_some_and(|entry| matches!(entry.node, Kept::Nested(_)))
             };
             let below: Vec<_> = below.filter(nested).collect();
             names.extend(below);
@@ -112,12 +112,12 @@ impl NodeRegistry {
         let pointed = users.point_to(&node).await;
         pointed.map_err(|error| OpenError::new(error.to_string()))?;
         let nested = nested.into_iter().map(|nested| {
-            let held = Held::Nested(Arc::downgrade(&nested.node));
+            let held = Kept::Nested(Arc::downgrade(&nested.node));
             nested.entry(held)
         });
         self.nodes.extend(nested);
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-        entry.node = Held::Top(node);
+        entry.node = Kept::Top(node);
         entry.children = top.children;
         entry.active = true;
         Ok(())

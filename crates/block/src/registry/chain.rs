@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Child, Entry, Held, NodeRegistry, OpenContext, not_found};
+use super::{Child, Entry, Kept, NodeRegistry, OpenContext, not_found};
 use crate::driver::Layer;
 use crate::error::OpenError;
 use crate::graph::{Behind, drain};
@@ -81,8 +81,8 @@ impl NodeRegistry {
             users.point_to(&node).await.map_err(|error| failed(error.to_string()))?;
             let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
             let held = match entry.node {
-                Held::Top(_) => Held::Top(node),
-                Held::Nested(_) => Held::Nested(Arc::downgrade(&node)),
+                Kept::Top(_) => Kept::Top(node),
+                Kept::Nested(_) => Kept::Nested(Arc::downgrade(&node)),
             };
             let before = std::mem::replace(&mut entry.node, held);
             entry.options = options;

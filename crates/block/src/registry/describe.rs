@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Child, Entry, Held, NodeRegistry};
+use super::{Child, Entry, Kept, NodeRegistry};
 use crate::options::{BlockdevOptions, BlockdevRef};
 
 /// What was described so far.
@@ -39,15 +39,15 @@ impl NodeRegistry {
         let by_name = BlockdevRef::Name(name.to_owned());
         let is_first = is_given(name) && described.names.insert(name.to_owned());
         match entry.node {
-            Held::Top(_) => {
+            Kept::Top(_) => {
                 if is_first {
                     let options = self.describe_entry(name, entry, described);
                     described.nodes.push(options);
                 }
                 Some(by_name)
             }
-            Held::Nested(_) if is_given(name) && !is_first => Some(by_name),
-            Held::Nested(_) => {
+            Kept::Nested(_) if is_given(name) && !is_first => Some(by_name),
+            Kept::Nested(_) => {
                 let options = self.describe_entry(name, entry, described);
                 Some(BlockdevRef::Inline(Box::new(options)))
             }
@@ -87,7 +87,7 @@ impl NodeRegistry {
     /// put another one in its place.
     fn is_as_named(&self, name: &str) -> bool {
         self.nodes.get(name).is_some_and(|entry| {
-            matches!(entry.node, Held::Nested(_))
+            matches!(entry.node, Kept::Nested(_))
                 // Reopening notes the name.
                 && entry.options.node_name.is_none()
                 && entry.children.iter().all(|child| self.is_as_named(&self.below_filter(child.edge.node().name())))

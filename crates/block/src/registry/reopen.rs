@@ -4,7 +4,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Child, Held, NodeRegistry, OpenContext, not_found};
+use super::{Child, Kept, NodeRegistry, OpenContext, not_found};
 use crate::driver::{ChildOption, Layer, NotReopened, Reopened};
 use crate::drivers::file::FileNode;
 use crate::error::OpenError;
@@ -94,13 +94,13 @@ impl NodeRegistry {
                 return Err(OpenError::new(error.to_string()));
             }
             self.nodes.extend(nested.into_iter().map(|nested| {
-                let held = Held::Nested(Arc::downgrade(&nested.node));
+                let held = Kept::Nested(Arc::downgrade(&nested.node));
                 nested.entry(held)
             }));
             let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
             let held = match entry.node {
-                Held::Top(_) => Held::Top(node),
-                Held::Nested(_) => Held::Nested(Arc::downgrade(&node)),
+                Kept::Top(_) => Kept::Top(node),
+                Kept::Nested(_) => Kept::Nested(Arc::downgrade(&node)),
             };
             let before = std::mem::replace(&mut entry.node, held);
             entry.children = children;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use event_loop::mailbox;
 
-use super::{Held, NodeRegistry, not_found};
+use super::{Kept, NodeRegistry, not_found};
+use crate::driver::Layer;
 use crate::error::OpenError;
 use crate::graph::drain;
 use crate::node::BlockNode;
@@ -21,6 +22,23 @@ impl NodeRegistry {
     /// What watches a node's writes, if anything does.
     pub fn tracking(&self, name: &str) -> Option<&Arc<Tracking>> {
         self.nodes.get(name)?.tracking.as_ref()
+    }
+
+    /// What watches the writes of a node, and of those below it whose size changes with its own.
+    pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
+        let mut names = vec![name.to_owned()];
+        while let Some(entry) = names.last().and_then(|name| self.nodes.get(name))
+            && matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter)
+            && let Some(child) = entry.children.first()
+        {
+            names.push(child.edge.node().name().to_owned());
+        }
+        names.iter().filter_map(|name| self.tracking(name)).cloned().collect()
+    }
+
+    /// Whether a node becomes longer as a format that lies on it needs.
+    pub fn grows_by_itself(&self, name: &str) -> bool {
+        self.grows(name)
     }
 
     /// Has a node's writes watched from now on, if they are not.
@@ -40,8 +58,8 @@ impl NodeRegistry {
         users.point_to(&tracked).await.map_err(|error| failed(error.to_string()))?;
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
         entry.node = match entry.node {
-            Held::Top(_) => Held::Top(tracked),
-            Held::Nested(_) => Held::Nested(Arc::downgrade(&tracked)),
+            Kept::Top(_) => Kept::Top(tracked),
+            Kept::Nested(_) => Kept::Nested(Arc::downgrade(&tracked)),
         };
         entry.tracking = Some(tracking.clone());
         Ok(tracking)

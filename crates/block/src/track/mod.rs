@@ -2,20 +2,24 @@
 //!
 //! A node that nothing watches has no [`Tracked`] above it, and costs nothing.
 
+mod bitmap;
 mod channel;
 mod threshold;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use event_loop::EventLoop;
+use event_loop::sync::lock;
 
+use self::bitmap::Bitmaps;
+pub use self::bitmap::DirtyBitmap;
 use self::channel::TrackedChannel;
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
-use std::os::fd::OwnedFd;
-
 use crate::inherited::OpenImage;
 use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, LetGo, Renaming};
 
@@ -23,12 +27,54 @@ use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, LetGo
 pub struct Tracking {
     /// The write threshold.
     pub threshold: Threshold,
+    /// All bitmaps, also those that do not record.
+    bitmaps: Mutex<Vec<Arc<DirtyBitmap>>>,
+    /// Changes with each change of the list, which a channel then reads anew.
+    generation: AtomicU64,
 }
 
 impl Tracking {
     /// Of the node of that name. Exceeded thresholds are reported to `reports`.
     pub(crate) fn new(name: &str, reports: Option<ThresholdSender>) -> Tracking {
-        Tracking { threshold: Threshold::new(name, reports) }
+        Tracking {
+            threshold: Threshold::new(name, reports),
+            bitmaps: Mutex::default(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    /// The bitmap of that name.
+    pub fn bitmap(&self, name: &str) -> Option<Arc<DirtyBitmap>> {
+        lock(&self.bitmaps).iter().find(|bitmap| bitmap.name() == name).cloned()
+    }
+
+    /// All bitmaps, the newest first.
+    pub fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>> {
+        lock(&self.bitmaps).iter().rev().cloned().collect()
+    }
+
+    /// One more bitmap. Writes that begin from now on set its bits.
+    pub fn add_bitmap(&self, bitmap: Arc<DirtyBitmap>) {
+        lock(&self.bitmaps).push(bitmap);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Gives all bitmaps another size. No write is under way.
+    pub fn resize_bitmaps(&self, size: u64) {
+        for bitmap in lock(&self.bitmaps).iter_mut() {
+            *bitmap = Arc::new(bitmap.resized(size));
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Forgets a bitmap.
+    pub fn remove_bitmap(&self, name: &str) {
+        lock(&self.bitmaps).retain(|bitmap| bitmap.name() != name);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    fn list(&self) -> Bitmaps {
+        lock(&self.bitmaps).iter().cloned().collect()
     }
 }
 
@@ -79,6 +125,7 @@ impl BlockNode for Tracked {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let node = self.node.clone().open_channel(event_loop)?;
-        Ok(Rc::new(TrackedChannel::new(node, self.tracking.clone())))
+        let discards = self.node.geometry().discard;
+        Ok(TrackedChannel::new(node, self.tracking.clone(), discards))
     }
 }

@@ -22,7 +22,8 @@ mod session;
 
 pub(crate) use commands::all as commands;
 pub use commands::{
-    AddError, Command, DeleteMode, LatencyBoundaries, QmpCommand, SnapshotSync, add,
+    AddError, Command, DeleteMode, LatencyBoundaries, QmpCommand, SnapshotSync, add, arguments_of,
+    read_command,
 };
 pub use error::{ErrorClass, QmpError};
 pub(crate) use events::EVENTS;

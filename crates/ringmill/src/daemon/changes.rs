@@ -195,7 +195,7 @@ impl Daemon {
 
     /// `block_resize`.
     pub(super) async fn resize(
-        &self,
+        &mut self,
         device: Option<&str>,
         node_name: Option<&str>,
         size: i64,
@@ -210,7 +210,26 @@ impl Daemon {
             return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
         };
         self.graph.check_resize(name)?;
-        self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new)
+        let before = self.nodes.node(name)?.geometry().size;
+        let tracking = self.nodes.tracking_of_size(name);
+        let mut bitmaps = tracking.iter().flat_map(|tracking| tracking.bitmaps());
+        if let Some(busy) = bitmaps.find(|bitmap| bitmap.is_busy()) {
+            let message = format!("Bitmap '{}' of '{name}' is in use", busy.name());
+            return Err(DaemonError::new(message));
+        }
+        let has_bitmaps = tracking.iter().any(|tracking| !tracking.bitmaps().is_empty());
+        if has_bitmaps && size > before {
+            // Before anybody can write there.
+            let _held = self.nodes.hold_all().await;
+            tracking.iter().for_each(|tracking| tracking.resize_bitmaps(size));
+        }
+        let resized = self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new);
+        let now = self.nodes.node(name)?.geometry().size;
+        if has_bitmaps && now != size.max(before) {
+            let _held = self.nodes.hold_all().await;
+            tracking.iter().for_each(|tracking| tracking.resize_bitmaps(now));
+        }
+        resized
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is

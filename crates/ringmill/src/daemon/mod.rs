@@ -4,6 +4,7 @@
 //! asked for it; monitors send it their commands.
 
 mod activity;
+mod bitmaps;
 mod chain;
 mod changes;
 mod chardev;

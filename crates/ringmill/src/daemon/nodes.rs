@@ -10,6 +10,8 @@ use block::options::{BlockdevOptions, DetectZeroes};
 use block::{Child, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
+use super::bitmaps;
+
 /// Where memory is best aligned to: a page.
 const PAGE: u64 = 4096;
 /// Segments that a node takes at once: `UIO_MAXIOV`.
@@ -62,6 +64,9 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
     });
+    if let Some(bitmaps) = bitmaps::info(nodes, node.name) {
+        told["dirty-bitmaps"] = bitmaps;
+    }
     if let Some(backing) = backing(nodes, node) {
         told["backing_file"] = filename(nodes, &backing).into();
     }

@@ -144,6 +144,33 @@ impl Daemon {
         Ok(())
     }
 
+    /// Undoes a snapshot: has the users of an image use the node below it again. Nothing was written to the image.
+    /// `is_new`: its node goes. Otherwise it is opened as it was before.
+    pub(super) async fn remove_overlay(
+        &mut self,
+        node: &str,
+        overlay: &str,
+        is_new: bool,
+    ) -> Result<(), DaemonError> {
+        let before = self.nodes.options(overlay).cloned();
+        self.nodes.make_writable(node).await?;
+        let graph = self.graph.without_overlay(node, overlay)?;
+        let below = self.nodes.node(node)?;
+        let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
+        users.point_to(&below).await.map_err(DaemonError::new)?;
+        drop(users);
+        self.exports.node_replaced(overlay, node);
+        self.graph = graph;
+        self.nodes.remove(overlay)?;
+        self.definitions.remove_node(overlay);
+        if let Some(mut options) = before.filter(|_| !is_new) {
+            options.driver.remove_child("backing");
+            self.carry_out_action(&Action::Blockdev(options)).await?;
+            self.definitions.add_node(overlay);
+        }
+        self.record().await
+    }
+
     /// Syncs the folder of a node's image. Otherwise a power cut may remove a new image, with all that was
     /// written to it since, although the state file names the image.
     async fn sync_folder(&self, name: &str) -> Result<(), DaemonError> {

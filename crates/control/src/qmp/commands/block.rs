@@ -181,6 +181,7 @@ static NODE: &[Member] = &[
     Member::new("children", Reply::List(&Reply::Object(CHILD)), "the nodes below that have names"),
     Member::new("image", Reply::Object(IMAGE), "what is known of the image"),
     Member::new("backing_file_depth", Reply::Int, "images below it that it shows as they are"),
+    Member::optional("dirty-bitmaps", Reply::List(&Reply::Object(BITMAP)), "its dirty bitmaps"),
     Member::optional(
         "backing_file",
         Reply::Text,
@@ -197,6 +198,15 @@ static NODE: &[Member] = &[
     Member::new("iops", Reply::Int, "always 0"),
     Member::new("iops_rd", Reply::Int, "always 0"),
     Member::new("iops_wr", Reply::Int, "always 0"),
+];
+
+static BITMAP: &[Member] = &[
+    Member::new("name", Reply::Text, "the bitmap's name"),
+    Member::new("recording", Reply::Bool, "it notes writes"),
+    Member::new("busy", Reply::Bool, "a job or an export uses it"),
+    Member::new("persistent", Reply::Bool, "it is kept in the image; always false"),
+    Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
+    Member::new("count", Reply::Int, "bytes in parts that were written to"),
 ];
 
 static CACHE: &[Member] = &[

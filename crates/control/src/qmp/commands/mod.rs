@@ -331,6 +331,24 @@ impl QmpCommand for CommandRow {
     }
 }
 
+/// Reads the arguments of a command that is a [`Command`]: an action of a transaction.
+///
+/// # Errors
+///
+/// What is wrong with them, or the command is another one.
+pub fn read_command(name: &str, arguments: Object) -> Result<Command, OptionError> {
+    let row = find_row(name).map(|row| row.read(arguments)).transpose()?;
+    match row {
+        Some(Job::Run(command)) => Ok(command),
+        _ => Err(OptionError::new(format!("The command {name} has not been found"))),
+    }
+}
+
+/// Returns what the arguments of a command may be.
+pub fn arguments_of(name: &str) -> Shape {
+    find(name).map_or(Shape::Object(Vec::new()), |command| command.arguments())
+}
+
 /// Arguments as the tables read them.
 pub(crate) fn given(arguments: Map<String, Json>) -> Object {
     arguments.into_iter().map(|(name, value)| (name, value.into())).collect()

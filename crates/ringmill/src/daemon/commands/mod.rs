@@ -3,10 +3,12 @@
 //! An item has all that there is to know of a command, and the function that carries it out. There is no other place that
 //! a command could be sent to.
 
+mod bitmap;
 mod block;
 mod job;
 mod monitor;
 mod object;
+mod transaction;
 
 use std::pin::Pin;
 
@@ -21,8 +23,14 @@ use super::Daemon;
 use super::monitor::Outcome;
 
 /// The commands, by family.
-static FAMILIES: &[&[&dyn DaemonCommand]] =
-    &[block::COMMANDS, job::COMMANDS, monitor::COMMANDS, object::COMMANDS];
+static FAMILIES: &[&[&dyn DaemonCommand]] = &[
+    bitmap::COMMANDS,
+    block::COMMANDS,
+    job::COMMANDS,
+    monitor::COMMANDS,
+    object::COMMANDS,
+    transaction::COMMANDS,
+];
 
 /// A command, with arguments that are read into an `A`.
 pub(super) struct Command<A: 'static> {

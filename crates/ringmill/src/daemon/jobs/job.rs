@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use block::job::{Backup, Bitmap, Control};
 use block::node::{BackingName, BlockNode};
-use control::job::{CopyOptions, JobOptions, JobVerb};
+use block::track::DirtyBitmap;
+use control::job::{BitmapMode, CopyOptions, JobOptions, JobVerb};
 use control::qmp::QmpError;
 use control::qmp::events::{EventRow, JOB_STATUS_CHANGE};
 use event_loop::{mailbox, oneshot};
@@ -146,7 +147,7 @@ pub(super) enum How {
 
 /// A job that copies each part once.
 pub(super) enum Parts {
-    Backup,
+    Backup(Option<BitmapUse>),
     Stream(ChainEnd),
     Commit(ChainEnd),
 }
@@ -154,9 +155,48 @@ pub(super) enum Parts {
 impl Parts {
     fn kind(&self) -> &'static str {
         match self {
-            Parts::Backup => "backup",
+            Parts::Backup(_) => "backup",
             Parts::Stream(_) => "stream",
             Parts::Commit(_) => "commit",
+        }
+    }
+}
+
+/// A dirty bitmap that a backup goes by.
+pub(super) struct BitmapUse {
+    bitmap: Arc<DirtyBitmap>,
+    mode: BitmapMode,
+    /// The bitmap says what is copied.
+    selects: bool,
+    /// The bits that it had when the job began.
+    before: Option<Bitmap>,
+}
+
+impl BitmapUse {
+    pub(super) fn new(bitmap: Arc<DirtyBitmap>, mode: BitmapMode, selects: bool) -> BitmapUse {
+        BitmapUse { bitmap, mode, selects, before: None }
+    }
+
+    /// The job begins: no request is under way. Writes set bits for the next job from now on.
+    pub(super) fn begin(&mut self, backup: &Backup) {
+        self.bitmap.set_busy(true);
+        let before = self.bitmap.bits().take();
+        if self.selects {
+            backup.add(&before);
+        }
+        self.before = Some(before);
+    }
+
+    /// The job has ended.
+    pub(super) fn end(&mut self, backup: &Backup, succeeded: bool) {
+        self.bitmap.set_busy(false);
+        let Some(before) = self.before.take() else { return };
+        match (self.mode, succeeded) {
+            (BitmapMode::OnSuccess | BitmapMode::Always, true) => {}
+            (BitmapMode::Always, false) => backup.note_left(self.bitmap.bits()),
+            (BitmapMode::OnSuccess, false) | (BitmapMode::Never, _) => {
+                self.bitmap.bits().merge(&before);
+            }
         }
     }
 }

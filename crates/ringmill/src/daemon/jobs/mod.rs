@@ -238,7 +238,7 @@ impl Daemon {
     async fn finalize(&mut self, job: &mut Job) {
         let Some(copying) = job.copying() else { return self.conclude(job, None).await };
         let changed = match &copying.how {
-            How::Parts(Parts::Backup, ..) => self.take_filter_out(copying).await,
+            How::Parts(Parts::Backup(_), ..) => self.take_filter_out(copying).await,
             How::Parts(Parts::Stream(end) | Parts::Commit(end), ..) => {
                 self.end_chain_job(copying, end).await
             }
@@ -335,6 +335,12 @@ impl Daemon {
 
     /// The end of every job. Its nodes are free from now on.
     async fn conclude(&mut self, job: &mut Job, event: Option<&'static EventRow>) {
+        let succeeded = job.status != Status::Aborting;
+        if let Some(Copying { how: How::Parts(Parts::Backup(Some(used)), backup, _), .. }) =
+            job.copying_mut()
+        {
+            used.end(backup, succeeded);
+        }
         if let Some(copying) = job.copying_mut()
             && let Some(Open { filter, orders, closed }) = copying.open.take()
         {
@@ -349,6 +355,16 @@ impl Daemon {
         job.enter(Status::Concluded, &self.clients);
         if job.options.auto_dismiss {
             job.enter(Status::Null, &self.clients);
+        }
+    }
+
+    /// Ends a job that has just begun.
+    pub(super) async fn cancel_job(&mut self, id: &str) {
+        let Some(serial) = self.jobs.find(id).map(|job| job.serial) else { return };
+        let Some(mut job) = self.jobs.take(serial) else { return };
+        self.abort(&mut job, None).await;
+        if job.status != Status::Null {
+            self.jobs.put(job);
         }
     }
 

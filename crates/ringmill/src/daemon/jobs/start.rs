@@ -6,12 +6,14 @@ use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, Control, MirrorTop, WorkerConfig};
 use block::node::BlockNode;
 use control::Graph;
-use control::job::{BackupOptions, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync};
+use control::job::{
+    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync,
+};
 use control::qmp::QmpError;
 use event_loop::mailbox;
 
 use super::super::{Daemon, DaemonError, Message};
-use super::job::{Copying, How, Job, Open, Parts, Status, Work};
+use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
 use super::{create, worker};
 
 /// Bytes that a backup copies before one of them is overwritten.
@@ -68,16 +70,31 @@ impl Daemon {
     }
 
     /// `blockdev-backup`.
-    pub(super) async fn start_backup(&mut self, options: BackupOptions) -> Result<(), QmpError> {
-        let BackupOptions { copy, on_cbw_error } = options;
+    pub(in super::super) async fn start_backup(
+        &mut self,
+        options: BackupOptions,
+    ) -> Result<(), QmpError> {
+        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode } = options;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
         check_parts(ends.size, CLUSTER)?;
-        let backup = Backup::new(ends.size, CLUSTER, on_cbw_error);
+        let selects = matches!(copy.sync, Sync::Incremental | Sync::Bitmap);
+        let used = match bitmap {
+            Some(name) => {
+                let bitmap = self.bitmap_for_backup(&copy.device, &name)?;
+                let mode = bitmap_mode.unwrap_or(BitmapMode::OnSuccess);
+                Some(BitmapUse::new(bitmap, mode, selects))
+            }
+            None => None,
+        };
+        let backup = match selects {
+            true => Backup::of_nothing(ends.size, CLUSTER, on_cbw_error),
+            false => Backup::new(ends.size, CLUSTER, on_cbw_error),
+        };
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let filter = backup.filter(name, below, ends.target.clone());
         let task = worker::Task::Backup(backup.clone(), copy.sync == Sync::None);
-        let how = How::Parts(Parts::Backup, backup, ends.size);
+        let how = How::Parts(Parts::Backup(used), backup, ends.size);
         let graph = self.graph_with_copy(&copy, "backup")?;
         let filter: Arc<dyn BlockNode> = Arc::new(filter);
         self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
@@ -215,7 +232,7 @@ impl Daemon {
         ends: Ends,
         graph: Graph,
         filter: Option<Arc<dyn BlockNode>>,
-        how: How,
+        mut how: How,
         task: worker::Task,
         buf_size: u64,
     ) -> Result<(), QmpError> {
@@ -223,6 +240,10 @@ impl Daemon {
         if let Some(filter) = &filter {
             let drained = drain(ends.users).await.map_err(DaemonError::new)?;
             drained.point_to(filter).await.map_err(DaemonError::new)?;
+            if let How::Parts(Parts::Backup(Some(used)), backup, size) = &mut how {
+                used.begin(backup);
+                *size = backup.left();
+            }
             self.nodes.set_filter(&copy.device, Some(filter.clone()));
         }
         self.graph = graph;
@@ -258,6 +279,9 @@ impl Daemon {
                 let (orders, _) = mailbox::channel();
                 copying.open = Some(Open { filter, orders, closed });
                 self.take_filter_out(&copying).await?;
+                if let How::Parts(Parts::Backup(Some(used)), backup, _) = &mut copying.how {
+                    used.end(backup, false);
+                }
                 self.graph = self.graph.without_job(&id);
                 Err(error.into())
             }

@@ -2,7 +2,9 @@
 
 use super::run;
 use crate::error::OptionError;
-use crate::job::{BackupOptions, CopyOptions, JobCommand, MirrorOptions, OnCbwError, Sync};
+use crate::job::{
+    BackupOptions, BitmapMode, CopyOptions, JobCommand, MirrorOptions, OnCbwError, Sync,
+};
 use crate::qmp::commands::Job;
 use crate::rows::{OnErrorHelp, on_error};
 use crate::table::{self, Choice, Field, Kind, Need, Reads, Table, put};
@@ -16,8 +18,9 @@ const BUF_SIZE: u64 = 16 << 20;
 pub(super) const BLOCKDEV_BACKUP: &dyn Reads<Job> = &Table {
     fields: BACKUP,
     build: |copy: Copy| {
-        let on_cbw_error = copy.on_cbw_error;
-        run(JobCommand::Backup(BackupOptions { copy: copy.options, on_cbw_error }))
+        let Copy { options, on_cbw_error, bitmap, bitmap_mode, .. } = copy;
+        check_bitmap(options.sync, bitmap.is_some(), bitmap_mode)?;
+        run(JobCommand::Backup(BackupOptions { copy: options, on_cbw_error, bitmap, bitmap_mode }))
     },
 };
 
@@ -42,6 +45,36 @@ struct Copy {
     replaces: Option<String>,
     granularity: Option<u64>,
     buf_size: Option<u64>,
+    bitmap: Option<String>,
+    bitmap_mode: Option<BitmapMode>,
+}
+
+/// Checks that a bitmap and what becomes of it go together. In QEMU's words.
+fn check_bitmap(sync: Sync, bitmap: bool, mode: Option<BitmapMode>) -> table::Set {
+    let name = if sync == Sync::Incremental { "incremental" } else { "bitmap" };
+    let wrong = match (sync, bitmap, mode) {
+        (Sync::Incremental | Sync::Bitmap, false, _) => {
+            format!("must provide a valid bitmap name for '{name}' sync mode")
+        }
+        (Sync::Incremental, true, Some(BitmapMode::Never | BitmapMode::Always)) => {
+            "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'".to_owned()
+        }
+        (Sync::Bitmap | Sync::Full | Sync::Top | Sync::None, true, None) => {
+            "Bitmap sync mode must be given when providing a bitmap".to_owned()
+        }
+        (Sync::None, true, _) => {
+            "sync mode 'none' does not produce meaningful bitmap outputs".to_owned()
+        }
+        (Sync::Full | Sync::Top, true, Some(BitmapMode::Never)) => {
+            let name = if sync == Sync::Full { "full" } else { "top" };
+            format!(
+                "Bitmap sync mode 'never' has no meaningful effect when combined with sync mode '{name}'"
+            )
+        }
+        (_, false, Some(_)) => "Cannot specify bitmap sync mode without a bitmap".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(OptionError::new(wrong))
 }
 
 const JOB_ID: Field<Copy> = Field {
@@ -117,7 +150,8 @@ const ON_TARGET_ERROR: Field<Copy> = on_error!(
     "when the target cannot be written"
 );
 
-const fn sync(incremental: fn(&mut Copy) -> table::Set) -> [Choice<Copy>; 5] {
+const fn sync(last: [Choice<Copy>; 2]) -> [Choice<Copy>; 5] {
+    let [incremental, bitmap] = last;
     [
         Choice { name: "full", help: "all", set: |copy| put(&mut copy.options.sync, Sync::Full) },
         Choice {
@@ -127,15 +161,29 @@ const fn sync(incremental: fn(&mut Copy) -> table::Set) -> [Choice<Copy>; 5] {
         },
         // The same as full for a single image. Refused where an image has a backing image.
         Choice::unoffered("top", |copy| put(&mut copy.options.sync, Sync::Top)),
-        Choice::unoffered("incremental", incremental),
-        Choice::unoffered("bitmap", incremental),
+        incremental,
+        bitmap,
     ]
 }
 
+fn no_bitmaps(_: &mut Copy) -> table::Set {
+    Err(OptionError::new("Sync mode 'incremental' not supported"))
+}
+
 static MIRROR_SYNC: [Choice<Copy>; 5] =
-    sync(|_| Err(OptionError::new("Sync mode 'incremental' not supported")));
-static BACKUP_SYNC: [Choice<Copy>; 5] =
-    sync(|_| Err(OptionError::new("must provide a valid bitmap name for 'incremental' sync mode")));
+    sync([Choice::unoffered("incremental", no_bitmaps), Choice::unoffered("bitmap", no_bitmaps)]);
+static BACKUP_SYNC: [Choice<Copy>; 5] = sync([
+    Choice {
+        name: "incremental",
+        help: "what a bitmap has set, which is cleared of it if the job succeeds",
+        set: |copy| put(&mut copy.options.sync, Sync::Incremental),
+    },
+    Choice {
+        name: "bitmap",
+        help: "what a bitmap has set; bitmap-mode says what becomes of it",
+        set: |copy| put(&mut copy.options.sync, Sync::Bitmap),
+    },
+]);
 
 static BACKUP: &[Field<Copy>] = &[
     JOB_ID,
@@ -145,6 +193,34 @@ static BACKUP: &[Field<Copy>] = &[
         kind: Kind::Choice(&BACKUP_SYNC),
         need: Need::Required,
         help: "what is copied",
+    },
+    Field {
+        name: "bitmap",
+        kind: Kind::Text { meta: "<name>", set: |copy, name| put(&mut copy.bitmap, Some(name)) },
+        need: Need::Optional("none"),
+        help: "a dirty bitmap of the source",
+    },
+    Field {
+        name: "bitmap-mode",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "on-success",
+                help: "cleared if the job succeeds",
+                set: |copy| put(&mut copy.bitmap_mode, Some(BitmapMode::OnSuccess)),
+            },
+            Choice {
+                name: "never",
+                help: "they stay",
+                set: |copy| put(&mut copy.bitmap_mode, Some(BitmapMode::Never)),
+            },
+            Choice {
+                name: "always",
+                help: "cleared of what was copied, also if the job fails",
+                set: |copy| put(&mut copy.bitmap_mode, Some(BitmapMode::Always)),
+            },
+        ]),
+        need: Need::Optional("on-success for sync=incremental; else an error with a bitmap"),
+        help: "what becomes of the bitmap's bits",
     },
     SPEED,
     ON_SOURCE_ERROR,
