@@ -171,8 +171,62 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         call(command, arguments).after(END_JOBS, json!({}))
     };
     all.extend(job_verbs());
-    all.push(job("blockdev-backup", json!({"auto-dismiss": false})));
+    all.push(
+        job("blockdev-backup", json!({"auto-dismiss": false}))
+            .before("block-dirty-bitmap-add", json!({"node": "d0", "name": "anything"}))
+            .after("block-dirty-bitmap-remove", json!({"node": "d0", "name": "anything"})),
+    );
     all.push(job("blockdev-mirror", json!({"auto-dismiss": false})));
+    // The name that is tried for every argument that is a name.
+    let bitmap = || json!({"node": "d0", "name": "anything"});
+    let (add, remove) = ("block-dirty-bitmap-add", "block-dirty-bitmap-remove");
+    let merge = json!({"node": "d0", "target": "anything", "bitmaps": ["anything"]});
+    let named = |name: &'static str| (name, bitmap());
+    let mut changes = vec![
+        named("block-dirty-bitmap-clear"),
+        named("block-dirty-bitmap-enable"),
+        named("block-dirty-bitmap-disable"),
+        ("block-dirty-bitmap-merge", merge),
+    ];
+    all.push(call(add, bitmap()).after(remove, bitmap()));
+    all.push(call(remove, bitmap()).before(add, bitmap()));
+    for (name, arguments) in changes.clone() {
+        all.push(call(name, arguments).before(add, bitmap()).after(remove, bitmap()));
+    }
+    let transaction = |kind: &str, data: Value| {
+        call("transaction", json!({"actions": [{"type": kind, "data": data}]}))
+    };
+    all.push(transaction(add, bitmap()).after(remove, bitmap()));
+    all.push(transaction(remove, bitmap()).before(add, bitmap()));
+    let backed_up = json!({"job-id": "j", "device": "d0", "target": "d1", "sync": "full",
+        "auto-dismiss": false});
+    changes.push(("blockdev-backup", backed_up));
+    for (name, arguments) in changes {
+        let call = transaction(name, arguments).before(add, bitmap());
+        all.push(call.after(END_JOBS, json!({})).after(remove, bitmap()));
+    }
+    let mut aborted = transaction("abort", json!({}));
+    aborted.refused = Some("Transaction aborted".to_owned());
+    all.push(aborted);
+    let top = json!({"driver": "qcow2", "node-name": "top", "backing": null,
+        "file": {"driver": "file", "filename": path("top.qcow2")}});
+    all.push(
+        transaction("blockdev-snapshot", json!({"node": "d0", "overlay": "top"}))
+            .before("blockdev-add", top)
+            .after("blockdev-del", json!({"node-name": "top"})),
+    );
+    let made = json!({"node-name": "n", "snapshot-node-name": "top",
+        "snapshot-file": path("top.qcow2")});
+    all.push(
+        transaction("blockdev-snapshot-sync", made)
+            .before(
+                "blockdev-add",
+                json!({"driver": "file", "node-name": "n", "filename": path("disk.img")}),
+            )
+            .after("blockdev-del", json!({"node-name": "top"}))
+            .after("blockdev-del", json!({"node-name": "n"})),
+    );
+
     let image = |name: &str| {
         json!({"driver": "qcow2", "node-name": name, "backing": null,
             "file": {"driver": "file", "filename": path(&format!("{name}.qcow2"))}})

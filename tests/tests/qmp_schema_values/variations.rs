@@ -108,8 +108,9 @@ impl Variations<'_> {
                 let mut whole = base.clone();
                 whole[name] = value;
                 // Only for this member, not for its own members.
-                let is_own =
-                    what.strip_prefix(&at).is_some_and(|rest| rest.starts_with(['=', '[']));
+                let is_own = what.strip_prefix(&at).is_some_and(|rest| {
+                    rest.starts_with('=') || rest.starts_with('[') && !rest.contains("]/")
+                });
                 let beside = if is_own { beside(&what) } else { json!({}) };
                 for (name, value) in beside.as_object().expect("members") {
                     whole[name] = value.clone();
@@ -133,6 +134,9 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "luns[]") => one(json!("d1")),
         ("blockdev-add/qcow2/file", _) => one(json!("image")),
         (_, "file" | "backing" | "image") => vec![json!("d0"), json!({"driver": "null-co"})],
+        (_, "bitmap") => one(json!("anything")),
+        (_, "bitmaps[]") => vec![json!("anything"), json!({"node": "d0", "name": "anything"})],
+        (at, "node") if at.ends_with("bitmaps[]/node") => one(json!("d0")),
         (_, "base-node") => one(json!("low")),
         (_, "bottom" | "top-node") => one(json!("mid")),
         (_, "base") => one(json!(format!("{dir}/disk.img"))),
@@ -199,6 +203,12 @@ fn beside(what: &str) -> Value {
         json!({"cache": {"direct": true}})
     } else if is("/detect-zeroes=\"unmap\"") {
         json!({"discard": "unmap"})
+    } else if what.contains("/bitmap-mode=") {
+        json!({"bitmap": "anything", "sync": "bitmap"})
+    } else if what.contains("/bitmap=") || is("/sync=\"bitmap\"") {
+        json!({"bitmap": "anything", "bitmap-mode": "on-success"})
+    } else if is("/sync=\"incremental\"") {
+        json!({"bitmap": "anything"})
     } else if what.contains("block-stream/base=") || what.contains("block-stream/bottom=") {
         json!({"base-node": null})
     } else if what.contains("block-commit/top=") {
