@@ -186,6 +186,55 @@ fn an_export_is_on_the_overlay_after_a_kill() {
     server.stop();
 }
 
+#[test]
+fn a_shorter_chain_is_there_after_a_kill() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, image.path());
+    let mut below = "disk";
+    for (name, byte) in [("a", 1), ("b", 2), ("c", 3)] {
+        let file = scratch.path(&format!("{name}.qcow2"));
+        let snapshot =
+            json!({"node-name": below, "snapshot-file": file, "snapshot-node-name": name});
+        qmp.execute("blockdev-snapshot-sync", snapshot);
+        fill(&scratch, byte);
+        below = name;
+    }
+    // An image between goes, then those behind the topmost one, which then becomes the disk that all began with.
+    let end = |mut qmp: Qmp, server: Server, byte| {
+        qmp.wait_for("BLOCK_JOB_COMPLETED");
+        fill(&scratch, byte);
+        server.kill();
+        let server = start(&scratch);
+        check(&scratch, byte);
+        (client(&server), server)
+    };
+    qmp.execute(
+        "block-commit",
+        json!({"job-id": "j", "device": "c", "top-node": "b", "base-node": "a"}),
+    );
+    let (mut qmp, server) = end(qmp, server, 4);
+    qmp.execute("block-commit", json!({"job-id": "j", "device": "c", "base-node": "disk"}));
+    qmp.wait_for("BLOCK_JOB_READY");
+    qmp.execute("job-complete", json!({"id": "j"}));
+    let (mut qmp, server) = end(qmp, server, 5);
+    assert_eq!(image.read(0, BLOCK), [5; BLOCK]);
+    for node in ["c", "b", "a"] {
+        qmp.execute("blockdev-del", json!({"node-name": node}));
+    }
+    let top = json!({"node-name": "disk", "snapshot-file": scratch.path("d.qcow2"), "snapshot-node-name": "d"});
+    qmp.execute("blockdev-snapshot-sync", top);
+    fill(&scratch, 6);
+    qmp.execute("block-stream", json!({"job-id": "j", "device": "d"}));
+    let (_, mut server) = end(qmp, server, 7);
+    server.upgrade();
+    check(&scratch, 7);
+    assert_eq!(image.read(0, BLOCK), [5; BLOCK]);
+    server.stop();
+}
+
 /// Writes increasing numbers to a block of the disk, until the daemon is gone. `answered` has the last
 /// acknowledged one.
 fn write_until_killed(socket: &Path, answered: &AtomicU64) {

@@ -117,9 +117,15 @@ impl NodeRegistry {
         });
         self.nodes.extend(nested);
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+        let size = node.geometry().size;
         entry.node = Kept::Top(node);
         entry.children = top.children;
         entry.active = true;
+        if let Some(tracking) = &entry.tracking {
+            // Another process may have written anywhere.
+            tracking.resize_bitmaps(size);
+            tracking.bitmaps().iter().for_each(|bitmap| bitmap.bits().set(0, size));
+        }
         Ok(())
     }
 

@@ -160,7 +160,7 @@ mod tests {
         (first[45], first[53], first[59]) = (3, 1, 1);
         (first[99], first[103]) = (4, 112);
         let mut at = 112;
-        for (kind, len) in [(FEATURE_NAMES, 7 * 48), (0x1234_5678, 4)] {
+        for (kind, len) in [(FEATURE_NAMES, 7usize * 48), (0x1234_5678, 4)] {
             first[at..at + 4].copy_from_slice(&kind.to_be_bytes());
             first[at + 7] = len as u8;
             first[at + 6] = (len >> 8) as u8;

@@ -113,6 +113,11 @@ impl Daemon {
 
     /// The command line that makes what there is.
     fn arguments_for_another(&self) -> Result<Vec<String>, String> {
+        for name in self.nodes.names().filter(|name| self.nodes.has_bitmaps(name)) {
+            log::warn!(
+                "upgrade: the dirty bitmaps of node '{name}' are forgotten: begin with a full backup again"
+            );
+        }
         if !self.jobs.is_empty() {
             return Err("a job is running: wait for its end, or cancel it".into());
         }
