@@ -56,7 +56,7 @@ fn compare_nodes(peers: &mut Peers, names: &[&str]) {
             let nodes = nodes["return"].as_array().expect("a list").clone();
             let named =
                 |name: &&str| nodes.iter().find(|node| node["node-name"] == **name).cloned();
-            names.iter().filter_map(|name| named(&name).map(facts)).collect::<Vec<_>>()
+            names.iter().filter_map(|name| named(name).map(facts)).collect::<Vec<_>>()
         });
         assert_eq!(ours.len(), names.len());
         assert_eq!(ours, theirs);

@@ -156,7 +156,8 @@ mod tests {
         for command in all() {
             let arguments: Map<String, Json> = match command.example() {
                 "" => Map::new(),
-                example => serde_json::from_str(example).expect(command.name()),
+                example => serde_json::from_str(example)
+                    .unwrap_or_else(|error| panic!("{}: {error}", command.name())),
             };
             let arguments = arguments.into_iter().map(|(name, value)| (name, value.into()));
             if let Err(error) = command.check(arguments.collect()) {

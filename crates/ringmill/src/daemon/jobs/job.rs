@@ -89,8 +89,8 @@ pub(in super::super) struct Job {
 pub(super) enum Work {
     /// `blockdev-create`.
     Create { done: bool },
-    /// `blockdev-backup` and `blockdev-mirror`.
-    Copy(Copying),
+    /// Those that copy.
+    Copy(Box<Copying>),
 }
 
 /// A job that copies a node to another one.

@@ -135,7 +135,7 @@ impl Daemon {
     async fn fail_mirror(&mut self, copy: CopyOptions) {
         let dirty = Arc::new(Bitmap::new(0, CLUSTER, false));
         let how = How::Mirror { dirty, kind: "mirror", replaces: None };
-        let serial = self.begin(copy.job.clone(), Work::Copy(Copying::new(copy, how)));
+        let serial = self.begin(copy.job.clone(), Work::Copy(Box::new(Copying::new(copy, how))));
         let Some(mut job) = self.jobs.take(serial) else { return };
         let error = "Source and target image have different sizes".to_owned();
         self.abort(&mut job, Some(error)).await;
@@ -272,7 +272,7 @@ impl Daemon {
         match started {
             Ok(orders) => {
                 copying.open = Some(Open { filter, orders, closed });
-                self.begin(job, Work::Copy(copying));
+                self.begin(job, Work::Copy(Box::new(copying)));
                 Ok(())
             }
             Err(error) => {

@@ -67,7 +67,7 @@ impl Daemon {
             let desc = "not allowing backing file change on an image without a backing file";
             return Err(QmpError::generic(desc));
         }
-        if image != device && !self.nodes.chain(&device).iter().any(|name| *name == image) {
+        if image != device && !self.nodes.chain(&device).contains(&image) {
             let desc = format!("'{device}' and image file are not in the same chain");
             return Err(QmpError::generic(desc));
         }
