@@ -173,7 +173,9 @@ mod tests {
             let arguments = ["ringmill", "ctl", "m.sock", command.name(), "help"];
             let parsed = control::parse_args(arguments.map(Into::into));
             let Ok(control::Command::Print(text)) = parsed else { panic!("{}", command.name()) };
-            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+            // A list of words is not broken.
+            let fits = |line: &str| line.chars().count() <= 80 || !line.trim().contains(' ');
+            assert!(text.lines().all(fits), "{text}");
             let short = |line: &&str| line.trim_end().ends_with('=') || line.len() < 12;
             let bare = text.lines().filter(|line| line.starts_with("  ")).find(short);
             assert_eq!(bare, None, "{text}");
