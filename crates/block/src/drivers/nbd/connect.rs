@@ -527,8 +527,9 @@ pub(super) async fn shake_hands(
 ) -> Result<Agreed, ConnectError> {
     let fd = Arc::new(socket);
     let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
-    let server = Server { socket: fd.clone(), ready: Readiness::new(event_loop, fd, events) };
-    negotiate(&server, export).await
+    let ready = Readiness::new(event_loop, fd.clone(), events);
+    let mut server = Server { socket: fd, ready, secured: None };
+    negotiate(&mut server, export, None).await
 }
 
 /// Checks what the server says of an export.
