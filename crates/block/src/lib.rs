@@ -29,8 +29,6 @@ pub mod track;
 
 pub use connections::{ConnectContext, Connections, Credentials};
 pub use drivers::file::CreationLock;
-#[cfg(feature = "sim")]
-pub use drivers::qcow2::elsewhere;
 pub use drivers::qcow2::{CreateQcow2, Damage, create_qcow2};
 pub use drivers::throttle;
 pub use error::OpenError;

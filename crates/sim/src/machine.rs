@@ -183,7 +183,7 @@ impl Machine {
             actors[current].as_ref().expect("it runs").yielder.get()
         };
         // SAFETY: it lies on the stack that this runs on, since its actor is the one that runs.
-        elsewhere(|| block::elsewhere(|| unsafe { (*yielder).suspend(ns) }));
+        elsewhere(|| unsafe { (*yielder).suspend(ns) });
     }
 
     /// The actor that calls waits that long, or until it is woken.

@@ -1,14 +1,17 @@
 //! Reading and writing: the guest's memory goes to, and comes from, where the image maps the data.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use event_loop::{AlignedBuf, IoBufs};
-use imago::ShallowMapping;
-use imago::format::drivers::FormatDriverInstance;
+use miniz_oxide::inflate::TINFLStatus;
+use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
+use super::core::Reserved;
 use super::image::Image;
+use super::steps::read;
 use crate::request::Op;
 
 /// Segments of a part of a request's memory; the file driver takes as many as there are.
@@ -31,23 +34,15 @@ pub(super) enum Place {
 
 impl Image {
     /// Where the range begins to be, and how many of its bytes are there. Not empty, and within the disk.
-    pub(super) async fn find(&self, range: Range<u64>) -> Result<(Place, u64), Errno> {
+    pub(super) async fn find(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+    ) -> Result<(Place, u64), Errno> {
         let len = range.end - range.start;
-        let found = self.qcow2.get_mapping(range.start, len).await;
-        let (mapping, found) = found.map_err(|error| self.failed(error))?;
-        let place = match mapping {
-            ShallowMapping::Raw { offset, writable, .. } => {
-                Place::Data { at: offset, own: writable }
-            }
-            ShallowMapping::Zero { explicit: true, .. } => Place::Zeroes,
-            ShallowMapping::Zero { explicit: false, .. } => Place::Nowhere,
-            ShallowMapping::Special { .. } => Place::Compressed,
-            // The disk became shorter, or something that a qcow2 image has not.
-            _ => return Err(Errno::EIO),
-        };
-        match found.min(len) {
-            0 => Err(Errno::EIO),
-            found => Ok((place, found)),
+        match self.engine(channels, |engine| engine.find(range.start, len)).await? {
+            (_, 0) => Err(Errno::EIO),
+            found => Ok(found),
         }
     }
 
@@ -76,7 +71,7 @@ impl Image {
         let mut at = 0;
         while at < len {
             let start = offset + at as u64;
-            let (place, found) = self.find(start..offset + len as u64).await?;
+            let (place, found) = self.find(channels, start..offset + len as u64).await?;
             // No more than what is left of the memory.
             let found = found as usize;
             match place {
@@ -97,7 +92,7 @@ impl Image {
                     transfers.extend(self.read_behind(channels, start, bufs, at, found))
                 }
                 Place::Zeroes => bufs.zero(at, found),
-                Place::Compressed => self.read_compressed(start, bufs, at, found).await?,
+                Place::Compressed => self.read_compressed(channels, start, bufs, at, found).await?,
             }
             at += found;
         }
@@ -126,6 +121,7 @@ impl Image {
     /// Decompresses a part of the disk, cluster by cluster.
     async fn read_compressed(
         &self,
+        channels: &Channels,
         mut start: u64,
         bufs: &mut IoBufs,
         mut at: usize,
@@ -134,14 +130,31 @@ impl Image {
         let end = at + len;
         while at < end {
             let left = (self.cluster - start % self.cluster) as usize;
-            let mut data = vec![0; left.min(end - at)];
-            let read = self.qcow2.readv_special((&mut data[..]).into(), start).await;
-            read.map_err(|error| self.failed(error))?;
-            bufs.copy_in(at, &data);
-            at += data.len();
-            start += data.len() as u64;
+            let len = left.min(end - at);
+            let in_cluster = (start % self.cluster) as usize;
+            let found = self.engine(channels, |engine| engine.find_compressed(start)).await?;
+            let (host, most) = found.ok_or(Errno::EIO)?;
+            let data = read(channels, host, most as usize).await?;
+            let cluster = self.inflate(&data)?;
+            bufs.copy_in(
+                at,
+                cluster.get(in_cluster..).and_then(|c| c.get(..len)).ok_or(Errno::EIO)?,
+            );
+            at += len;
+            start += len as u64;
         }
         Ok(())
+    }
+
+    /// A cluster, decompressed. What follows it in `data` is not its.
+    fn inflate(&self, data: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut cluster = vec![0; self.cluster as usize];
+        let (status, _, len) = decompress(&mut DecompressorOxide::new(), data, &mut cluster, 0, 0);
+        let is_done = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput);
+        match is_done && len == cluster.len() {
+            true => Ok(cluster),
+            false => Err(Errno::EIO),
+        }
     }
 
     /// Writes `bufs` over the disk's bytes from `offset` on.
@@ -154,7 +167,7 @@ impl Image {
     ) -> Result<(), Errno> {
         let end = offset + bufs.len() as u64;
         {
-            let _mapping = self.use_mapping(offset..end).await;
+            let _mapping = self.claim(offset..end, false).await;
             // What the metadata say has to be on stable storage too.
             let at_once = fua && self.is_stable();
             if self.overwrite(channels, offset, bufs, at_once).await? {
@@ -164,13 +177,13 @@ impl Image {
                 return Ok(());
             }
         }
-        let change = self.change_mapping(offset..end).await?;
+        let _change = self.claim(offset..end, true).await;
         self.write_anew(channels, offset, bufs).await?;
-        drop(change);
         if fua {
             self.flush(channels).await?;
         }
-        Ok(())
+        // Who finds the clusters mapped does not commit.
+        self.commit(channels).await
     }
 
     /// Writes where the data is already. `false`: not all of it may be overwritten, nothing is done.
@@ -186,7 +199,8 @@ impl Image {
         let mut places = Vec::new();
         let mut at = 0;
         while at < len {
-            let (place, found) = self.find(offset + at as u64..offset + len as u64).await?;
+            let (place, found) =
+                self.find(channels, offset + at as u64..offset + len as u64).await?;
             let Place::Data { at: host, own: true } = place else { return Ok(false) };
             if found as usize == len {
                 let whole = std::mem::take(bufs);
@@ -220,95 +234,88 @@ impl Image {
         let mut at = 0;
         while at < len {
             let start = offset + at as u64;
-            let (place, found) = self.find(start..offset + len as u64).await?;
+            let (place, found) = self.find(channels, start..offset + len as u64).await?;
             let memory = part(bufs, at, found as usize);
             match place {
                 Place::Data { at: host, own: true } => {
                     self.store(channels, op, host, memory).await.0?;
                 }
-                _ => self.allocate(channels, start, memory, place).await?,
+                Place::Data { .. } | Place::Nowhere | Place::Zeroes | Place::Compressed => {
+                    let _allocating = Allocating::new(self);
+                    self.allocate(channels, start, &memory, place).await?;
+                }
             }
             at += found as usize;
         }
         Ok(())
     }
 
-    /// Writes to new clusters: all of each, with what was around the data before.
+    /// Writes to new clusters, as many at once as follow each other in the file.
     async fn allocate(
         &self,
         channels: &Channels,
         start: u64,
-        memory: IoBufs,
+        memory: &IoBufs,
         place: Place,
     ) -> Result<(), Errno> {
+        self.limit(channels).await?;
         let end = start + memory.len() as u64;
-        let clusters = self.clusters(start..end);
-        // Nothing is asked of what lies past the disk's end, and zeroes are written there.
-        let last = clusters.end.min(self.size());
-        let mut whole = self.around(channels, clusters.start..start).await?;
-        whole.append(&memory);
-        whole.append(&self.around(channels, end..last).await?);
-        let rest = (clusters.end - last) as usize;
-        whole.append(&AlignedBuf::io_bufs(rest, ALIGN).ok_or(Errno::ENOMEM)?);
-        let mut at = clusters.start;
-        while at < last {
-            // A cluster that reads as zeroes may have a place that it keeps, one by one.
-            let most = if place == Place::Zeroes { self.cluster } else { u64::MAX };
-            let end = last.min(at.saturating_add(most));
-            at = self.allocate_some(channels, at..end, clusters.start, &whole, place).await?;
+        let mut at = start;
+        while at < end {
+            let clusters = self.clusters(at..end);
+            let guest = clusters.start / self.cluster;
+            let most = (clusters.end - clusters.start) / self.cluster;
+            let room = self.engine(channels, |engine| engine.room(guest, most)).await?;
+            let mut reserved = Reserved::new(self, room);
+            let there = clusters.start..clusters.start + room.clusters * self.cluster;
+            let part_end = end.min(there.end);
+            let data = part(memory, (at - start) as usize, (part_end - at) as usize);
+            let is_zero = match place {
+                Place::Nowhere => !shows_behind(channels, there.start),
+                Place::Zeroes => true,
+                Place::Data { .. } | Place::Compressed => false,
+            };
+            // Around the data there are zeroes in the file already, or nothing yet.
+            let (first, data) = match is_zero && room.is_fresh {
+                true => (at, data),
+                false => (there.start, self.fill(channels, there, at, data).await?),
+            };
+            let host = room.host + first % self.cluster;
+            self.store(channels, Op::Write { fua: false }, host, data).await.0?;
+            let mut next = guest;
+            while reserved.room.clusters > 0 {
+                let (host, clusters) = (reserved.room.host, reserved.room.clusters);
+                let mapped = self.engine(channels, |engine| {
+                    // With the engine, so that who writes out the metadata knows.
+                    self.wrote_new_data();
+                    engine.map(next, host, clusters)
+                });
+                let mapped = mapped.await?;
+                reserved.advance(mapped);
+                next += mapped;
+            }
+            at = part_end;
         }
         Ok(())
     }
 
-    /// Writes to as many new clusters of the range as follow each other in the file; returns where the
-    /// next one begins. `whole` is what is to be on the disk from `first` on.
-    async fn allocate_some(
+    /// The data at `at`, and what was around it before in its clusters, which are `clusters`.
+    async fn fill(
         &self,
         channels: &Channels,
-        range: Range<u64>,
-        first: u64,
-        whole: &IoBufs,
-        place: Place,
-    ) -> Result<u64, Errno> {
-        loop {
-            // What a compressed cluster has is given up.
-            let gives_up = place == Place::Compressed;
-            let changing = match gives_up {
-                false => (Some(self.change_metadata(channels).await?), None),
-                true => (None, Some(self.give_up_alone(channels, true).await?)),
-            };
-            let len = self.end(range.end) - range.start;
-            let prepared = self.qcow2.prepare_data_mapping(range.start, len, true).await;
-            let prepared = prepared.map_err(|error| self.failed(error))?;
-            let end = range.start + prepared.length().min(len);
-            if end == range.start {
-                return Err(Errno::EIO);
-            }
-            // All of the last one.
-            let len = self.clusters(range.start..end).end - range.start;
-            let host = prepared.offset();
-            if !self.may_write(host..host + len) {
-                drop((prepared, changing));
-                self.wait_for_metadata().await;
-                continue;
-            }
-            if gives_up {
-                self.give_up();
-            }
-            let data = part(whole, (range.start - first) as usize, len as usize);
-            self.store(channels, Op::Write { fua: false }, host, data).await.0?;
-            self.wrote_new_data();
-            self.qcow2.commit_data_mapping(prepared).await.map_err(|error| self.failed(error))?;
-            self.changed();
-            return Ok(end);
-        }
-    }
-
-    /// Whether new clusters may be written to: nothing in the file says that they are somebody else's.
-    fn may_write(&self, host: Range<u64>) -> bool {
-        let Some(metadata) = &self.shared.metadata else { return true };
-        // With a data file each cluster has its own place for ever.
-        self.has_data_file || (metadata.is_free() && metadata.forget(host))
+        clusters: Range<u64>,
+        at: u64,
+        data: IoBufs,
+    ) -> Result<IoBufs, Errno> {
+        let end = at + data.len() as u64;
+        // Nothing is asked of what lies past the disk's end, and zeroes are written there.
+        let last = clusters.end.min(self.size()).max(end);
+        let mut whole = self.around(channels, clusters.start..at).await?;
+        whole.append(&data);
+        whole.append(&self.around(channels, end..last).await?);
+        let rest = (clusters.end - last) as usize;
+        whole.append(&AlignedBuf::io_bufs(rest, ALIGN).ok_or(Errno::ENOMEM)?);
+        Ok(whole)
     }
 
     /// What the disk has in a range beside what is written.
@@ -317,6 +324,27 @@ impl Image {
         let mut bufs = AlignedBuf::io_bufs(len, ALIGN).ok_or(Errno::ENOMEM)?;
         self.read(channels, range.start, &mut bufs).await?;
         Ok(bufs)
+    }
+}
+
+/// Whether the image behind has anything from that byte on.
+fn shows_behind(channels: &Channels, at: u64) -> bool {
+    channels.backing.as_ref().is_some_and(|(_, size)| at < *size)
+}
+
+/// A request that writes to new clusters.
+struct Allocating<'a>(&'a Image);
+
+impl<'a> Allocating<'a> {
+    fn new(image: &'a Image) -> Allocating<'a> {
+        image.allocating.fetch_add(1, Ordering::Relaxed);
+        Allocating(image)
+    }
+}
+
+impl Drop for Allocating<'_> {
+    fn drop(&mut self) {
+        self.0.allocating.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

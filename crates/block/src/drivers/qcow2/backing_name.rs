@@ -3,9 +3,11 @@
 //! One sector decides: the new name is on stable storage, at a place that nothing refers to, before the first sector of
 //! the header refers to it. A kill or a power cut leaves the one name or the other.
 
+use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::context::Channels;
+use super::engine::Engine;
 use super::header::{BACKING_FORMAT, END, FEATURE_NAMES, MAX_NAME, V2_LEN};
 use super::image::Image;
 use super::steps::{SECTOR, read, write};
@@ -118,23 +120,28 @@ impl Image {
         name: Option<&BackingName>,
     ) -> Result<(), Errno> {
         {
+            // One name is changed at a time.
             let _turn = self.flushing.lock().await;
-            let _alone = self.change_alone().await;
-            let metadata = self.shared.metadata.as_ref().ok_or(Errno::EROFS)?;
+            if self.shared.metadata.is_none() {
+                return Err(Errno::EROFS);
+            }
             let len = LOOKED_AT.min(self.cluster as usize);
             let mut first = read(channels, 0, len).await?;
-            for (at, sector) in metadata.kept(0..len as u64) {
-                let place = first.get_mut(at as usize..).and_then(|rest| rest.get_mut(..SECTOR));
-                place.ok_or(Errno::EIO)?.copy_from_slice(&sector);
-            }
-            let Renamed { header, name } =
-                renamed(&first, self.cluster, name).ok_or(Errno::EFBIG)?;
-            if let Some((at, sectors)) = name {
+            let rename = |engine: &Engine, first: &mut [u8]| {
+                first.get_mut(..SECTOR)?.copy_from_slice(&engine.header());
+                renamed(first, self.cluster, name)
+            };
+            let apart = rename(&lock(&self.core).engine, &mut first).ok_or(Errno::EFBIG)?.name;
+            if let Some((at, sectors)) = apart {
                 write(channels, at, &sectors)?.await.0?;
                 sync(channels).await?;
             }
-            metadata.set_header(&header);
-            self.changed();
+            // Meanwhile the header may have changed, but for its extensions: the name's place is the same.
+            let changed = self.engine(channels, |engine| {
+                let renamed = rename(engine, &mut first);
+                Ok(renamed.map(|renamed| engine.set_header(renamed.header)))
+            });
+            changed.await?.ok_or(Errno::EFBIG)?;
         }
         self.flush(channels).await
     }

@@ -9,7 +9,7 @@ use event_loop::{EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use super::Qcow2Node;
-use super::context::{Channels, With};
+use super::context::Channels;
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
 use crate::options::{DetectZeroes, Discard};
@@ -85,15 +85,14 @@ impl Inner {
     fn start(&self, request: Request) {
         let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
         self.in_flight.set(self.in_flight.get() + 1);
-        let channels = self.channels.clone();
         let mut owed = Owed { request: Some(request), inner: me };
-        self.event_loop.spawn(With::new(channels, async move {
+        self.event_loop.spawn(async move {
             let result = owed.carry_out().await;
             if result.is_err() {
                 owed.tell_damage().await;
             }
             owed.answer(result);
-        }));
+        });
     }
 }
 
@@ -120,13 +119,10 @@ impl Owed {
         let range = offset..offset + len;
         match op {
             Op::Read => {
-                let _mapping = image.use_mapping(range).await;
+                let _mapping = image.claim(range, false).await;
                 image.read(channels, offset, &mut request.bufs).await
             }
-            Op::Write { fua } => {
-                image.write(channels, offset, &mut request.bufs, fua).await?;
-                image.commit(channels).await
-            }
+            Op::Write { fua } => image.write(channels, offset, &mut request.bufs, fua).await,
             Op::Flush => node.flush(channels).await,
             Op::Discard => image.discard(channels, range, node.discarding()).await,
             Op::WriteZeroes { may_unmap, no_fallback, fua } => {
@@ -138,7 +134,7 @@ impl Owed {
                 image.commit(channels).await
             }
             Op::BlockStatus => {
-                let _mapping = image.use_mapping(range.clone()).await;
+                let _mapping = image.claim(range.clone(), false).await;
                 image.status(channels, range, &mut request.bufs).await
             }
         }

@@ -1,9 +1,6 @@
 //! What a task needs of the loop that it runs on: the channels to the nodes below.
-//!
-//! An image is shared by all loops, and so is what [`imago`] has of it, but channels are not. So while a
-//! task of ours is polled, the channels of its loop lie where the [storage](super::storage) finds them.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -36,54 +33,6 @@ impl Channels {
     /// Where the guest's data lies.
     pub(super) fn data(&self) -> &Rc<dyn Channel> {
         self.data_file.as_ref().unwrap_or(&self.file)
-    }
-
-    /// Those of the task that is polled now; `None` outside of any.
-    pub(super) fn current() -> Option<Rc<Channels>> {
-        CURRENT.with_borrow(Clone::clone)
-    }
-}
-
-thread_local! {
-    static CURRENT: RefCell<Option<Rc<Channels>>> = const { RefCell::new(None) };
-}
-
-/// Runs `call` as if no task was polled on this thread: other loops of a simulation that is all on one.
-#[cfg(feature = "sim")]
-pub fn elsewhere(call: impl FnOnce()) {
-    let _before = Before(CURRENT.take());
-    call();
-}
-
-/// A task that has a loop's channels while it is polled.
-pub(super) struct With {
-    channels: Rc<Channels>,
-    task: Pin<Box<dyn Future<Output = ()>>>,
-}
-
-impl With {
-    pub(super) fn new(channels: Rc<Channels>, task: impl Future<Output = ()> + 'static) -> With {
-        With { channels, task: Box::pin(task) }
-    }
-}
-
-/// Puts back what was there before, also when a poll panics.
-struct Before(Option<Rc<Channels>>);
-
-impl Drop for Before {
-    fn drop(&mut self) {
-        let before = self.0.take();
-        // A thread that is ending polls no more.
-        let _ = CURRENT.try_with(|current| current.replace(before));
-    }
-}
-
-impl Future for With {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let _before = Before(CURRENT.replace(Some(self.channels.clone())));
-        self.task.as_mut().poll(cx)
     }
 }
 

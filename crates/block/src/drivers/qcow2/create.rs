@@ -5,16 +5,19 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use imago::FormatCreateBuilder;
-use imago::qcow2::Qcow2;
-
+use super::engine::set_count;
+use super::header::{BACKING_FORMAT, ENTRY, MAGIC, MAX_CLUSTER_BITS, MAX_L1, MAX_NAME, V3_LEN};
 use super::open::{Below, run_apart};
-use super::storage::{NodeStorage, Role, Shared, sync};
+use super::steps::write;
+use super::storage::sync;
 use crate::drivers::file::{FileNode, Kind};
 use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
+
+/// Bytes written at once.
+const AT_ONCE: usize = 1 << 20;
 
 /// A qcow2 image to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,19 +63,101 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     node.let_grow();
     let below = Below { file: node, data_file: None, backing: None };
     let create = create.clone();
+    let parts = parts(&create).ok_or_else(|| OpenError::new("The options fit no qcow2 image"))?;
     let created = run_apart(&below, move |channels| async move {
-        let storage = NodeStorage::new(Role::File, "#create", Shared::new(None));
-        let mut builder = Qcow2::<NodeStorage>::create_builder(storage)
-            .size(create.size)
-            .cluster_size(create.cluster_size as usize)
-            .refcount_width(create.refcount_bits as usize);
-        if let Some((filename, format)) = create.backing {
-            builder = builder.backing(filename, format);
+        for (offset, bytes) in parts {
+            for (bytes, at) in bytes.chunks(AT_ONCE).zip((offset..).step_by(AT_ONCE)) {
+                write(&channels, at, bytes)?.await.0?;
+            }
         }
-        builder.create().await?;
         Ok(sync(&channels).await?)
     });
     created.map_err(|error| failed(path, &error))
+}
+
+/// Parts of a new image, each with its first byte in the file: header, refcount table, refcount blocks and L1 table, in
+/// this order and without gaps. `None`: nothing can have such options.
+fn parts(create: &CreateQcow2) -> Option<[(u64, Vec<u8>); 4]> {
+    let cluster = u64::from(create.cluster_size);
+    let (bits, order) = (cluster.trailing_zeros(), create.refcount_bits.trailing_zeros());
+    let is_possible = create.cluster_size.is_power_of_two()
+        && (9..=MAX_CLUSTER_BITS).contains(&bits)
+        && create.refcount_bits.is_power_of_two()
+        && order <= 6;
+    let l1_entries = create.size.div_ceil(cluster.checked_mul(cluster / ENTRY)?);
+    if !is_possible || l1_entries * ENTRY > MAX_L1 {
+        return None;
+    }
+    let l1_clusters = (l1_entries * ENTRY).div_ceil(cluster).max(1);
+    let reach = cluster * 8 >> order;
+    let (mut table, mut blocks) = (1, 1);
+    let used = loop {
+        let used = 1 + table + blocks + l1_clusters;
+        if blocks * reach < used {
+            blocks += 1;
+        } else if table * cluster < blocks * ENTRY {
+            table += 1;
+        } else {
+            break used;
+        }
+    };
+    let block_at = (1 + table) * cluster;
+    let l1_at = block_at + blocks * cluster;
+    let header = header(create, bits, order, (l1_entries as u32, l1_at), (table as u32, cluster))?;
+    let mut entries: Vec<u8> =
+        (0..blocks).flat_map(|nth| (block_at + nth * cluster).to_be_bytes()).collect();
+    entries.resize((table * cluster) as usize, 0);
+    let mut counts = vec![0; (blocks * cluster) as usize];
+    (0..used).for_each(|cluster| set_count(&mut counts, cluster as usize, order, 1));
+    let l1 = vec![0; (l1_clusters * cluster) as usize];
+    Some([(0, header), (cluster, entries), (block_at, counts), (l1_at, l1)])
+}
+
+/// The header's cluster. `l1`, `refcounts`: entries or clusters, and first byte.
+fn header(
+    create: &CreateQcow2,
+    cluster_bits: u32,
+    refcount_order: u32,
+    l1: (u32, u64),
+    refcounts: (u32, u64),
+) -> Option<Vec<u8>> {
+    let mut extensions = Vec::new();
+    let name = create.backing.as_ref().map_or(&[][..], |(name, format)| {
+        extensions.extend_from_slice(&BACKING_FORMAT.to_be_bytes());
+        extensions.extend_from_slice(&(format.len() as u32).to_be_bytes());
+        extensions.extend_from_slice(format.as_bytes());
+        extensions.resize(extensions.len().next_multiple_of(8), 0);
+        name.as_bytes()
+    });
+    // The end of the extensions.
+    extensions.resize(extensions.len() + 8, 0);
+    let name_at = match name {
+        [] => 0,
+        _ => V3_LEN + extensions.len(),
+    };
+    let mut header = MAGIC.to_vec();
+    header.extend_from_slice(&3u32.to_be_bytes());
+    header.extend_from_slice(&(name_at as u64).to_be_bytes());
+    header.extend_from_slice(&(name.len() as u32).to_be_bytes());
+    header.extend_from_slice(&cluster_bits.to_be_bytes());
+    header.extend_from_slice(&create.size.to_be_bytes());
+    // Not encrypted.
+    header.extend_from_slice(&0u32.to_be_bytes());
+    header.extend_from_slice(&l1.0.to_be_bytes());
+    header.extend_from_slice(&l1.1.to_be_bytes());
+    header.extend_from_slice(&refcounts.1.to_be_bytes());
+    header.extend_from_slice(&refcounts.0.to_be_bytes());
+    // No snapshots, and no features of any kind.
+    header.resize(96, 0);
+    header.extend_from_slice(&refcount_order.to_be_bytes());
+    header.extend_from_slice(&(V3_LEN as u32).to_be_bytes());
+    header.extend(extensions);
+    header.extend_from_slice(name);
+    let cluster = 1 << cluster_bits;
+    (header.len() <= cluster && name.len() <= MAX_NAME).then(|| {
+        header.resize(cluster, 0);
+        header
+    })
 }
 
 fn failed(path: &Path, error: &io::Error) -> OpenError {

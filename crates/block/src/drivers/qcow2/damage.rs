@@ -1,7 +1,6 @@
 //! Damaged metadata that is found while an image is in use: reported once, and marked in the image's
 //! header.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +9,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::context::Channels;
-use super::image::{Image, errno_of};
+use super::image::Image;
 use super::marker;
 use super::storage;
 
@@ -51,15 +50,12 @@ impl Found {
 }
 
 impl Image {
-    /// Returns the errno that a request completes with for an error of [`imago`]. Records the error if it
-    /// means that metadata is damaged.
-    pub(super) fn failed(&self, error: io::Error) -> Errno {
-        let is_damage =
-            error.raw_os_error().is_none() && error.kind() == io::ErrorKind::InvalidData;
-        if is_damage && !self.damage.is_damaged.swap(true, Ordering::AcqRel) {
-            *lock(&self.damage.message) = Some(error.to_string());
+    /// Records that metadata is damaged, and returns the errno that a request completes with for that.
+    pub(super) fn damaged(&self, why: String) -> Errno {
+        if !self.damage.is_damaged.swap(true, Ordering::AcqRel) {
+            *lock(&self.damage.message) = Some(why);
         }
-        errno_of(error)
+        Errno::EIO
     }
 
     /// Reports damage that a request has found, once per image. An image that is open for writing is marked as

@@ -13,17 +13,17 @@ use crate::error::OpenError;
 /// Bytes of a header of version 2.
 pub(super) const V2_LEN: usize = 72;
 /// Bytes of one of version 3, at least.
-const V3_LEN: usize = 104;
+pub(super) const V3_LEN: usize = 104;
 /// Bytes of a cluster, as a rule.
 pub(super) const USUAL: usize = 1 << 16;
 
-const MAGIC: &[u8; 4] = b"QFI\xfb";
+pub(super) const MAGIC: &[u8; 4] = b"QFI\xfb";
 /// QEMU's limit.
-const MAX_CLUSTER_BITS: u32 = 21;
+pub(super) const MAX_CLUSTER_BITS: u32 = 21;
 /// QEMU's limit, bytes of the L1 table.
 pub(super) const MAX_L1: u64 = 32 << 20;
 /// QEMU's limit, bytes of the refcount table.
-const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
+pub(super) const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
 /// The bit that says that reference counts may be wrong, and the byte that has it in a header of version 3.
 pub(super) const DIRTY_BIT: u8 = 1;
 pub(super) const DIRTY_AT: usize = 79;
@@ -32,8 +32,6 @@ pub(super) const CORRUPT_BIT: u8 = 2;
 /// Bytes of a header of version 3 with the autoclear features. A writer that does not maintain a feature
 /// clears its bit.
 pub(super) const AUTOCLEAR: Range<usize> = 88..96;
-/// Bytes with the offset and the length of the backing file's name.
-pub(super) const BACKING: Range<usize> = 8..20;
 /// Longest name of a backing file.
 pub(super) const MAX_NAME: usize = 1023;
 /// Bytes of an entry of a table, and of one in the table of features' names.

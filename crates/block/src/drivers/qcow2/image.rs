@@ -3,32 +3,31 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use imago::format::PreallocateMode;
-use imago::format::drivers::FormatDriverInstance;
-use imago::qcow2::Qcow2;
-use imago::storage::drivers::{CommonStorageHelper, RangeBlockedGuard};
+use event_loop::sync::lock;
+use event_loop::take_turns;
 use nix::errno::Errno;
-use tokio::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
+use tokio::sync::Mutex;
 
 use super::context::Channels;
+use super::core::Core;
 use super::damage::Found;
+use super::engine::Engine;
 use super::marker::{self, Mark};
-use super::metadata::{Metadata, WriteOut};
+use super::metadata::Metadata;
 use super::steps::write;
-use super::storage::{self, NodeStorage, Shared};
+use super::storage::{self, Shared};
 
-/// Requests that find room for data, or give it up, at once. Each holds on to a table, of which
-/// [`imago`] has 128 in memory.
-const ALLOCATING: usize = 64;
-/// Bytes of metadata in memory from which on they are written without a flush.
+/// Bytes of metadata in memory from which on they are written without a flush, and runs of clusters that wait to
+/// be free.
 const MOST_KEPT: usize = 32 << 20;
+const MOST_GIVEN_UP: usize = 1 << 16;
 
 /// An opened image.
 pub(super) struct Image {
-    /// The metadata. It has locks of its own.
-    pub(super) qcow2: Qcow2<NodeStorage>,
+    /// The metadata, and which requests are at work where.
+    pub(super) core: std::sync::Mutex<Core>,
     pub(super) shared: Arc<Shared>,
     /// Bytes of a cluster.
     pub(super) cluster: u64,
@@ -36,15 +35,12 @@ pub(super) struct Image {
     pub(super) has_snapshots: bool,
     pub(super) has_backing: bool,
     pub(super) read_only: bool,
-    pub(super) has_data_file: bool,
-    /// Bytes of the disk, as its users know them. [`imago`]'s own is this or more.
+    /// Bytes of the disk.
     size: AtomicU64,
     /// Held by who changes the size.
     pub(super) resizing: Mutex<()>,
-    /// Requests at work on the disk: those that use the mapping of their clusters, side by side, and
-    /// those that change it, alone.
-    ranges: CommonStorageHelper,
-    allocating: Semaphore,
+    /// Requests that write to new clusters now.
+    pub(super) allocating: AtomicUsize,
     /// How often the metadata has changed, and as of which of these changes they are in the file and
     /// on stable storage.
     changes: AtomicU64,
@@ -56,22 +52,22 @@ pub(super) struct Image {
     committed: AtomicU64,
     /// Held by who writes metadata to the file.
     pub(super) flushing: Mutex<()>,
+    /// Held by who commits to the journal, or marks the image. Taken after `flushing`.
+    committing: Mutex<()>,
     /// Damage that was found in the metadata.
     pub(super) damage: Found,
-    /// Held by requests that change metadata, side by side; alone by who takes all of it to be written.
-    changing: RwLock<()>,
 }
 
 impl Image {
     pub(super) fn new(
-        qcow2: Qcow2<NodeStorage>,
+        engine: Engine,
         shared: Arc<Shared>,
         header: &super::header::Header,
         has_backing: bool,
         read_only: bool,
     ) -> Image {
         Image {
-            qcow2,
+            core: std::sync::Mutex::new(Core::new(engine)),
             shared,
             cluster: header.cluster,
             version: header.version,
@@ -81,15 +77,13 @@ impl Image {
             has_backing,
             read_only,
             damage: Found::default(),
-            has_data_file: header.data_file.is_some(),
-            ranges: CommonStorageHelper::default(),
-            allocating: Semaphore::new(ALLOCATING),
+            allocating: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             was_flushed: AtomicBool::new(false),
             committed: AtomicU64::new(0),
             flushing: Mutex::default(),
-            changing: RwLock::default(),
+            committing: Mutex::default(),
         }
     }
 
@@ -103,27 +97,26 @@ impl Image {
         self.size.store(size, Ordering::Release);
     }
 
-    /// Where a range ends for [`imago`]: with the disk ends the cluster too, as far as `imago` lets it.
+    /// Where a range ends: with the disk ends the cluster too.
     pub(super) fn end(&self, end: u64) -> u64 {
         match end == self.size() {
-            true => end.next_multiple_of(self.cluster).min(self.qcow2.size()),
+            true => end.next_multiple_of(self.cluster),
             false => end,
         }
     }
 
     /// Has the tables reach as far as a disk of that size.
     pub(super) async fn grow_tables(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
+        // Nothing is being written: what has changed of the table in its old place is not to be, or it could lead to
+        // tables that are not there yet.
         let _turn = self.flushing.lock().await;
-        let alone = self.changing.write().await;
-        // What has changed before belongs to the L1 table where the file has it, and is there first.
-        let changed = self.take_changed(channels, &alone).await?;
-        self.write_taken(channels, changed).await?;
-        let grown = self.qcow2.resize_grow(size, PreallocateMode::None).await;
-        self.changed();
-        // Its old place is free for other tables, which must not be written there before the file says
-        // so.
-        self.write_changed(channels, alone).await?;
-        grown.map_err(|error| self.failed(error))
+        self.engine(channels, |engine| {
+            let old = engine.grow_l1(size)?;
+            self.shared.metadata.iter().for_each(|metadata| metadata.forget(old.clone()));
+            Ok(())
+        })
+        .await?;
+        self.write_metadata(channels).await.map(drop)
     }
 
     /// Has the header say that size with the next flush.
@@ -132,36 +125,18 @@ impl Image {
         channels: &Channels,
         size: u64,
     ) -> Result<(), Errno> {
-        let _alone = self.changing.write().await;
-        if let Some(metadata) = &self.shared.metadata {
-            metadata.set_size(channels, size).await?;
-        }
-        self.changed();
-        Ok(())
-    }
-
-    /// While it is held, nobody changes metadata.
-    pub(super) async fn change_alone(&self) -> RwLockWriteGuard<'_, ()> {
-        self.changing.write().await
+        self.engine(channels, |engine| {
+            self.shared.metadata.iter().for_each(|metadata| metadata.set_size(size));
+            engine.set_size(size);
+            Ok(())
+        })
+        .await
     }
 
     /// The clusters that a range touches, all of each.
     pub(super) fn clusters(&self, range: Range<u64>) -> Range<u64> {
         // The disk's size leaves room for that.
         range.start - range.start % self.cluster..range.end.next_multiple_of(self.cluster)
-    }
-
-    /// While it is held, the clusters of the range stay where they are.
-    pub(super) async fn use_mapping(&self, range: Range<u64>) -> RangeBlockedGuard<'_> {
-        self.ranges.weak_write_blocker(self.clusters(range)).await
-    }
-
-    /// While it is held, nobody else reads or writes the clusters of the range.
-    pub(super) async fn change_mapping(&self, range: Range<u64>) -> Result<Change<'_>, Errno> {
-        // In this order everywhere: who waits for a range holds up nobody who has one.
-        let permit = self.allocating.acquire().await.map_err(|_| Errno::EIO)?;
-        let range = self.ranges.strong_write_blocker(self.clusters(range)).await;
-        Ok(Change { _range: range, _permit: permit })
     }
 
     /// Takes note that metadata has changed, before anybody learns of it.
@@ -202,9 +177,16 @@ impl Image {
             return Ok(());
         }
         if self.has_journal() {
-            let alone = self.changing.write().await;
+            if self.allocating.load(Ordering::Relaxed) > 0 {
+                // Others are about to commit too: one commit is for all of them.
+                take_turns().await;
+                if is_done() {
+                    return Ok(());
+                }
+            }
+            let _turn = self.committing.lock().await;
             // Somebody else may have done it for all who waited.
-            if is_done() || self.keep_changed(channels, &alone).await? {
+            if is_done() || self.keep_changed(channels).await {
                 return Ok(());
             }
         }
@@ -218,48 +200,64 @@ impl Image {
     /// Writes all metadata there is now to the file. Who calls it has `flushing`. Returns up to which
     /// change that is.
     async fn write_metadata(&self, channels: &Channels) -> Result<u64, Errno> {
-        let alone = self.changing.write().await;
-        self.write_changed(channels, alone).await
-    }
-
-    /// The same. `alone`: no metadata has changed since the caller has it.
-    async fn write_changed(
-        &self,
-        channels: &Channels,
-        alone: RwLockWriteGuard<'_, ()>,
-    ) -> Result<u64, Errno> {
-        let changed = self.take_changed(channels, &alone).await?;
-        drop(alone);
-        self.write_taken(channels, changed).await
-    }
-
-    /// Puts all metadata that has changed into the journal. Nobody changes any meanwhile. `false`: there is
-    /// none.
-    async fn keep_changed(
-        &self,
-        channels: &Channels,
-        _alone: &RwLockWriteGuard<'_, ()>,
-    ) -> Result<bool, Errno> {
-        let changes = self.changes.load(Ordering::Acquire);
-        let Some(metadata) = &self.shared.metadata else { return Ok(false) };
-        self.qcow2.flush().await.map_err(|error| self.failed(error))?;
-        let kept = match self.mark(channels, metadata).await {
-            Ok(()) => metadata.commit(),
-            Err(errno) => Err(errno.into()),
+        let Some(metadata) = &self.shared.metadata else {
+            return Ok(self.changes.load(Ordering::Acquire));
         };
-        match kept {
-            Ok(true) => self.committed.fetch_max(changes, Ordering::Release),
-            Ok(false) => return Ok(false),
+        let (write_out, changes, age) = {
+            let _turn = self.committing.lock().await;
+            self.make_marked(channels, metadata).await;
+            // All that is taken fits together, and is of one age.
+            let mut core = lock(&self.core);
+            let changes = self.changes.load(Ordering::Acquire);
+            let (write_out, committed) = metadata.begin();
+            self.note_commit(metadata, committed, changes);
+            (write_out, changes, core.engine.seal())
+        };
+        write_out.carry_out(channels).await?;
+        self.committed.fetch_max(changes, Ordering::Release);
+        if self.has_given_up() {
+            // What a task has begun that has ended since may be written there still.
+            self.shared.settle_writes().await;
+            lock(&self.core).engine.settle(age);
+        }
+        if !self.has_journal() {
+            self.unmark(channels).await?;
+        }
+        Ok(changes)
+    }
+
+    /// Puts all metadata that has changed into the journal. Who calls it has `committing`. `false`: there is none.
+    async fn keep_changed(&self, channels: &Channels) -> bool {
+        let Some(metadata) = &self.shared.metadata else { return false };
+        self.make_marked(channels, metadata).await;
+        let changes = self.changes.load(Ordering::Acquire);
+        self.note_commit(metadata, metadata.commit(), changes)
+    }
+
+    /// Has the image marked before the first commit. Who calls it has `committing`.
+    async fn make_marked(&self, channels: &Channels, metadata: &Metadata) {
+        if let Err(errno) = self.mark(channels, metadata).await {
+            self.note_commit(metadata, Err(errno.into()), 0);
+        }
+    }
+
+    /// Takes note of what came of a commit of all changes up to `changes`. `false`: there is no journal.
+    fn note_commit(&self, metadata: &Metadata, committed: io::Result<bool>, changes: u64) -> bool {
+        match committed {
+            Ok(true) => {
+                self.committed.fetch_max(changes, Ordering::Release);
+                true
+            }
+            Ok(false) => false,
             Err(error) => {
                 log::error!(
                     "Could not keep qcow2 metadata for the case that this process is killed: {error}. \
                      From now on, writes to new clusters wait for the disk"
                 );
                 metadata.give_up_journal();
-                return Ok(false);
+                false
             }
-        };
-        Ok(true)
+        }
     }
 
     /// Has the image say that there is a journal.
@@ -322,10 +320,10 @@ impl Image {
             return Ok(self.is_whole());
         }
         // The other process does not know which clusters were given up, and are not in the file as free.
-        self.write_what_is_due(channels).await?;
+        self.write_if(channels, || self.has_given_up()).await?;
         let _turn = self.flushing.lock().await;
-        let alone = self.changing.write().await;
-        Ok(self.keep_changed(channels, &alone).await? && self.is_free())
+        let _committing = self.committing.lock().await;
+        Ok(self.keep_changed(channels).await && !self.has_given_up())
     }
 
     /// Has all of it in the file, and the image say that nothing is missing. Where somebody changes it all the same, as
@@ -334,84 +332,28 @@ impl Image {
         self.flush(channels).await?;
         let _turn = self.flushing.lock().await;
         // What is changed from here on is marked for again.
-        let _alone = self.changing.write().await;
+        let _committing = self.committing.lock().await;
         match self.is_clean() {
             true => self.unmark(channels).await,
             false => Err(Errno::EBUSY),
         }
     }
 
-    /// Takes all metadata that there is now, to be written. Nobody changes any meanwhile.
-    async fn take_changed(
-        &self,
-        channels: &Channels,
-        alone: &RwLockWriteGuard<'_, ()>,
-    ) -> Result<Changed<'_>, Errno> {
-        let changes = self.changes.load(Ordering::Acquire);
-        let Some(metadata) = &self.shared.metadata else { return Ok(Changed::default()) };
-        // While it is being written, the journal has all of it, or nothing.
-        self.keep_changed(channels, alone).await?;
-        Ok(Changed { changes, metadata: Some(metadata.begin()) })
+    /// Whether clusters were given up that the file does not have as free.
+    pub(super) fn has_given_up(&self) -> bool {
+        lock(&self.core).engine.given_up() > 0
     }
 
-    /// Writes what was taken.
-    async fn write_taken(&self, channels: &Channels, changed: Changed<'_>) -> Result<u64, Errno> {
-        let Some(metadata) = changed.metadata else { return Ok(0) };
-        metadata.carry_out(channels).await?;
-        self.committed.fetch_max(changed.changes, Ordering::Release);
-        if !self.has_journal() {
-            self.unmark(channels).await?;
-        }
-        Ok(changed.changes)
+    /// Writes the metadata if there is too much of it in memory.
+    pub(super) async fn limit(&self, channels: &Channels) -> Result<(), Errno> {
+        let is_due = || {
+            self.shared.metadata.as_ref().is_some_and(|metadata| metadata.len() > MOST_KEPT)
+                || lock(&self.core).engine.given_up() > MOST_GIVEN_UP
+        };
+        self.write_if(channels, is_due).await
     }
 
-    /// The right to change metadata, beside others, and to find room. What was written to the file
-    /// before is not too far behind, and it says of all clusters that are free that they are.
-    ///
-    /// Else a new table could be written to a cluster that the file still has as somebody's data.
-    pub(super) async fn change_metadata(
-        &self,
-        channels: &Channels,
-    ) -> Result<RwLockReadGuard<'_, ()>, Errno> {
-        loop {
-            self.write_what_is_due(channels).await?;
-            let changing = self.changing.read().await;
-            if self.is_free() {
-                return Ok(changing);
-            }
-        }
-    }
-
-    /// The right to change metadata and to give clusters up, alone: nobody finds room meanwhile, so
-    /// nobody finds it in these clusters. `finds_room`: the caller may, before that.
-    pub(super) async fn give_up_alone(
-        &self,
-        channels: &Channels,
-        finds_room: bool,
-    ) -> Result<RwLockWriteGuard<'_, ()>, Errno> {
-        loop {
-            if finds_room || self.is_much() {
-                self.write_what_is_due(channels).await?;
-            }
-            let alone = self.changing.write().await;
-            if !finds_room || self.is_free() {
-                return Ok(alone);
-            }
-        }
-    }
-
-    /// Whether the file says of all clusters that are free that they are.
-    pub(super) fn is_free(&self) -> bool {
-        self.shared.metadata.as_ref().is_none_or(Metadata::is_free)
-    }
-
-    /// Whether so much of the metadata is in memory that it is to be written.
-    fn is_much(&self) -> bool {
-        self.shared.metadata.as_ref().is_some_and(|metadata| metadata.len() > MOST_KEPT)
-    }
-
-    async fn write_what_is_due(&self, channels: &Channels) -> Result<(), Errno> {
-        let is_due = || self.is_much() || !self.is_free();
+    async fn write_if(&self, channels: &Channels, is_due: impl Fn() -> bool) -> Result<(), Errno> {
         if is_due() {
             let _turn = self.flushing.lock().await;
             // Somebody else may have done it meanwhile.
@@ -422,37 +364,13 @@ impl Image {
         Ok(())
     }
 
-    /// Waits until metadata that is being written is in the file.
-    pub(super) async fn wait_for_metadata(&self) {
-        drop(self.flushing.lock().await);
-    }
-
-    /// Clusters will be given up.
-    pub(super) fn give_up(&self) {
-        self.shared.metadata.iter().for_each(Metadata::give_up);
-    }
-
     /// New data is in the file, at a place that no metadata in the file leads to.
     pub(super) fn wrote_new_data(&self) {
         self.shared.metadata.iter().for_each(Metadata::wrote_new_data);
     }
 }
 
-/// Metadata that is to be written.
-#[derive(Default)]
-struct Changed<'a> {
-    /// Up to which change.
-    changes: u64,
-    metadata: Option<WriteOut<'a>>,
-}
-
-/// The right to change the mapping of clusters.
-pub(super) struct Change<'a> {
-    _range: RangeBlockedGuard<'a>,
-    _permit: tokio::sync::SemaphorePermit<'a>,
-}
-
-/// What a request is answered with for an error of [`imago`]'s.
+/// What a request is answered with for an error.
 pub(super) fn errno_of(error: io::Error) -> Errno {
     match (error.raw_os_error(), error.kind()) {
         (Some(errno), _) => Errno::from_raw(errno),

@@ -1,9 +1,7 @@
-//! Metadata on its way to the file: kept in memory as [`imago`] writes it.
+//! Metadata on its way to the file: sectors as the [engine](super::engine) has changed them.
 //!
-//! `imago` writes a table as it changes or is evicted, and some pointers at once, before the reference
-//! counts of what they lead to. A process that is killed between the two leaves an image that is damaged.
-//! So what it writes stays here until a flush. By then all of it fits together, and it goes to the file
-//! in [steps](super::steps).
+//! What a call of the engine has changed comes here at once, so at any time all that is kept fits together.
+//! It stays until a flush, and goes to the file in [steps](super::steps).
 //!
 //! Before a write is answered, what it has changed is also in the [journal](super::journal), for who opens
 //! the image after this process, should that be killed.
@@ -12,27 +10,26 @@ use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::context::Channels;
-use super::header::{BACKING, Header};
+use super::engine::Engine;
+use super::header::Header;
 use super::journal::Journal;
 use super::marker::{set_corrupt, set_dirty};
-use super::steps::{Layout, SECTOR, SIZE, Sectors, number, numbers, read};
+use super::steps::{Layout, SECTOR, SIZE, Sectors, number, numbers};
 use crate::inherited::OpenImage;
 
 /// The metadata of an image that is not in its file yet.
 #[derive(Debug)]
 pub(super) struct Metadata {
     state: Mutex<State>,
-    /// How often clusters were given up, and as of which time the file says so: no data may be written
-    /// to them before.
-    given_up: AtomicU64,
-    free: AtomicU64,
+    /// Sectors kept, as of the last change.
+    kept: AtomicUsize,
     /// The guest's data has been written where metadata will lead to.
     new_data: AtomicBool,
 }
@@ -41,8 +38,6 @@ pub(super) struct Metadata {
 /// written again.
 pub(super) struct WriteOut<'a> {
     metadata: &'a Metadata,
-    /// Up to when it says what was given up.
-    given_up: u64,
     /// With data that it leads to.
     data: bool,
     /// The refcount blocks, once what they count is in the file, raised.
@@ -65,15 +60,13 @@ struct State {
     /// A commit has failed, and there will be no more.
     failed: bool,
     /// The last commit whose sectors are being written.
-    commit: u64,
+    last: u64,
     /// The header says, or is to say, that the image has to be repaired.
     marked: bool,
     /// It is not to say so any more, and the file may.
     unmarking: bool,
     /// The header is to have the corrupt bit.
     corrupt: bool,
-    /// Where the header is to say that the backing file's name lies, if that has changed.
-    backing: Option<[u8; BACKING.end - BACKING.start]>,
 }
 
 impl Metadata {
@@ -88,16 +81,14 @@ impl Metadata {
             uncommitted: BTreeSet::new(),
             journal: None,
             failed: false,
-            commit: 0,
+            last: 0,
             marked: false,
             unmarking: false,
             corrupt: false,
-            backing: None,
         };
         Metadata {
             state: Mutex::new(state),
-            given_up: AtomicU64::new(0),
-            free: AtomicU64::new(0),
+            kept: AtomicUsize::new(0),
             new_data: AtomicBool::new(false),
         }
     }
@@ -109,6 +100,7 @@ impl Metadata {
             if let Some(header) = sectors.get(&0) {
                 state.size = number(&header[SIZE]);
             }
+            self.kept.store(sectors.len(), Ordering::Relaxed);
             state.dirty = sectors;
         }
         // Of what they lead to nobody knows whether it is on stable storage.
@@ -127,7 +119,13 @@ impl Metadata {
 
     /// Bytes kept.
     pub(super) fn len(&self) -> usize {
-        lock(&self.state).dirty.len() * SECTOR
+        self.kept.load(Ordering::Relaxed) * SECTOR
+    }
+
+    /// The end of what is kept, as a byte of the file.
+    pub(super) fn end(&self) -> u64 {
+        let last = lock(&self.state).dirty.last_key_value().map(|(number, _)| *number);
+        last.map_or(0, |last| (last + 1) * SECTOR as u64)
     }
 
     /// Sets the corrupt bit in the header, and in every header that is written later.
@@ -139,44 +137,16 @@ impl Metadata {
         }
     }
 
-    /// Keeps what was written. `bytes` are whole sectors.
-    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
-        if offset == 0 {
-            // A table has moved.
-            self.give_up();
-        }
+    /// Keeps what a call of the engine has changed.
+    pub(super) fn keep(&self, engine: &mut Engine) {
         let mut state = lock(&self.state);
-        let (sectors, _) = bytes.as_chunks::<SECTOR>();
-        for (number, sector) in (offset / SECTOR as u64..).zip(sectors) {
-            let newest = state.dirty.get(&number).or_else(|| state.writing.get(&number));
-            // Tables come whole, whatever has changed in them.
-            if newest.is_some_and(|newest| **newest == *sector) {
-                continue;
-            }
-            state.insert(number, Box::new(*sector));
-        }
+        engine.take_changed(|number, sector| state.insert(number, sector));
+        self.kept.store(state.dirty.len(), Ordering::Relaxed);
     }
 
-    /// Has the header say that the disk has so many bytes. Nobody changes any metadata meanwhile.
-    pub(super) async fn set_size(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
-        let kept = self.kept(0..SECTOR as u64);
-        let mut header = read(channels, 0, SECTOR).await?;
-        if let Some((_, newest)) = kept.last() {
-            header.copy_from_slice(newest);
-        }
-        header[SIZE].copy_from_slice(&size.to_be_bytes());
-        let mut state = lock(&self.state);
-        state.size = size;
-        let (sectors, _) = header.as_chunks::<SECTOR>();
-        sectors.iter().for_each(|header| state.insert(0, Box::new(*header)));
-        Ok(())
-    }
-
-    /// Has the header's first sector replaced by this one. Nobody changes any metadata meanwhile.
-    pub(super) fn set_header(&self, header: &[u8; SECTOR]) {
-        let mut state = lock(&self.state);
-        state.backing = header[BACKING].try_into().ok();
-        state.insert(0, Box::new(*header));
+    /// From now on the header is to say that the disk has so many bytes, whatever the engine has it say.
+    pub(super) fn set_size(&self, size: u64) {
+        lock(&self.state).size = size;
     }
 
     /// What is kept of a range. To be asked before the file is read: what is written to it meanwhile
@@ -191,29 +161,15 @@ impl Metadata {
             .collect()
     }
 
-    /// Forgets a range that is the guest's data from now on. `false`: it is being written.
-    pub(super) fn forget(&self, range: Range<u64>) -> bool {
-        let numbers = numbers(&range);
-        let mut state = lock(&self.state);
-        if state.writing.range(numbers.clone()).next().is_some() {
-            return false;
-        }
-        let gone: Vec<u64> = state.dirty.range(numbers).map(|(number, _)| *number).collect();
+    /// Forgets a range that is not metadata any more. Nothing is being written.
+    pub(super) fn forget(&self, range: Range<u64>) {
+        let state = &mut *lock(&self.state);
+        let gone: Vec<u64> =
+            state.dirty.range(numbers(&range)).map(|(number, _)| *number).collect();
         for number in gone {
             state.dirty.remove(&number);
             state.uncommitted.insert(number);
         }
-        true
-    }
-
-    /// Clusters will be given up.
-    pub(super) fn give_up(&self) {
-        self.given_up.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Whether data may be written to any cluster that is free.
-    pub(super) fn is_free(&self) -> bool {
-        self.free.load(Ordering::Acquire) == self.given_up.load(Ordering::Acquire)
     }
 
     /// New data is in the file, at a place that no metadata in the file leads to.
@@ -228,15 +184,7 @@ impl Metadata {
     ///
     /// Those of the journal, which is not used any more. What it has stays until it is in the image.
     pub(super) fn commit(&self) -> io::Result<bool> {
-        let state = &mut *lock(&self.state);
-        let changed = std::mem::take(&mut state.uncommitted);
-        let Some(journal) = state.journal.as_mut().filter(|_| !state.failed) else {
-            return Ok(false);
-        };
-        let sectors = changed.iter().map(|number| (*number, state.dirty.get(number).map(|s| &**s)));
-        let committed = journal.commit(sectors);
-        state.failed = committed.is_err();
-        committed.map(|()| true)
+        lock(&self.state).commit()
     }
 
     /// There are no more commits.
@@ -270,15 +218,15 @@ impl Metadata {
     pub(super) fn mark_of_commit(&self) -> Option<[u8; SECTOR]> {
         let state = lock(&self.state);
         let journal = state.journal.as_ref().filter(|_| state.marked && !state.failed)?;
-        Some(journal.mark().sector(state.commit))
+        Some(journal.mark().sector(state.last))
     }
 
     /// From now on the header is to say that the image has to be repaired; or not any more.
     pub(super) fn set_marked(&self, marked: bool) {
         let mut state = lock(&self.state);
         (state.marked, state.unmarking) = (marked, !marked);
-        if let Some(header) = state.dirty.remove(&0) {
-            state.insert(0, header);
+        if let Some(header) = state.dirty.get(&0).map(|header| **header) {
+            state.insert(0, &header);
         }
     }
 
@@ -319,19 +267,21 @@ impl Metadata {
         }
     }
 
-    /// All that is kept is to be written, and was committed before. It fits together: nobody is changing any of it. Nobody
-    /// else begins before this is over.
-    pub(super) fn begin(&self) -> WriteOut<'_> {
+    /// All that is kept is to be written. It is committed first, if it can be: while it is being written, the journal
+    /// has all of it. Nobody else begins before this is over.
+    pub(super) fn begin(&self) -> (WriteOut<'_>, io::Result<bool>) {
         let mut state = lock(&self.state);
+        let committed = state.commit();
         state.writing = Arc::new(std::mem::take(&mut state.dirty));
-        state.commit = state.journal.as_ref().map_or(0, Journal::committed);
-        WriteOut {
+        state.last = state.journal.as_ref().map_or(0, Journal::committed);
+        self.kept.store(0, Ordering::Relaxed);
+        let write_out = WriteOut {
             metadata: self,
-            given_up: self.given_up.load(Ordering::Acquire),
             data: self.new_data.swap(false, Ordering::AcqRel),
             counted: None,
             is_done: false,
-        }
+        };
+        (write_out, committed)
     }
 }
 
@@ -353,7 +303,6 @@ impl WriteOut<'_> {
         state.writing = Arc::default();
         state.layout = layout;
         state.written();
-        metadata.free.fetch_max(self.given_up, Ordering::Release);
         Ok(())
     }
 }
@@ -379,24 +328,33 @@ impl Drop for WriteOut<'_> {
 }
 
 impl State {
-    fn insert(&mut self, number: u64, mut sector: Box<[u8; SECTOR]>) {
+    fn insert(&mut self, number: u64, sector: &[u8; SECTOR]) {
+        let kept = self.dirty.entry(number).or_insert_with(|| Box::new([0; SECTOR]));
+        **kept = *sector;
         if number == 0 {
-            // `imago`'s may be ahead, or behind.
-            sector[SIZE].copy_from_slice(&self.size.to_be_bytes());
-            set_dirty(&mut sector, self.marked);
-            set_corrupt(&mut sector, self.corrupt);
-            if let Some(backing) = &self.backing {
-                sector[BACKING].copy_from_slice(backing);
-            }
+            // The engine's header has the size that the disk is to have, and no such bits.
+            kept[SIZE].copy_from_slice(&self.size.to_be_bytes());
+            set_dirty(kept, self.marked);
+            set_corrupt(kept, self.corrupt);
         }
-        self.dirty.insert(number, sector);
         if self.journal.is_some() {
             self.uncommitted.insert(number);
         }
     }
 
+    fn commit(&mut self) -> io::Result<bool> {
+        let changed = std::mem::take(&mut self.uncommitted);
+        let Some(journal) = self.journal.as_mut().filter(|_| !self.failed) else {
+            return Ok(false);
+        };
+        let sectors = changed.iter().map(|number| (*number, self.dirty.get(number).map(|s| &**s)));
+        let committed = journal.commit(sectors);
+        self.failed = committed.is_err();
+        committed.map(|()| true)
+    }
+
     fn written(&mut self) {
-        let commit = self.commit;
+        let commit = self.last;
         if let Some(journal) = &mut self.journal
             && let Err(error) = journal.written(commit)
         {
@@ -429,10 +387,9 @@ mod tests {
             bitmaps: None,
         };
         let metadata = Metadata::new(&header, &[]);
-        metadata.write(0, &[0xff; 2 * SECTOR]);
+        lock(&metadata.state).insert(0, &[0xff; SECTOR]);
         let kept = metadata.kept(0..2 * SECTOR as u64);
         assert_eq!(super::super::steps::number(&kept[0].1[SIZE]), 1 << 20);
         assert_eq!((kept[0].1[23], kept[0].1[32]), (0xff, 0xff));
-        assert_eq!(kept[1].1, [0xff; SECTOR]);
     }
 }

@@ -1,24 +1,28 @@
-//! `qcow2`: QEMU's image format, by the [`imago`] crate.
+//! `qcow2`: QEMU's image format.
 //!
-//! `imago` looks after the metadata: which clusters are where, which are in use. Its storage
-//! ([`storage`]) goes to the node below. The guest's data does not pass through it: [`access`] asks where
-//! it is, and has it go between the guest's memory and the node below. An image is shared by all loops;
-//! each request is a task on the loop that it came from ([`channel`]).
+//! The [`engine`] has the metadata in memory: which clusters are where, which are in use. It does no I/O.
+//! What it changes goes to the file by way of [`metadata`]. The guest's data does not pass through it:
+//! [`access`] asks where it is, and has it go between the guest's memory and the node below. An image is
+//! shared by all loops ([`core`]). A request to data that has its place goes straight to the node below; any
+//! other is a task on the loop that it came from ([`channel`]).
 
 mod access;
 mod backing_name;
 mod bitmaps;
 mod channel;
 mod context;
+mod core;
 mod create;
 mod damage;
 mod details;
 mod driver;
+mod engine;
 mod header;
 mod image;
 mod implicit;
 mod journal;
 mod let_go;
+mod locks;
 mod marker;
 mod metadata;
 mod open;
@@ -37,11 +41,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use event_loop::{EventLoop, oneshot};
+use event_loop::EventLoop;
 use nix::errno::Errno;
 
 use self::channel::Qcow2Channel;
-use self::context::{Channels, With};
+use self::context::Channels;
 use self::details::Details;
 use self::image::{Image, errno_of};
 use self::let_go::LettingGo;
@@ -54,8 +58,6 @@ use crate::node::{
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
 
-#[cfg(feature = "sim")]
-pub use self::context::elsewhere;
 pub use self::create::{CreateQcow2, create_qcow2};
 pub use self::damage::Damage;
 pub(crate) use self::damage::Damages;
@@ -150,13 +152,7 @@ impl BlockNode for Qcow2Node {
         let event_loop = event_loop.clone();
         Box::pin(async move {
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
-            let (image, new) = (self.image.clone(), name.clone());
-            let (done, renamed) = oneshot::channel();
-            let task = With::new(channels.clone(), async move {
-                done.send(image.set_backing_name(&channels, new.as_ref()).await);
-            });
-            task.await;
-            renamed.await.map_err(|_| Errno::ECANCELED)??;
+            self.image.set_backing_name(&channels, name.as_ref()).await?;
             self.details.set_backing(name);
             Ok(())
         })
@@ -185,17 +181,11 @@ impl BlockNode for Qcow2Node {
             let before = self.image.size();
             let failed = |error| resize::failed(errno_of(error));
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
-            let (image, pass) = (self.image.clone(), self.pass_discard);
-            let (done, resized) = oneshot::channel();
-            let task = With::new(channels.clone(), async move {
-                done.send(image.resize(&channels, size, pass).await);
-            });
-            task.await;
-            let resized = resized.await.map_err(|_| resize::failed(Errno::ECANCELED));
+            let resized = self.image.resize(&channels, size, self.pass_discard).await;
             if self.image.size() != before {
                 self.watchers.tell();
             }
-            resized?
+            resized
         })
     }
 

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use event_loop::{EventLoop, LoopConfig};
-use imago::qcow2::Qcow2;
 use nix::errno::Errno;
 
 use super::Qcow2Node;
-use super::context::{Channels, With};
+use super::context::Channels;
+use super::core::read_kept;
 use super::damage::Damages;
 use super::details::Details;
+use super::engine::{Contents, Engine, Stop};
 use super::header::{self, Header};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
@@ -23,7 +24,7 @@ use super::let_go::LettingGo;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
-use super::storage::{NodeStorage, Role, Shared, sync};
+use super::storage::{Shared, sync};
 use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Watchers};
@@ -82,18 +83,9 @@ where
     let config = LoopConfig { name: "qcow2".into(), entries: 32, ..LoopConfig::default() };
     let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
     let channels = Rc::new(below.open_channels(&event_loop)?);
-    let (done, result) = event_loop::oneshot::channel();
-    let task = task(channels.clone());
-    let task = With::new(channels, async move {
-        // Somebody waits for it.
-        done.send(task.await);
-    });
-    let result = event_loop.block_on(async move {
-        task.await;
-        result.await
-    })?;
+    let result = event_loop.block_on(task(channels))?;
     event_loop.shut_down()?;
-    result.map_err(|_| io::Error::other("the task has ended without a result"))?
+    result
 }
 
 fn failed(name: &str, what: &str, error: &io::Error) -> OpenError {
@@ -275,13 +267,14 @@ impl Opening {
                         Some(metadata.with_journal(journal, marked))
                     }
                 };
-                let shared = Shared::new(metadata);
-                Ok((open(&below_too, shared.clone(), read_only).await?, shared))
+                let end = below_too.file.geometry().size;
+                let engine = engine(&channels, &header, metadata.as_ref(), end, read_only).await?;
+                Ok((engine, Shared::new(metadata)))
             })
         };
-        let (qcow2, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
+        let (engine, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
-        let image = Image::new(qcow2, shared, &header, below.backing.is_some(), read_only);
+        let image = Image::new(engine, shared, &header, below.backing.is_some(), read_only);
         if lacks && goes_on {
             image.changed();
         }
@@ -303,19 +296,33 @@ impl Opening {
     }
 }
 
-async fn open(
-    below: &Below,
-    shared: Arc<Shared>,
+/// Reads the tables that are always in memory. `end`: that of the file.
+async fn engine(
+    channels: &Channels,
+    header: &Header,
+    metadata: Option<&Metadata>,
+    end: u64,
     read_only: bool,
-) -> io::Result<Qcow2<NodeStorage>> {
-    let storage =
-        |role, node: &Arc<dyn BlockNode>| NodeStorage::new(role, node.name(), shared.clone());
-    let file = storage(Role::File, &below.file);
-    let mut qcow2 = Qcow2::open_image(file, !read_only).await?;
-    qcow2.set_data_file(below.data_file.as_ref().map(|node| storage(Role::DataFile, node)));
-    // What lies behind is read by its node.
-    qcow2.set_backing(None);
-    Ok(qcow2)
+) -> io::Result<Engine> {
+    let table = |(offset, len): (u64, u64)| read_kept(channels, metadata, offset, len as usize);
+    let start = read_kept(channels, metadata, 0, SECTOR).await?;
+    let l1 = table(header.l1_table).await?;
+    let refcounts = match read_only {
+        true => Vec::new(),
+        false => table(header.refcount_table).await?,
+    };
+    let contents = Contents {
+        start: *start.first_chunk().ok_or(Errno::EIO)?,
+        header,
+        l1: &l1,
+        refcounts: &refcounts,
+        // What another process has left and is not in the file yet may lie beyond.
+        end: end.max(metadata.map_or(0, Metadata::end)),
+    };
+    Engine::new(&contents).map_err(|stop| match stop {
+        Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+        Stop::Read(_) | Stop::Full => Errno::EIO.into(),
+    })
 }
 
 /// What a process that was killed has kept of the image's metadata, and the journal where it is; or one that gives place
@@ -419,7 +426,7 @@ fn clear_up(
         };
         if !left.is_empty() {
             let metadata = metadata_in_file(&channels, &header).await?.with_left(left);
-            metadata.begin().carry_out(&channels).await?;
+            metadata.begin().0.carry_out(&channels).await?;
             sync(&channels).await?;
         }
         let at = Mark::place(header.cluster).ok_or(Errno::EIO)?;

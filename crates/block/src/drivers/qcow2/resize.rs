@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use event_loop::AlignedBuf;
-use imago::format::drivers::FormatDriverInstance;
+use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::access::Place;
@@ -42,8 +42,7 @@ impl Image {
         }
         // The last cluster of the one and of the other, and what is between. No request that touches
         // it takes the one size for the other.
-        let changed = self.change_mapping(size.min(old)..size.max(old));
-        let _change = changed.await.map_err(failed)?;
+        let _change = self.claim(size.min(old)..size.max(old), true).await;
         match size > old {
             true => self.grow(channels, old, size).await?,
             false => self.shrink(channels, old, size, pass).await.map_err(failed)?,
@@ -91,7 +90,7 @@ impl Image {
             let why = "Failed to zero out new clusters: Operation not supported";
             return Err(ResizeError::Format(why));
         }
-        if size > self.qcow2.size() {
+        if size > lock(&self.core).engine.reach() {
             self.grow_tables(channels, size).await.map_err(failed)?;
         }
         self.zero_tail(channels, old, behind > old).await.map_err(failed)?;
@@ -105,7 +104,7 @@ impl Image {
         if used == 0 {
             return Ok(());
         }
-        match self.find(end - used..end).await?.0 {
+        match self.find(channels, end - used..end).await?.0 {
             Place::Zeroes => Ok(()),
             Place::Nowhere if !shows => Ok(()),
             Place::Data { at, own: true } => {
@@ -129,9 +128,9 @@ impl Image {
 
     /// Has clusters past the disk's end read as zeroes, table by table.
     async fn hide(&self, channels: &Channels, range: Range<u64>) -> Result<(), Errno> {
-        let end = range.end.next_multiple_of(self.cluster).min(self.qcow2.size());
+        let end = range.end.next_multiple_of(self.cluster);
         for part in self.tables(range.start..end) {
-            self.change_to_zeroes(channels, part, Place::Nowhere, false).await?;
+            self.change_to_zeroes(channels, part, false).await?;
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ impl Image {
         let mut answer = Answer { bufs, extents: 0, last: None };
         let mut at = range.start;
         while at < range.end {
-            let (place, found) = self.find(at..range.end).await?;
+            let (place, found) = self.find(channels, at..range.end).await?;
             let state = match place {
                 Place::Data { .. } | Place::Compressed => State::Data,
                 Place::Zeroes => State::Hole,

@@ -1,17 +1,13 @@
 //! Write-zeroes and discards: what becomes of clusters that are not wanted any more.
 
-// `imago` calls discards unsafe since they break mappings that somebody else may be using. Here nobody
-// is: see `Image::change_mapping`.
-#![allow(unsafe_code)]
-
 use std::ops::Range;
 
 use event_loop::{AlignedBuf, IoBufs};
-use imago::format::drivers::FormatDriverInstance;
 use nix::errno::Errno;
 
 use super::access::Place;
 use super::context::{Channels, Transfer};
+use super::engine::Zeroing;
 use super::image::Image;
 use crate::request::Op;
 
@@ -36,7 +32,7 @@ impl Image {
         discarding: Option<Discarding>,
         no_fallback: bool,
     ) -> Result<(), Errno> {
-        let _change = self.change_mapping(range.clone()).await?;
+        let _change = self.claim(range.clone(), true).await;
         let whole = self.whole_clusters(&range);
         let slow = self.version < 3 || whole != range;
         if no_fallback && slow {
@@ -58,11 +54,11 @@ impl Image {
         range: Range<u64>,
         discarding: Discarding,
     ) -> Result<(), Errno> {
-        if self.version < 3 && self.has_backing {
-            // There are no zeroes that hide what lies behind.
+        if self.version < 3 && (self.has_backing || !discarding.unref) {
+            // There are no zeroes: what lies behind would show, and no cluster without data has a place.
             return Ok(());
         }
-        let _change = self.change_mapping(range.clone()).await?;
+        let _change = self.claim(range.clone(), true).await;
         let whole = self.whole_clusters(&range);
         self.drop_data(channels, whole, discarding).await
     }
@@ -85,7 +81,7 @@ impl Image {
     ) -> Result<(), Errno> {
         let mut at = range.start;
         while at < range.end {
-            let (place, found) = self.find(at..range.end).await?;
+            let (place, found) = self.find(channels, at..range.end).await?;
             let end = at + found;
             match place {
                 // It reads as zeroes, and has nothing to give back.
@@ -95,7 +91,7 @@ impl Image {
                     if let (Place::Data { at: host, own: true }, true) = (place, discarding.pass) {
                         self.punch(channels, host, found).await;
                     }
-                    self.change_to_zeroes(channels, at..end, place, discarding.unref).await?;
+                    self.change_to_zeroes(channels, at..end, discarding.unref).await?;
                 }
             }
             at = end;
@@ -113,49 +109,24 @@ impl Image {
         drop(punched);
     }
 
-    /// Has clusters read as zeroes that are in that place. `unref`: what they have is given up.
+    /// Has clusters read as zeroes. `unref`: what they have is given up.
     pub(super) async fn change_to_zeroes(
         &self,
         channels: &Channels,
         range: Range<u64>,
-        place: Place,
         unref: bool,
     ) -> Result<(), Errno> {
-        let Range { mut start, end } = range;
-        let end = self.end(end);
-        // A compressed cluster has no place of its own that it could keep.
-        let gives_up = unref || place == Place::Compressed;
-        // What has a place has a table, and it can be changed there, if no snapshot has it too.
-        let finds_room = place == Place::Nowhere || self.has_snapshots;
-        while start < end {
-            // Of each table by itself: room for the next one must not be found where this one has
-            // just given something up.
-            let _together = match gives_up {
-                false => Some(self.change_metadata(channels).await?),
-                true => None,
-            };
-            let _alone = match gives_up {
-                true => Some(self.give_up_alone(channels, finds_room).await?),
-                false => None,
-            };
-            if gives_up {
-                self.give_up();
-            }
-            let len = end - start;
-            let changed = match (unref, self.version) {
-                (false, _) => self.qcow2.ensure_zero_mapping(start, len).await,
-                // SAFETY: the caller has a `Change` of these clusters, so nobody has looked up where
-                // they are and still uses it. No memory depends on that.
-                (true, 3..) => unsafe { self.qcow2.discard_to_zero_unsafe(start, len) }.await,
-                // SAFETY: as above. There is nothing behind the image that could show.
-                (true, _) => unsafe { self.qcow2.discard_to_backing_unsafe(start, len) }.await,
-            };
-            self.changed();
-            let (_, changed) = changed.map_err(|error| self.failed(error))?;
-            if changed == 0 {
-                return Err(Errno::EIO);
-            }
-            start += changed;
+        let zeroing = match (unref, self.version) {
+            (false, _) => Zeroing::Keep,
+            (true, 3..) => Zeroing::Free,
+            // There is nothing behind the image that could show.
+            (true, _) => Zeroing::Uncover,
+        };
+        let mut at = range.start / self.cluster;
+        let end = self.end(range.end) / self.cluster;
+        while at < end {
+            self.limit(channels).await?;
+            at += self.engine(channels, |engine| engine.zero(at, end - at, zeroing)).await?;
         }
         Ok(())
     }
@@ -172,7 +143,7 @@ impl Image {
         let zeroes = AlignedBuf::io_bufs((end - start).min(ZEROES) as usize, 4096);
         let zeroes = zeroes.ok_or(Errno::ENOMEM)?;
         while start < end {
-            let (place, found) = self.find(start..end).await?;
+            let (place, found) = self.find(channels, start..end).await?;
             let is_zero = match place {
                 Place::Nowhere => !self.has_backing,
                 Place::Zeroes => true,

@@ -400,9 +400,9 @@ fn what_is_given_up_is_in_the_file_before_an_image_is_let_go() {
     guest.flush();
     let zeroes = AlignedBuf::io_bufs(2 * CLUSTER as usize, 512).unwrap();
     guest.wait(guest.ask(Op::Discard, 0, zeroes)).0.unwrap();
-    assert!(!disk.node.image.is_free());
+    assert!(disk.node.image.has_given_up());
     guest.wait(disk.let_go()).unwrap();
-    assert!(disk.node.image.is_free());
+    assert!(!disk.node.image.has_given_up());
     assert_eq!(home.left(), [0, 0, 1, 1]);
 }
 

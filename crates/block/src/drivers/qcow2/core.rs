@@ -1,0 +1,209 @@
+//! The state of an image that all loops share: its metadata in memory, and who is at work where.
+//!
+//! One lock, held for as long as a call in memory takes. Nothing waits under it.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::task::{Poll, Waker};
+
+use event_loop::sync::lock;
+use nix::errno::Errno;
+
+use super::context::Channels;
+use super::engine::{Engine, Room, Stop, Table};
+use super::image::Image;
+use super::locks::{Ranges, Taken};
+use super::metadata::Metadata;
+use super::steps::{SECTOR, read};
+
+/// What all loops share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) engine: Engine,
+    pub(super) ranges: Ranges,
+    /// Tables that are being read, and who waits for them too.
+    reading: Vec<(Table, Vec<Waker>)>,
+}
+
+impl Core {
+    pub(super) fn new(engine: Engine) -> Core {
+        Core { engine, ranges: Ranges::default(), reading: Vec::new() }
+    }
+}
+
+/// A part of the disk that a request has, until this is dropped.
+pub(super) struct Claim<'a> {
+    image: &'a Image,
+    taken: Option<Taken>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            self.image.give_back(taken);
+        }
+    }
+}
+
+/// A request that waits for its turn.
+struct Turn<'a> {
+    image: &'a Image,
+    number: Option<u64>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            let wakers = lock(&self.image.core).ranges.stop_waiting(number);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// A table that this task reads. Those who wait for it are woken when this is dropped, however it ends.
+struct Reading<'a> {
+    image: &'a Image,
+    table: Table,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let wakers = {
+            let reading = &mut lock(&self.image.core).reading;
+            let at = reading.iter().position(|(table, _)| *table == self.table);
+            at.map(|at| reading.swap_remove(at).1)
+        };
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// Room for data that is not mapped yet. What is left of it when this is dropped is given up.
+pub(super) struct Reserved<'a> {
+    image: &'a Image,
+    pub(super) room: Room,
+}
+
+impl<'a> Reserved<'a> {
+    pub(super) fn new(image: &'a Image, room: Room) -> Reserved<'a> {
+        Reserved { image, room }
+    }
+
+    /// The first clusters of it are mapped.
+    pub(super) fn advance(&mut self, clusters: u64) {
+        self.room.host += clusters * self.image.cluster;
+        self.room.clusters -= clusters;
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let Room { host, clusters, is_reserved, .. } = self.room;
+        if is_reserved && clusters > 0 {
+            lock(&self.image.core).engine.give_up_room(host, clusters);
+        }
+    }
+}
+
+impl Image {
+    /// Has the clusters of a range, beside others or alone.
+    pub(super) async fn claim(&self, range: Range<u64>, is_alone: bool) -> Claim<'_> {
+        let range = self.clusters(range);
+        if range.is_empty() {
+            return Claim { image: self, taken: None };
+        }
+        let mut turn = Turn { image: self, number: None };
+        let taken =
+            poll_fn(|cx| lock(&self.core).ranges.poll_take(&range, is_alone, &mut turn.number, cx));
+        Claim { image: self, taken: Some(taken.await) }
+    }
+
+    pub(super) fn give_back(&self, taken: Taken) {
+        let wakers = lock(&self.core).ranges.give_back(taken);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has the engine do something, and reads the tables that it needs for that. What it changes is kept before
+    /// anybody else can ask the engine.
+    pub(super) async fn engine<T>(
+        &self,
+        channels: &Channels,
+        mut call: impl FnMut(&mut Engine) -> Result<T, Stop>,
+    ) -> Result<T, Errno> {
+        loop {
+            let done = {
+                let mut core = lock(&self.core);
+                let done = call(&mut core.engine);
+                self.keep(&mut core.engine);
+                done
+            };
+            match done {
+                Ok(done) => return Ok(done),
+                Err(Stop::Read(table)) => self.read_table(channels, table).await?,
+                Err(Stop::Full) => return Err(Errno::EFBIG),
+                Err(Stop::Damaged(why)) => return Err(self.damaged(why)),
+            }
+        }
+    }
+
+    /// Keeps what a call of the engine has changed.
+    pub(super) fn keep(&self, engine: &mut Engine) {
+        if engine.has_changed()
+            && let Some(metadata) = &self.shared.metadata
+        {
+            metadata.keep(engine);
+            self.changed();
+        }
+    }
+
+    /// Reads a table, or waits until another task has.
+    async fn read_table(&self, channels: &Channels, table: Table) -> Result<(), Errno> {
+        let mut is_mine = false;
+        let mut asked = false;
+        poll_fn(|cx| {
+            let reading = &mut lock(&self.core).reading;
+            match reading.iter_mut().find(|(other, _)| *other == table) {
+                Some((_, waiting)) => {
+                    waiting.push(cx.waker().clone());
+                    asked = true;
+                    Poll::Pending
+                }
+                // It has been read, or that has failed: the caller sees which.
+                None if asked => Poll::Ready(()),
+                None => {
+                    reading.push((table, Vec::new()));
+                    is_mine = true;
+                    Poll::Ready(())
+                }
+            }
+        })
+        .await;
+        if !is_mine {
+            return Ok(());
+        }
+        let _reading = Reading { image: self, table };
+        let metadata = self.shared.metadata.as_ref();
+        let bytes = read_kept(channels, metadata, table.offset(), self.cluster as usize).await?;
+        lock(&self.core).engine.insert(table, bytes.into());
+        Ok(())
+    }
+}
+
+/// Reads a part of the file as it is to be: with what is kept of it and not there yet.
+pub(super) async fn read_kept(
+    channels: &Channels,
+    metadata: Option<&Metadata>,
+    offset: u64,
+    len: usize,
+) -> Result<Vec<u8>, Errno> {
+    // Before the file is read: what is written meanwhile is among it.
+    let kept = metadata.map(|kept| kept.kept(offset..offset + len as u64));
+    let mut bytes = read(channels, offset, len).await?;
+    for (at, sector) in kept.into_iter().flatten() {
+        let at = at.saturating_sub(offset) as usize;
+        if let Some(bytes) = bytes.get_mut(at..) {
+            let len = bytes.len().min(SECTOR);
+            bytes[..len].copy_from_slice(&sector[..len]);
+        }
+    }
+    Ok(bytes)
+}

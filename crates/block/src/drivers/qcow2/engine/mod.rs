@@ -1,0 +1,381 @@
+//! The metadata of an image in memory, and what requests do to it.
+//!
+//! A pure core: no I/O, no waiting, no clock. Each call either does all that it says, in memory, or
+//! [stops](Stop) at a table that has to be read first and is called again. What a call has changed is taken
+//! with [`Engine::take_changed`], sector by sector, before anything else happens: at that time all metadata
+//! fits together, as in an image that was closed.
+//!
+//! New clusters are [reserved](Engine::reserve) before data is written to them, in memory only. They are
+//! counted and mapped at once when the data is there ([`Engine::map`]), so a process that is killed in between
+//! leaves nothing behind. Clusters that are given up are not used again until the file says that they are
+//! free ([`Engine::seal`], [`Engine::settle`]).
+
+mod change;
+mod counts;
+mod entry;
+mod held;
+mod tables;
+
+use std::fmt;
+use std::ops::Range;
+
+pub(super) use self::counts::set_count;
+use self::entry::Entry;
+use self::held::Intervals;
+use self::tables::Tables;
+use super::access::Place;
+use super::header::Header;
+use super::steps::{ENTRY, SECTOR, SIZE};
+
+/// Bytes of L2 tables, and of refcount blocks, in memory.
+const L2_BYTES: u64 = 32 << 20;
+const BLOCK_BYTES: u64 = 4 << 20;
+/// Tables of a kind that are in memory at least.
+const LEAST: u64 = 32;
+
+/// What the header says of the tables' form.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Format {
+    /// Bits of an offset in a cluster.
+    cluster_bits: u32,
+    /// A reference count has two to the power of this many bits.
+    refcount_order: u32,
+    version: u32,
+    has_data_file: bool,
+}
+
+impl Format {
+    fn new(header: &Header) -> Format {
+        Format {
+            cluster_bits: header.cluster.trailing_zeros(),
+            refcount_order: header.refcount_bits.trailing_zeros(),
+            version: header.version,
+            has_data_file: header.data_file.is_some(),
+        }
+    }
+
+    fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Bits of an index in an L2 table.
+    fn l2_bits(&self) -> u32 {
+        self.cluster_bits - 3
+    }
+
+    /// Bits of an index in a refcount block.
+    fn block_bits(&self) -> u32 {
+        self.cluster_bits + 3 - self.refcount_order
+    }
+}
+
+/// A table that a call needs: its index in the table above it, and its first byte in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Table {
+    /// An L2 table.
+    L2(usize, u64),
+    /// A refcount block.
+    Block(usize, u64),
+}
+
+impl Table {
+    /// Its first byte in the file.
+    pub(super) fn offset(self) -> u64 {
+        match self {
+            Table::L2(_, offset) | Table::Block(_, offset) => offset,
+        }
+    }
+}
+
+/// Why a call has done nothing.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// This table has to be read first.
+    Read(Table),
+    /// The metadata is damaged.
+    Damaged(String),
+    /// The file cannot become any longer.
+    Full,
+}
+
+impl Stop {
+    fn damaged(why: fmt::Arguments<'_>) -> Stop {
+        Stop::Damaged(why.to_string())
+    }
+}
+
+/// Room for data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Room {
+    /// Its first byte in the data's file.
+    pub(super) host: u64,
+    /// How many clusters.
+    pub(super) clusters: u64,
+    /// Nothing was ever written there, nor beyond: it reads as zeroes.
+    pub(super) is_fresh: bool,
+    /// It was found, and is to be mapped or given up.
+    pub(super) is_reserved: bool,
+}
+
+/// What clusters read as that lose their data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Zeroing {
+    /// Zeroes. They keep their place.
+    Keep,
+    /// Zeroes. Their place is given up.
+    Free,
+    /// What lies behind. Their place is given up.
+    Uncover,
+}
+
+/// A sector that a call has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Changed {
+    Header,
+    L1(usize),
+    Refcounts(usize),
+    L2(usize, usize),
+    Block(usize, usize),
+}
+
+/// The metadata of an image.
+#[derive(Debug)]
+pub(super) struct Engine {
+    format: Format,
+    header: [u8; SECTOR],
+    /// The L1 table, and its first byte in the file.
+    l1: Vec<u64>,
+    l1_at: u64,
+    l2: Tables,
+    /// The refcount table, and its first byte in the file.
+    refcounts: Vec<u64>,
+    refcounts_at: u64,
+    blocks: Tables,
+    /// Clusters that nothing in memory refers to and that are in use all the same: reserved, or given up
+    /// while the file does not say so.
+    held: Intervals,
+    /// Those given up: when, and which.
+    given_up: Vec<(u64, Range<u64>)>,
+    /// Now, for what is given up.
+    age: u64,
+    /// There is no room before this cluster.
+    first_free: u64,
+    /// From this cluster on nothing was ever written.
+    fresh: u64,
+    changed: Vec<Changed>,
+}
+
+/// What an engine is made of.
+pub(super) struct Contents<'a> {
+    /// The first sector of the file.
+    pub(super) start: [u8; SECTOR],
+    pub(super) header: &'a Header,
+    /// The L1 table's bytes.
+    pub(super) l1: &'a [u8],
+    /// The refcount table's bytes.
+    pub(super) refcounts: &'a [u8],
+    /// The end of the file: nothing was ever written from there on.
+    pub(super) end: u64,
+}
+
+fn entries(table: &[u8]) -> Vec<u64> {
+    let (entries, _) = table.as_chunks::<ENTRY>();
+    entries.iter().map(|entry| u64::from_be_bytes(*entry)).collect()
+}
+
+fn entry_at(table: &[u8], index: usize) -> u64 {
+    table.as_chunks::<ENTRY>().0.get(index).map_or(0, |entry| u64::from_be_bytes(*entry))
+}
+
+impl Engine {
+    /// # Errors
+    ///
+    /// An entry of the L1 table is damaged.
+    pub(super) fn new(contents: &Contents<'_>) -> Result<Engine, Stop> {
+        let Contents { start, header, l1, refcounts, end } = *contents;
+        let format = Format::new(header);
+        let (l1, refcounts) = (entries(l1), entries(refcounts));
+        l1.iter().try_for_each(|entry| entry::table(*entry, &format).map(drop))?;
+        let tables = |indices, bytes: u64| {
+            Tables::new(indices, (bytes >> format.cluster_bits).max(LEAST) as usize)
+        };
+        Ok(Engine {
+            format,
+            header: start,
+            l2: tables(l1.len(), L2_BYTES),
+            blocks: tables(refcounts.len(), BLOCK_BYTES),
+            l1,
+            l1_at: header.l1_table.0,
+            refcounts,
+            refcounts_at: header.refcount_table.0,
+            held: Intervals::default(),
+            given_up: Vec::new(),
+            age: 0,
+            first_free: 1,
+            fresh: end.div_ceil(format.cluster()),
+            changed: Vec::new(),
+        })
+    }
+
+    /// Bytes of the disk that the L1 table reaches.
+    pub(super) fn reach(&self) -> u64 {
+        (self.l1.len() as u64) << (self.format.l2_bits() + self.format.cluster_bits)
+    }
+
+    /// Takes a table that was read. `false`: it is not in use any more.
+    pub(super) fn insert(&mut self, table: Table, bytes: Box<[u8]>) {
+        match table {
+            Table::L2(index, offset) => {
+                let entry =
+                    self.l1.get(index).and_then(|raw| entry::table(*raw, &self.format).ok());
+                if entry.flatten().is_some_and(|(at, _)| at == offset) {
+                    self.l2.insert(index, bytes);
+                }
+            }
+            Table::Block(index, offset) => {
+                if self.refcounts.get(index) == Some(&offset) {
+                    self.blocks.insert(index, bytes);
+                }
+            }
+        }
+    }
+
+    /// Where a range of the disk begins to be, and how many of its bytes are there. Not empty.
+    pub(super) fn find(&mut self, offset: u64, len: u64) -> Result<(Place, u64), Stop> {
+        let format = self.format;
+        let cluster = offset >> format.cluster_bits;
+        let (index, first) = self.split(cluster);
+        let in_cluster = offset & (format.cluster() - 1);
+        let in_table = (1 << format.l2_bits()) - first as u64;
+        let most = len.min((in_table << format.cluster_bits) - in_cluster);
+        let Some(slot) = self.l2_slot(index)? else { return Ok((Place::Nowhere, most)) };
+        let table = self.l2.bytes(slot);
+        let entry = Entry::parse(entry_at(table, first), &format)?;
+        let mut found = format.cluster() - in_cluster;
+        let (mut at, mut before) = (first, entry);
+        while found < most {
+            at += 1;
+            let Ok(next) = Entry::parse(entry_at(table, at), &format) else { break };
+            if !next.follows(before, &format) {
+                break;
+            }
+            before = next;
+            found += format.cluster();
+        }
+        let place = match entry {
+            Entry::Nowhere => Place::Nowhere,
+            Entry::Zeroes { .. } => Place::Zeroes,
+            Entry::Data { host, own } => Place::Data { at: host + in_cluster, own },
+            Entry::Compressed { .. } => Place::Compressed,
+        };
+        Ok((place, found.min(most)))
+    }
+
+    /// Where the bytes of a compressed cluster are, the first and how many, at most. `None`: it is not compressed.
+    pub(super) fn find_compressed(&mut self, offset: u64) -> Result<Option<(u64, u64)>, Stop> {
+        let (index, at) = self.split(offset >> self.format.cluster_bits);
+        let Some(slot) = self.l2_slot(index)? else { return Ok(None) };
+        match Entry::parse(entry_at(self.l2.bytes(slot), at), &self.format)? {
+            Entry::Compressed { host, len } => Ok(Some((host, len))),
+            Entry::Nowhere | Entry::Zeroes { .. } | Entry::Data { .. } => Ok(None),
+        }
+    }
+
+    /// What has changed since the last call: numbers of sectors, and what they have now.
+    pub(super) fn take_changed(&mut self, mut each: impl FnMut(u64, &[u8; SECTOR])) {
+        let changed = std::mem::take(&mut self.changed);
+        for changed in &changed {
+            match *changed {
+                Changed::Header => each(0, &self.header),
+                Changed::L1(sector) => {
+                    each(self.l1_at / SECTOR as u64 + sector as u64, &sector_of(&self.l1, sector))
+                }
+                Changed::Refcounts(sector) => each(
+                    self.refcounts_at / SECTOR as u64 + sector as u64,
+                    &sector_of(&self.refcounts, sector),
+                ),
+                Changed::L2(index, sector) => {
+                    let at =
+                        self.l1.get(index).and_then(|raw| entry::table(*raw, &self.format).ok());
+                    let slot = self.l2.slot(index);
+                    if let (Some(Some((at, _))), Some(slot)) = (at, slot)
+                        && let Some(bytes) = self.l2.bytes(slot).as_chunks().0.get(sector)
+                    {
+                        each(at / SECTOR as u64 + sector as u64, bytes);
+                    }
+                }
+                Changed::Block(index, sector) => {
+                    if let (Some(at), Some(slot)) =
+                        (self.refcounts.get(index).copied(), self.blocks.slot(index))
+                        && let Some(bytes) = self.blocks.bytes(slot).as_chunks().0.get(sector)
+                    {
+                        each(at / SECTOR as u64 + sector as u64, bytes);
+                    }
+                }
+            }
+        }
+        // The memory is used again.
+        self.changed = changed;
+        self.changed.clear();
+    }
+
+    /// Whether a call has changed anything since.
+    pub(super) fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Has the header say that the disk has so many bytes.
+    pub(super) fn set_size(&mut self, size: u64) {
+        self.header[SIZE].copy_from_slice(&size.to_be_bytes());
+        self.note(Changed::Header);
+    }
+
+    /// The header's first sector.
+    pub(super) fn header(&self) -> [u8; SECTOR] {
+        self.header
+    }
+
+    /// Replaces the header's first sector.
+    pub(super) fn set_header(&mut self, header: [u8; SECTOR]) {
+        self.header = header;
+        self.note(Changed::Header);
+    }
+
+    fn note(&mut self, changed: Changed) {
+        if !self.changed.ends_with(&[changed]) {
+            self.changed.push(changed);
+        }
+    }
+
+    /// The index in the L1 table and that in the L2 table of a cluster of the disk.
+    fn split(&self, cluster: u64) -> (usize, usize) {
+        let bits = self.format.l2_bits();
+        ((cluster >> bits) as usize, (cluster & ((1 << bits) - 1)) as usize)
+    }
+
+    /// The L2 table of an index. `None`: there is none.
+    fn l2_slot(&mut self, index: usize) -> Result<Option<usize>, Stop> {
+        let Some(raw) = self.l1.get(index) else {
+            return Err(Stop::damaged(format_args!("no L1 entry {index}")));
+        };
+        let Some((offset, _)) = entry::table(*raw, &self.format)? else { return Ok(None) };
+        match self.l2.slot(index) {
+            Some(slot) => Ok(Some(slot)),
+            None => Err(Stop::Read(Table::L2(index, offset))),
+        }
+    }
+}
+
+/// A sector of a table that is in memory as numbers. What lies past its end is zero.
+fn sector_of(table: &[u64], sector: usize) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    let first = sector * (SECTOR / ENTRY);
+    let entries = table.get(first..).unwrap_or_default();
+    for (bytes, entry) in bytes.as_chunks_mut::<ENTRY>().0.iter_mut().zip(entries) {
+        *bytes = entry.to_be_bytes();
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Which requests are at work on which part of a disk: the one lock table of an image.
+//!
+//! Requests that use the mapping of their clusters share them; a request that changes the mapping has them
+//! alone. Who comes first is served first: a request waits for those before it that it must not run beside,
+//! and for no other.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::task::{Context, Poll, Waker};
+
+/// A part of the disk that a request has.
+#[derive(Debug)]
+#[must_use = "has to be given back"]
+pub(super) enum Taken {
+    /// Beside others: a place in the list.
+    Shared(usize),
+    /// Alone: the number of the request.
+    Alone(u64),
+}
+
+/// What requests have, and what they wait for.
+#[derive(Debug, Default)]
+pub(super) struct Ranges {
+    /// Empty ranges are free places.
+    shared: Vec<Range<u64>>,
+    free: Vec<usize>,
+    alone: Vec<(u64, Range<u64>)>,
+    waiting: VecDeque<Waiting>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    range: Range<u64>,
+    is_alone: bool,
+    /// It has it, and has been told.
+    taken: Option<Taken>,
+    waker: Waker,
+}
+
+fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+impl Ranges {
+    /// Takes a range, unless another request has it or waits for it. It is not empty.
+    #[inline]
+    pub(super) fn try_take(&mut self, range: &Range<u64>, is_alone: bool) -> Option<Taken> {
+        let waits = self.waiting.iter().any(|waiting| {
+            waiting.taken.is_none() && (is_alone || waiting.is_alone) && meet(&waiting.range, range)
+        });
+        (!waits && self.is_free(range, is_alone)).then(|| self.take(range.clone(), is_alone))
+    }
+
+    fn is_free(&self, range: &Range<u64>, is_alone: bool) -> bool {
+        !self.alone.iter().any(|(_, taken)| meet(taken, range))
+            && !(is_alone && self.shared.iter().any(|taken| meet(taken, range)))
+    }
+
+    fn take(&mut self, range: Range<u64>, is_alone: bool) -> Taken {
+        if is_alone {
+            self.next += 1;
+            self.alone.push((self.next, range));
+            return Taken::Alone(self.next);
+        }
+        match self.free.pop() {
+            Some(at) => {
+                self.shared[at] = range;
+                Taken::Shared(at)
+            }
+            None => {
+                self.shared.push(range);
+                Taken::Shared(self.shared.len() - 1)
+            }
+        }
+    }
+
+    /// Takes a range once it is its turn. `number`: none at first, kept for the next call.
+    pub(super) fn poll_take(
+        &mut self,
+        range: &Range<u64>,
+        is_alone: bool,
+        number: &mut Option<u64>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Taken> {
+        let Some(mine) = *number else {
+            if let Some(taken) = self.try_take(range, is_alone) {
+                return Poll::Ready(taken);
+            }
+            self.next += 1;
+            *number = Some(self.next);
+            self.waiting.push_back(Waiting {
+                number: self.next,
+                range: range.clone(),
+                is_alone,
+                taken: None,
+                waker: cx.waker().clone(),
+            });
+            return Poll::Pending;
+        };
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.number == mine) else {
+            return Poll::Pending;
+        };
+        if let Some(taken) = self.waiting[at].taken.take() {
+            self.waiting.remove(at);
+            *number = None;
+            return Poll::Ready(taken);
+        }
+        self.waiting[at].waker.clone_from(cx.waker());
+        Poll::Pending
+    }
+
+    /// A request waits no more. Returns those whose turn it is by that.
+    pub(super) fn stop_waiting(&mut self, number: u64) -> Vec<Waker> {
+        let at = self.waiting.iter().position(|waiting| waiting.number == number);
+        match at.and_then(|at| self.waiting.remove(at)) {
+            Some(Waiting { taken: Some(taken), .. }) => self.give_back(taken),
+            Some(_) => self.serve(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Gives a range back. Returns those whose turn it is by that, to be woken.
+    #[inline]
+    pub(super) fn give_back(&mut self, taken: Taken) -> Vec<Waker> {
+        match taken {
+            Taken::Shared(at) => {
+                self.shared[at] = 0..0;
+                self.free.push(at);
+            }
+            Taken::Alone(number) => self.alone.retain(|(other, _)| *other != number),
+        }
+        match self.waiting.is_empty() {
+            true => Vec::new(),
+            false => self.serve(),
+        }
+    }
+
+    #[cold]
+    fn serve(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for at in 0..self.waiting.len() {
+            let Waiting { range, is_alone, taken: None, .. } = &self.waiting[at] else { continue };
+            let (range, is_alone) = (range.clone(), *is_alone);
+            let earlier = self.waiting.iter().take(at).any(|earlier| {
+                earlier.taken.is_none()
+                    && (is_alone || earlier.is_alone)
+                    && meet(&earlier.range, &range)
+            });
+            if !earlier && self.is_free(&range, is_alone) {
+                let taken = self.take(range, is_alone);
+                let waiting = &mut self.waiting[at];
+                waiting.taken = Some(taken);
+                wakers.push(waiting.waker.clone());
+            }
+        }
+        wakers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context<T>(call: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        call(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn those_that_share_run_side_by_side_and_one_that_is_alone_waits_for_them() {
+        let mut ranges = Ranges::default();
+        let one = ranges.try_take(&(0..4), false).unwrap();
+        let two = ranges.try_take(&(2..6), false).unwrap();
+        assert!(ranges.try_take(&(5..6), true).is_none());
+        let far = ranges.try_take(&(6..8), true).unwrap();
+        let mut number = None;
+        assert!(context(|cx| ranges.poll_take(&(3..5), true, &mut number, cx)).is_pending());
+        // Who comes later does not overtake, unless it is elsewhere.
+        assert!(ranges.try_take(&(4..5), false).is_none());
+        let elsewhere = ranges.try_take(&(0..3), false).unwrap();
+        assert!(ranges.give_back(one).is_empty());
+        assert_eq!(ranges.give_back(two).len(), 1);
+        let taken = context(|cx| ranges.poll_take(&(3..5), true, &mut number, cx));
+        let Poll::Ready(taken) = taken else { panic!("it is its turn") };
+        assert!(ranges.try_take(&(4..5), false).is_none());
+        for taken in [far, elsewhere, taken] {
+            assert!(ranges.give_back(taken).is_empty());
+        }
+        assert!(ranges.try_take(&(0..9), true).is_some());
+    }
+
+    #[test]
+    fn one_that_waits_no_more_lets_the_next_go_on() {
+        let mut ranges = Ranges::default();
+        let shared = ranges.try_take(&(0..4), false).unwrap();
+        let (mut alone, mut next) = (None, None);
+        assert!(context(|cx| ranges.poll_take(&(0..4), true, &mut alone, cx)).is_pending());
+        assert!(context(|cx| ranges.poll_take(&(0..4), false, &mut next, cx)).is_pending());
+        assert_eq!(ranges.stop_waiting(alone.unwrap()).len(), 1);
+        // It was its turn already when it stopped.
+        assert!(ranges.stop_waiting(next.unwrap()).is_empty());
+        assert!(ranges.give_back(shared).is_empty());
+        assert!(ranges.try_take(&(0..4), true).is_some());
+    }
+}
