@@ -174,7 +174,7 @@ impl Image {
                 if fua && !at_once {
                     self.flush(channels).await?;
                 }
-                return Ok(());
+                return self.commit(channels).await;
             }
         }
         let _change = self.claim(offset..end, true).await;
@@ -182,7 +182,6 @@ impl Image {
         if fua {
             self.flush(channels).await?;
         }
-        // Who finds the clusters mapped does not commit.
         self.commit(channels).await
     }
 

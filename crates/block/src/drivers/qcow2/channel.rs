@@ -1,4 +1,4 @@
-//! One loop's way to an image: each request is a task.
+//! One loop's way to an image. A request to one place below goes there at once; any other is a task.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,10 +10,11 @@ use nix::errno::Errno;
 
 use super::Qcow2Node;
 use super::context::Channels;
+use super::direct::{Begun, Direct};
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
 use crate::options::{DetectZeroes, Discard};
-use crate::request::{Op, Request};
+use crate::request::{Completion, Op, Request};
 
 /// Requests that are carried out at once; those that come meanwhile wait.
 const IN_FLIGHT: usize = 256;
@@ -26,6 +27,7 @@ struct Inner {
     event_loop: EventLoop,
     node: Arc<Qcow2Node>,
     channels: Rc<Channels>,
+    direct: Direct,
     in_flight: Cell<usize>,
     waiting: RefCell<VecDeque<Request>>,
 }
@@ -37,6 +39,7 @@ impl Qcow2Channel {
             event_loop: event_loop.clone(),
             node,
             channels: Rc::new(channels),
+            direct: Direct::default(),
             in_flight: Cell::new(0),
             waiting: RefCell::default(),
         }))
@@ -84,7 +87,17 @@ impl Channel for Qcow2Channel {
 impl Inner {
     fn start(&self, request: Request) {
         let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
+        // The next one begins when this one is answered, if it is so before this returns, too.
         self.in_flight.set(self.in_flight.get() + 1);
+        let answers = me.clone() as Rc<dyn Completion>;
+        match self.direct.begin(&self.node.image, &self.channels, request, &answers) {
+            Begun::Sent => {}
+            Begun::Answered => self.ended(),
+            Begun::Not(request) => self.spawn(me, request),
+        }
+    }
+
+    fn spawn(&self, me: Rc<Inner>, request: Request) {
         let mut owed = Owed { request: Some(request), inner: me };
         self.event_loop.spawn(async move {
             let result = owed.carry_out().await;
@@ -93,6 +106,22 @@ impl Inner {
             }
             owed.answer(result);
         });
+    }
+
+    /// A request was answered: one that waits may begin.
+    fn ended(&self) {
+        self.in_flight.set(self.in_flight.get() - 1);
+        while self.in_flight.get() < IN_FLIGHT {
+            let Some(next) = self.waiting.borrow_mut().pop_front() else { break };
+            self.start(next);
+        }
+    }
+}
+
+impl Completion for Inner {
+    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        self.direct.end(&self.node.image, tag, result, bufs);
+        self.ended();
     }
 }
 
@@ -148,25 +177,19 @@ impl Owed {
     }
 
     fn answer(mut self, result: Result<(), Errno>) {
-        let inner = self.inner.clone();
-        let next = inner.waiting.borrow_mut().pop_front();
         if let Some(request) = self.request.take() {
             request.complete(result);
-        }
-        drop(self);
-        if let Some(next) = next {
-            inner.start(next);
         }
     }
 }
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        self.inner.in_flight.set(self.inner.in_flight.get() - 1);
         if let Some(mut request) = self.request.take() {
             // Parts of the memory may be with the nodes below still, which keep it.
             request.bufs = IoBufs::new();
             request.complete(Err(Errno::ECANCELED));
         }
+        self.inner.ended();
     }
 }

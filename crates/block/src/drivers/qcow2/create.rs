@@ -77,7 +77,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
 
 /// Parts of a new image, each with its first byte in the file: header, refcount table, refcount blocks and L1 table, in
 /// this order and without gaps. `None`: nothing can have such options.
-fn parts(create: &CreateQcow2) -> Option<[(u64, Vec<u8>); 4]> {
+pub(super) fn parts(create: &CreateQcow2) -> Option<[(u64, Vec<u8>); 4]> {
     let cluster = u64::from(create.cluster_size);
     let (bits, order) = (cluster.trailing_zeros(), create.refcount_bits.trailing_zeros());
     let is_possible = create.cluster_size.is_power_of_two()

@@ -154,6 +154,11 @@ impl Image {
         self.flushed.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
 
+    /// Whether all that was changed of the metadata outlasts this process.
+    pub(super) fn is_committed(&self) -> bool {
+        self.committed.load(Ordering::Acquire) >= self.changes.load(Ordering::Acquire)
+    }
+
     /// Has all that was answered before on stable storage.
     pub(super) async fn flush(&self, channels: &Channels) -> Result<(), Errno> {
         if self.is_clean() {

@@ -15,6 +15,7 @@ mod core;
 mod create;
 mod damage;
 mod details;
+mod direct;
 mod driver;
 mod engine;
 mod header;

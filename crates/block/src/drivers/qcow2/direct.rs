@@ -1,0 +1,142 @@
+//! Requests that go straight to a node below: all of the range lies in one place there.
+//!
+//! No task, no memory from the heap. The clusters of the range are claimed until the answer, so they stay where
+//! they are.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use event_loop::IoBufs;
+use event_loop::sync::lock;
+use nix::errno::Errno;
+
+use super::access::Place;
+use super::context::Channels;
+use super::image::Image;
+use super::locks::Taken;
+use crate::node::Channel;
+use crate::request::{Completion, Detached, Op, Request};
+
+/// Requests of one channel that are on their way. Places are numbered, and used again.
+#[derive(Default)]
+pub(super) struct Direct(RefCell<Places>);
+
+#[derive(Default)]
+struct Places {
+    all: Vec<Option<OnItsWay>>,
+    free: Vec<u32>,
+}
+
+struct OnItsWay {
+    request: Detached,
+    taken: Taken,
+}
+
+/// What became of a request.
+pub(super) enum Begun {
+    /// It was sent down.
+    Sent,
+    /// It was answered.
+    Answered,
+    /// It takes more than that.
+    Not(Request),
+}
+
+/// The node below that has all of a request, and from which byte on. `None`: it reads as zeroes.
+type Goes<'a> = Option<(&'a Rc<dyn Channel>, u64)>;
+
+impl Direct {
+    /// Sends a request down, if all of it lies in one place and nobody else changes that. Its answer goes to `to`,
+    /// which calls [`end`](Self::end).
+    pub(super) fn begin(
+        &self,
+        image: &Image,
+        channels: &Channels,
+        mut request: Request,
+        to: &Rc<dyn Completion>,
+    ) -> Begun {
+        let writes = match request.op {
+            Op::Read => false,
+            // Of a durable write the metadata has to be on stable storage too.
+            // No answer depends on metadata that a kill would take.
+            Op::Write { fua } if image.is_committed() && (!fua || image.is_stable()) => true,
+            Op::Write { .. }
+            | Op::Flush
+            | Op::Discard
+            | Op::WriteZeroes { .. }
+            | Op::BlockStatus => {
+                return Begun::Not(request);
+            }
+        };
+        let Some((goes, taken)) = find(image, channels, &request, writes) else {
+            return Begun::Not(request);
+        };
+        let Some((below, offset)) = goes else {
+            image.give_back(taken);
+            request.bufs.zero(0, request.bufs.len());
+            request.complete(Ok(()));
+            return Begun::Answered;
+        };
+        let (op, len) = (request.op, request.len);
+        let (request, bufs) = request.detach();
+        let place = self.put(OnItsWay { request, taken });
+        below.submit(Request::new(op, offset, len, bufs, to, place));
+        Begun::Sent
+    }
+
+    fn put(&self, on_its_way: OnItsWay) -> u32 {
+        let places = &mut *self.0.borrow_mut();
+        match places.free.pop() {
+            Some(place) => {
+                places.all[place as usize] = Some(on_its_way);
+                place
+            }
+            None => {
+                places.all.push(Some(on_its_way));
+                places.all.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Answers the request in a place.
+    pub(super) fn end(&self, image: &Image, place: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        let ended = {
+            let places = &mut *self.0.borrow_mut();
+            let ended = places.all.get_mut(place as usize).and_then(Option::take);
+            places.free.extend(ended.is_some().then_some(place));
+            ended
+        };
+        if let Some(OnItsWay { request, taken }) = ended {
+            image.give_back(taken);
+            request.complete(result, bufs);
+        }
+    }
+}
+
+/// Where all of a request goes, with its clusters claimed. `None`: it has several places, or none, or has to wait.
+fn find<'a>(
+    image: &Image,
+    channels: &'a Channels,
+    request: &Request,
+    writes: bool,
+) -> Option<(Goes<'a>, Taken)> {
+    let Request { offset, len, .. } = *request;
+    if len == 0 {
+        return None;
+    }
+    let mut core = lock(&image.core);
+    let (place, found) = core.engine.find(offset, len).ok()?;
+    if found < len {
+        return None;
+    }
+    let goes = match (place, &channels.backing) {
+        (Place::Data { at, own }, _) if own || !writes => Some((channels.data(), at)),
+        (Place::Data { .. } | Place::Compressed, _) => return None,
+        (Place::Zeroes | Place::Nowhere, _) if writes => return None,
+        (Place::Nowhere, Some((backing, size))) if offset + len <= *size => Some((backing, offset)),
+        (Place::Nowhere, Some(_)) => return None,
+        (Place::Zeroes, _) | (Place::Nowhere, None) => None,
+    };
+    let taken = core.ranges.try_take(&image.clusters(offset..offset + len), false)?;
+    Some((goes, taken))
+}
