@@ -1,8 +1,8 @@
 //! The image's header, read and judged before anything else of the image is.
 //!
-//! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources. What
-//! [`imago`] does not know, or takes on trust, is refused here: the sizes of tables, where they lie,
-//! and header extensions that do not have the form they should have.
+//! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources. Features that the
+//! driver lacks are refused here, and wrong sizes and places of tables, and header extensions that do not have
+//! the form they should have.
 
 use std::ops::Range;
 

@@ -65,8 +65,7 @@ struct Draft {
     discard_no_unref: bool,
 }
 
-/// A size or time that [`imago`](https://crates.io/crates/imago) has its own for: a hint, which nothing
-/// but speed depends on.
+/// A size or time that the driver has its own for: a hint, which nothing but speed depends on.
 const fn hint(name: &'static str, help: &'static str) -> Field<Draft> {
     let kind = Kind::Int { range: 0..=i64::MAX, set: |_, _| Ok(()) };
     Field { name, kind, need: Need::Optional("its own"), help }

@@ -22,7 +22,7 @@ use super::metadata::Metadata;
 use super::storage::sync;
 use crate::request::Op;
 
-/// What is kept track of, bytes: what `imago` writes is made of whole ones.
+/// What is kept track of, bytes.
 pub(super) const SECTOR: usize = 512;
 /// Bytes written at once.
 const RUN: usize = 1 << 20;
