@@ -36,6 +36,12 @@ pub trait BlockNode: Send + Sync {
         None
     }
 
+    /// Bytes of the file now, however long it was when it was opened: from there on nothing was ever written, and it
+    /// reads as zeroes. `None`: nobody knows.
+    fn end(&self) -> Option<u64> {
+        self.below()?.end()
+    }
+
     /// From here on, requests may lie past the end: writes there make the image longer, reads give
     /// zeroes. For a format on top of the node, which finds room in it as it needs. A node that cannot
     /// become longer goes on answering with `EIO`. Channels are opened afterwards.

@@ -179,6 +179,12 @@ impl BlockNode for FileNode {
         SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_ino)
     }
 
+    fn end(&self) -> Option<u64> {
+        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
+        let is_file = SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG);
+        u64::try_from(stat.st_size).ok().filter(|_| is_file)
+    }
+
     fn foreign_format(&self) -> Option<Format> {
         const SECTOR: u64 = 512;
         let last = self.size().saturating_sub(SECTOR);

@@ -266,6 +266,9 @@ impl Image {
             let most = (clusters.end - clusters.start) / self.cluster;
             let room = self.engine(channels, |engine| engine.room(guest, most)).await?;
             let mut reserved = Reserved::new(self, room);
+            if room.is_fresh {
+                self.extend(channels).await;
+            }
             let there = clusters.start..clusters.start + room.clusters * self.cluster;
             let part_end = end.min(there.end);
             let data = part(memory, (at - start) as usize, (part_end - at) as usize);

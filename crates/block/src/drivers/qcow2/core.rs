@@ -140,6 +140,7 @@ impl Image {
                 Ok(done) => return Ok(done),
                 Err(Stop::Read(table)) => self.read_table(channels, table).await?,
                 Err(Stop::Full) => return Err(Errno::EFBIG),
+                Err(Stop::Busy) => drop(self.extending.lock().await),
                 Err(Stop::Damaged(why)) => return Err(self.damaged(why)),
             }
         }

@@ -89,7 +89,7 @@ pub(super) fn parts(create: &CreateQcow2) -> Option<[(u64, Vec<u8>); 4]> {
         return None;
     }
     let l1_clusters = (l1_entries * ENTRY).div_ceil(cluster).max(1);
-    let reach = cluster * 8 >> order;
+    let reach = (cluster * 8) >> order;
     let (mut table, mut blocks) = (1, 1);
     let used = loop {
         let used = 1 + table + blocks + l1_clusters;

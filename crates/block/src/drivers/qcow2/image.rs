@@ -14,6 +14,7 @@ use super::context::Channels;
 use super::core::Core;
 use super::damage::Found;
 use super::engine::Engine;
+use super::extend;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::steps::write;
@@ -54,6 +55,10 @@ pub(super) struct Image {
     pub(super) flushing: Mutex<()>,
     /// Held by who commits to the journal, or marks the image. Taken after `flushing`.
     committing: Mutex<()>,
+    /// Held by who makes the file longer.
+    pub(super) extending: Mutex<()>,
+    /// Clusters that the file is made longer by at once. 0: it becomes longer by being written to.
+    pub(super) ahead: AtomicU64,
     /// Damage that was found in the metadata.
     pub(super) damage: Found,
 }
@@ -84,7 +89,14 @@ impl Image {
             committed: AtomicU64::new(0),
             flushing: Mutex::default(),
             committing: Mutex::default(),
+            extending: Mutex::default(),
+            ahead: AtomicU64::new(0),
         }
+    }
+
+    /// Has the file made longer ahead of its use ([`extend`](super::extend)).
+    pub(super) fn extend_ahead(&mut self) {
+        *self.ahead.get_mut() = extend::clusters(self.size(), self.cluster);
     }
 
     /// Bytes of the disk.
@@ -270,10 +282,11 @@ impl Image {
         let (Some(mark), Some(at)) = (metadata.unmarked(), Mark::place(self.cluster)) else {
             return Ok(());
         };
-        metadata.set_named(true).map_err(errno_of)?;
         write(channels, at, &mark)?.await.0?;
         // With the bit alone it would be an image that has to be repaired.
         storage::sync(channels).await?;
+        // Until the bit is there, the journal of a process that is killed is not needed.
+        metadata.set_named(true).map_err(errno_of)?;
         metadata.set_marked(true);
         marker::write_dirty(channels, true).await
     }

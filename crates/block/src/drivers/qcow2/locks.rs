@@ -54,8 +54,8 @@ impl Ranges {
     }
 
     fn is_free(&self, range: &Range<u64>, is_alone: bool) -> bool {
-        !self.alone.iter().any(|(_, taken)| meet(taken, range))
-            && !(is_alone && self.shared.iter().any(|taken| meet(taken, range)))
+        let is_alone_free = self.alone.iter().all(|(_, taken)| !meet(taken, range));
+        is_alone_free && (!is_alone || self.shared.iter().all(|taken| !meet(taken, range)))
     }
 
     fn take(&mut self, range: Range<u64>, is_alone: bool) -> Taken {

@@ -18,6 +18,7 @@ mod details;
 mod direct;
 mod driver;
 mod engine;
+mod extend;
 mod header;
 mod image;
 mod implicit;

@@ -267,14 +267,18 @@ impl Opening {
                         Some(metadata.with_journal(journal, marked))
                     }
                 };
-                let end = below_too.file.geometry().size;
+                // Of a file whose end is not known, no part counts as new.
+                let end = below_too.file.end().unwrap_or(i64::MAX as u64);
                 let engine = engine(&channels, &header, metadata.as_ref(), end, read_only).await?;
                 Ok((engine, Shared::new(metadata)))
             })
         };
         let (engine, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
-        let image = Image::new(engine, shared, &header, below.backing.is_some(), read_only);
+        let mut image = Image::new(engine, shared, &header, below.backing.is_some(), read_only);
+        if below.data_file.is_none() && below.file.geometry().request_alignment > 1 {
+            image.extend_ahead();
+        }
         if lacks && goes_on {
             image.changed();
         }
@@ -321,7 +325,7 @@ async fn engine(
     };
     Engine::new(&contents).map_err(|stop| match stop {
         Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
-        Stop::Read(_) | Stop::Full => Errno::EIO.into(),
+        Stop::Read(_) | Stop::Full | Stop::Busy => Errno::EIO.into(),
     })
 }
 
@@ -336,9 +340,16 @@ fn find_left(
     read_only: bool,
 ) -> Result<(Option<Journal>, Sectors), OpenError> {
     let nothing = Ok((None, Sectors::new()));
-    let Some((mark, as_of)) = header.mark.as_ref().filter(|_| header.is_dirty) else {
+    let Some((mark, as_of)) = &header.mark else { return nothing };
+    if !header.is_dirty {
+        // Nothing was committed, or all of it is in the image: a process was killed as it marked the image, or unmarked it.
+        if let Some(journals) = journals.filter(|_| !read_only)
+            && let Ok(Found::Left(Some(journal), _)) = journals.find(mark, *as_of, inode, false)
+        {
+            journal.remove();
+        }
         return nothing;
-    };
+    }
     if handed_over.is_none() && !mark.is_of_this_boot() {
         log::warn!(
             "qcow2 image of node '{name}' was not closed, before a power cut or on another machine: it is as \

@@ -111,6 +111,10 @@ impl BlockNode for RawNode {
         Some(self.child.clone())
     }
 
+    fn end(&self) -> Option<u64> {
+        self.child.end().map(|end| end.saturating_sub(self.offset))
+    }
+
     fn foreign_format(&self) -> Option<Format> {
         self.child.foreign_format().filter(|_| self.offset == 0)
     }

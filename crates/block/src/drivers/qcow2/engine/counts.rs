@@ -47,20 +47,23 @@ impl Engine {
     pub(super) fn reserve(&mut self, most: u64) -> Result<Room, Stop> {
         let bits = self.format.block_bits();
         loop {
-            if self.first_free >= END >> self.format.cluster_bits {
+            if self.first_free >= self.most_clusters() {
                 return Err(Stop::Full);
             }
             let index = (self.first_free >> bits) as usize;
             match self.refcounts.get(index) {
                 None => self.grow_refcounts(index + 1)?,
-                Some(0) => self.add_block(index),
+                Some(0) => self.add_block(index)?,
                 Some(_) => {
                     let slot = self.block_slot(index)?;
-                    let found = self.find_free(slot, index, most);
-                    let Some(found) = found else {
+                    let Some(mut found) = self.find_free(slot, index, most) else {
                         self.first_free = (index as u64 + 1) << bits;
                         continue;
                     };
+                    if !self.ahead.is_empty() && found.start < self.ahead.start {
+                        found.end = found.end.min(self.ahead.start);
+                    }
+                    self.keep_out(&found)?;
                     self.first_free = found.end;
                     self.held.insert(found.clone());
                     let is_fresh = found.start >= self.fresh;
@@ -74,6 +77,11 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// So many clusters a file can have.
+    pub(super) fn most_clusters(&self) -> u64 {
+        END >> self.format.cluster_bits
     }
 
     /// Free clusters that a block counts, from the first that may be on.
@@ -127,6 +135,8 @@ impl Engine {
                 return Err(Stop::Full);
             }
         }
+        let first = (self.end_of_blocks() as u64) << self.format.block_bits();
+        self.keep_out(&(first..first + blocks as u64 + clusters))?;
         Ok(self.place_at_end(blocks, clusters) << self.format.cluster_bits)
     }
 
@@ -160,10 +170,12 @@ impl Engine {
     }
 
     /// A new block, in the first of the clusters that it counts.
-    fn add_block(&mut self, index: usize) {
+    fn add_block(&mut self, index: usize) -> Result<(), Stop> {
         let cluster = (index as u64) << self.format.block_bits();
+        self.keep_out(&(cluster..cluster + 1))?;
         self.put_block(index, cluster, 1);
         self.fresh = self.fresh.max(cluster + 1);
+        Ok(())
     }
 
     /// A new block in a cluster, of whose clusters the first `used` are in use.
@@ -195,9 +207,11 @@ impl Engine {
             }
             entries += per_cluster;
         };
-        let end = ((index as u64) << self.format.block_bits()) + blocks as u64 + clusters;
+        let first = (index as u64) << self.format.block_bits();
+        let end = first + blocks as u64 + clusters;
+        self.keep_out(&(first..end))?;
         let is_too_large = (entries * ENTRY) as u64 > MAX_REFCOUNT_TABLE;
-        if is_too_large || end >= END >> self.format.cluster_bits {
+        if is_too_large || end >= self.most_clusters() {
             return Err(Stop::Full);
         }
         let at = self.refcounts_at >> self.format.cluster_bits;
@@ -253,6 +267,8 @@ impl Engine {
         };
         set_count(block, at, order, less);
         self.note_count(cluster, at);
+        // It may lie behind what the file had when it was opened.
+        self.fresh = self.fresh.max(cluster + 1);
         if less == 0 {
             self.held.insert(cluster..cluster + 1);
             self.give_up(cluster..cluster + 1);
@@ -265,7 +281,7 @@ impl Engine {
         self.note(Changed::Block(index, bit / 8 / SECTOR));
     }
 
-    fn give_up(&mut self, range: Range<u64>) {
+    pub(super) fn give_up(&mut self, range: Range<u64>) {
         match self.given_up.last_mut() {
             Some((age, last)) if *age == self.age && last.end == range.start => {
                 last.end = range.end

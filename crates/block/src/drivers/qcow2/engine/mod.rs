@@ -10,6 +10,7 @@
 //! leaves nothing behind. Clusters that are given up are not used again until the file says that they are
 //! free ([`Engine::seal`], [`Engine::settle`]).
 
+mod ahead;
 mod change;
 mod counts;
 mod entry;
@@ -96,6 +97,8 @@ pub(super) enum Stop {
     Damaged(String),
     /// The file cannot become any longer.
     Full,
+    /// The file is [made longer](Engine::begin_ahead) just where room is needed.
+    Busy,
 }
 
 impl Stop {
@@ -162,6 +165,10 @@ pub(super) struct Engine {
     first_free: u64,
     /// From this cluster on nothing was ever written.
     fresh: u64,
+    /// The file is as long as that, clusters, or longer.
+    prepared: u64,
+    /// Clusters that the file is made longer by now.
+    ahead: Range<u64>,
     changed: Vec<Changed>,
 }
 
@@ -213,6 +220,8 @@ impl Engine {
             age: 0,
             first_free: 1,
             fresh: end.div_ceil(format.cluster()),
+            prepared: end.div_ceil(format.cluster()),
+            ahead: 0..0,
             changed: Vec::new(),
         })
     }

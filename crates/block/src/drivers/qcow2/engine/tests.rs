@@ -118,7 +118,7 @@ impl File {
                 found.push(((host != 0).then_some(host), entry & 1 != 0));
             }
         }
-        let reach = cluster * 8 >> order;
+        let reach = (cluster * 8) >> order;
         let mut counts = BTreeMap::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| **block != 0) {
             let block = self.read(*block, cluster as usize);
@@ -165,7 +165,12 @@ fn course(seed: u64) {
                 reserved.clear();
                 sealed = None;
             }
-            1 => sealed = Some(engine.seal()),
+            1 if random.below(2) == 0 => sealed = Some(engine.seal()),
+            // It is over before the next call, or has ended with its task.
+            1 if engine.begin_ahead(8).is_some() => match random.below(3) {
+                0 => engine.abandon_ahead(),
+                is_done => engine.end_ahead(is_done == 1),
+            },
             2 => sealed.take().into_iter().for_each(|age| engine.settle(age)),
             3 => reserved.extend(file.call(&mut engine, |engine| engine.reserve(most)).ok()),
             4 => {
@@ -286,4 +291,26 @@ fn a_damaged_entry_stops_what_needs_it_and_nothing_else() {
     assert_eq!(found, (Place::Data { at: room.host, own: true }, 1 << 16));
     let refused = file.call(&mut engine, |engine| engine.find(1 << 16, 512));
     assert!(matches!(refused, Err(Stop::Damaged(_))));
+}
+
+#[test]
+fn nothing_finds_room_where_the_file_is_made_longer() {
+    let mut file = File::new(&CreateQcow2::new(1 << 30));
+    let mut engine = file.open();
+    let ahead = engine.begin_ahead(16).unwrap();
+    assert_eq!(ahead, file.0.len() as u64..file.0.len() as u64 + (16 << 16));
+    assert!(engine.begin_ahead(16).is_none());
+    assert!(matches!(file.call(&mut engine, |engine| engine.reserve(1)), Err(Stop::Busy)));
+    engine.end_ahead(true);
+    let room = file.call(&mut engine, |engine| engine.reserve(4)).unwrap();
+    assert!(room.is_fresh && room.host == ahead.start);
+    // There is enough for now.
+    assert!(engine.begin_ahead(16).is_none());
+    let room = file.call(&mut engine, |engine| engine.reserve(9)).unwrap();
+    let ahead = engine.begin_ahead(16).unwrap();
+    let before = file.call(&mut engine, |engine| engine.reserve(9)).unwrap();
+    assert_eq!((room.clusters, before.clusters), (9, 3));
+    engine.abandon_ahead();
+    let after = file.call(&mut engine, |engine| engine.reserve(1)).unwrap();
+    assert!(after.is_fresh && after.host == ahead.end);
 }

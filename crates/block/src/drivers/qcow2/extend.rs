@@ -1,0 +1,60 @@
+//! Makes the file of an image longer ahead of its use, where a write that makes it longer is slow.
+
+use std::sync::atomic::Ordering;
+
+use event_loop::IoBufs;
+use event_loop::sync::lock;
+
+use super::context::{Channels, Transfer};
+use super::image::Image;
+use crate::request::Op;
+
+/// Bytes at once, at most, and what part of the disk's size.
+const MOST: u64 = 16 << 20;
+const PART: u64 = 64;
+/// Clusters at once, at least.
+const LEAST: u64 = 4;
+
+/// How many clusters at once, for a disk of that size.
+pub(super) fn clusters(size: u64, cluster: u64) -> u64 {
+    ((size / PART).min(MOST) / cluster).max(LEAST)
+}
+
+/// The file is being made longer.
+struct Ahead<'a> {
+    image: &'a Image,
+    is_over: bool,
+}
+
+impl Drop for Ahead<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            lock(&self.image.core).engine.abandon_ahead();
+        }
+    }
+}
+
+impl Image {
+    /// Makes the file longer if it is time for that, and nobody else is at it.
+    pub(super) async fn extend(&self, channels: &Channels) {
+        let clusters = self.ahead.load(Ordering::Relaxed);
+        if clusters == 0 {
+            return;
+        }
+        let Ok(_turn) = self.extending.try_lock() else { return };
+        let Some(range) = lock(&self.core).engine.begin_ahead(clusters) else { return };
+        let mut ahead = Ahead { image: self, is_over: false };
+        let op = Op::WriteZeroes { may_unmap: false, no_fallback: true, fua: false };
+        let len = range.end - range.start;
+        let ticket = self.shared.begin_write();
+        let to = &channels.file;
+        let written =
+            Transfer::start_write(to, op, range.start, len, IoBufs::new(), ticket).await.0;
+        lock(&self.core).engine.end_ahead(written.is_ok());
+        ahead.is_over = true;
+        if written.is_err() {
+            // It becomes longer by being written to.
+            self.ahead.store(0, Ordering::Relaxed);
+        }
+    }
+}
