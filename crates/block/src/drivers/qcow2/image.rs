@@ -94,7 +94,7 @@ impl Image {
         }
     }
 
-    /// Has the file made longer ahead of its use ([`extend`](super::extend)).
+    /// Has the file made longer ahead of its use ([`extend`]).
     pub(super) fn extend_ahead(&mut self) {
         *self.ahead.get_mut() = extend::clusters(self.size(), self.cluster);
     }
