@@ -4,6 +4,7 @@
 pub mod ahci;
 mod bins;
 mod failures;
+pub mod pci;
 mod stats;
 pub mod virtio;
 pub mod virtio_blk;

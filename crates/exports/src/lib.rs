@@ -1,8 +1,9 @@
 //! Export protocols: how a block node is offered to virtual machines.
 //!
 //! [`vhost_user`]: virtio-blk over a unix socket, the guest's memory shared. [`nbd`]: network block
-//! devices over unix and TCP sockets. [`fuse`]: files.
+//! devices over unix and TCP sockets. [`fuse`]: files. [`vfio_user`]: PCI devices over a unix socket.
 
 pub mod fuse;
 pub mod nbd;
+pub mod vfio_user;
 pub mod vhost_user;

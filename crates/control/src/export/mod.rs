@@ -7,11 +7,13 @@ mod fuse;
 mod kind;
 mod nbd;
 mod on_error;
+mod vfio_user;
 mod vhost_user;
 
 pub use fuse::{AllowOther, FuseOptions};
 pub use kind::{Address, ExportNeeds, ExportType, SizeUse};
 pub use nbd::NbdOptions;
+pub use vfio_user::AhciOptions;
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
 
 use std::ops::Deref;
@@ -58,6 +60,8 @@ pub enum ExportKind {
     Nbd(NbdOptions),
     /// `fuse`: a file.
     Fuse(FuseOptions),
+    /// `vfio-user-ahci`: an AHCI controller of another process.
+    VfioUserAhci(AhciOptions),
 }
 
 impl Deref for ExportKind {
@@ -69,6 +73,7 @@ impl Deref for ExportKind {
             ExportKind::VhostUserScsi(options) => options,
             ExportKind::Nbd(options) => options,
             ExportKind::Fuse(options) => options,
+            ExportKind::VfioUserAhci(options) => options,
         }
     }
 }
@@ -96,6 +101,7 @@ pub(crate) struct Draft {
     luns: Vec<String>,
     nbd: nbd::NbdDraft,
     fuse: FuseOptions,
+    serial: Option<String>,
 }
 
 /// `stall-timeout-ms` that was not given.
@@ -145,6 +151,14 @@ static TYPES: &[Type] = &[
         example: "fuse,id=e,node-name=disk0,mountpoint=/run/disk0.img,writable=on,growable=on",
         fields: fuse::FUSE,
         kind: |draft| Ok(ExportKind::Fuse(std::mem::take(&mut draft.fuse))),
+    },
+    Type {
+        name: "vfio-user-ahci",
+        help: "a SATA drive for a virtual machine, whose guest needs no virtio driver",
+        example: "vfio-user-ahci,id=e,node-name=disk0,addr.type=unix,addr.path=/run/disk0.sock,\
+                  writable=on,serial=disk-0,iothread=io0",
+        fields: vfio_user::AHCI,
+        kind: |draft| Ok(ExportKind::VfioUserAhci(vfio_user::ahci(draft))),
     },
 ];
 

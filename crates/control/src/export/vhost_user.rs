@@ -258,13 +258,13 @@ const PIN_MEMORY: Field<Draft> = Field {
 
 const TYPES: [&str; 2] = ["unix", "fd"];
 
-fn addr_shape() -> Shape {
+pub(super) fn addr_shape() -> Shape {
     let unix = ("unix", "a unix socket", table::members(UNIX_ADDR));
     let fd = ("fd", "a socket that was inherited", table::members(FD_ADDR));
     addresses("kind of address the front end connects to", [unix, fd])
 }
 
-fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {
+pub(super) fn addr(export: &mut Draft, value: Value, at: &Context) -> table::Set {
     let (kind, object) = table::take_type(value, at, &TYPES)?;
     let fields = match kind.as_str() {
         "unix" => UNIX_ADDR,

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 
 use super::config::DriveInfo;
 use super::fis::{ERROR_ABRT, ERROR_IDNF, RegH2d};
+use crate::stats::Kind;
 
 /// Bytes of a logical sector.
 pub(crate) const SECTOR: u64 = 512;
@@ -307,6 +308,24 @@ impl Action {
             | Action::Diagnostic
             | Action::Nothing
             | Action::Control { .. } => c"control",
+        }
+    }
+
+    /// What it is counted as.
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Action::Read { .. } => Kind::Read,
+            Action::Write { .. } => Kind::Write,
+            Action::Flush => Kind::Flush,
+            Action::Trim { .. } => Kind::Discard,
+            Action::Page { .. }
+            | Action::CheckPower
+            | Action::SetWriteCache(_)
+            | Action::Diagnostic
+            | Action::Nothing
+            | Action::Control { .. }
+            | Action::Refused { .. }
+            | Action::Broken(_) => Kind::Other,
         }
     }
 

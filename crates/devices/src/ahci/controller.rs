@@ -40,6 +40,8 @@ pub struct Ahci {
     state: Mutex<State>,
     doorbells: Vec<Mutex<Doorbell>>,
     line: Line,
+    /// Sends the message of a controller that interrupts by messages.
+    message: Box<dyn Fn() + Send + Sync>,
     stats: AhciStats,
 }
 
@@ -81,6 +83,24 @@ impl Ahci {
         memory: Arc<GuestMemory>,
         line: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, AhciError> {
+        Self::with_messages(ports, memory, line, || {})
+    }
+
+    /// A controller as of [`new`](Self::new) that also calls `message` each time that it would send
+    /// a message-signalled interrupt (AHCI 1.3.1, section 10.6.2): when a bit of IS is set, when bits of
+    /// IS stay set after others were cleared, and when GHC.IE is set while bits are.
+    ///
+    /// `message` is called without a lock, by any thread, perhaps by several at once.
+    ///
+    /// # Errors
+    ///
+    /// [`AhciError::Ports`].
+    pub fn with_messages(
+        ports: usize,
+        memory: Arc<GuestMemory>,
+        line: impl Fn(bool) + Send + Sync + 'static,
+        message: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, AhciError> {
         if !(1..=MAX_PORTS).contains(&ports) {
             return Err(AhciError::Ports(ports));
         }
@@ -94,6 +114,7 @@ impl Ahci {
             }),
             doorbells: std::iter::repeat_with(Mutex::default).take(ports).collect(),
             line: Line::new(line),
+            message: Box::new(message),
             stats: AhciStats::default(),
         }))
     }
@@ -106,6 +127,12 @@ impl Ahci {
     /// Exchanges the guest's memory. Commands that have begun finish in the old.
     pub fn set_memory(&self, memory: Arc<GuestMemory>) {
         lock(&self.state).memory = memory;
+    }
+
+    /// Resets the controller as GHC.HR does, for a reset from outside: of the PCI function, or when the
+    /// guest is gone. Commands in flight are drained.
+    pub fn reset(&self) {
+        self.with_state(State::reset);
     }
 
     /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR. What there is no register for
@@ -181,15 +208,22 @@ impl Ahci {
 
     /// Changes the registers, and then the line.
     pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let (result, changed) = {
+        let (result, changed, is_message) = {
             let mut state = lock(&self.state);
-            let before = state.level();
+            let (before, is, enabled) = (state.level(), state.is, state.interrupts_enabled);
             let result = f(&mut state);
+            let kept = state.is;
             state.update_is();
-            (result, state.level() != before)
+            let level = state.level();
+            // A driver that clears IS may have missed what was set since it has read it.
+            let is_new = state.is != kept || kept != is || !enabled;
+            (result, level != before, level && is_new)
         };
         if changed {
             self.update_line();
+        }
+        if is_message {
+            (self.message)();
         }
         result
     }

@@ -21,6 +21,8 @@ use super::fis::{ERROR_ABRT, ERROR_IDNF};
 use super::port::Begun;
 use super::regs::SLOTS;
 use super::trim::{Ranges, read_ranges};
+use crate::stats::{Batch, QueueStats};
+use crate::virtio::InFlight as InFlightRequest;
 
 /// Pieces of commands that one turn takes on, for the sake of the loop's other sources (contract E11):
 /// segments to translate, ranges to discard. The command that exceeds it is the last of its turn.
@@ -40,6 +42,10 @@ pub struct Drive {
     queued: Cell<bool>,
     /// The answer to `detach`, once nothing is in flight.
     detaching: Cell<Option<Box<dyn FnOnce()>>>,
+    /// Answers to `settle`, each with the slots that it waits for.
+    settling: RefCell<Vec<(u32, Box<dyn FnOnce()>)>>,
+    stats: Arc<QueueStats>,
+    batch: Batch,
 }
 
 /// What is preallocated.
@@ -60,6 +66,8 @@ struct InFlight {
     /// Block requests that are not answered yet.
     pending: u32,
     outcome: Option<Outcome>,
+    /// Loop time at which it began, nanoseconds.
+    started_ns: u64,
 }
 
 /// What a command becomes.
@@ -116,6 +124,9 @@ impl Drive {
             }),
             queued: Cell::new(false),
             detaching: Cell::new(None),
+            settling: RefCell::default(),
+            stats: Arc::default(),
+            batch: Batch::default(),
         });
         let rung = Rc::clone(&drive);
         let bell = event_loop.bottom_half(move || rung.begin_all());
@@ -155,6 +166,64 @@ impl Drive {
         }
     }
 
+    /// Calls `done` when the commands that are in flight now have ended, maybe before this returns.
+    /// Nothing is read from, or written to, memory then that the controller had before its last
+    /// [change](Ahci::set_memory).
+    pub fn settle(&self, done: impl FnOnce() + 'static) {
+        let mut work = self.work.borrow_mut();
+        let slots = self.controller.with_state(|state| {
+            if !Arc::ptr_eq(work.memory.memory(), &state.memory) {
+                work.memory = MemoryView::new(Arc::clone(&state.memory));
+            }
+            state.ports.get(self.port).map_or(0, |port| port.in_flight)
+        });
+        drop(work);
+        if slots == 0 {
+            done();
+        } else {
+            self.settling.borrow_mut().push((slots, Box::new(done)));
+        }
+    }
+
+    /// Answers those that waited for these slots only.
+    fn settled(&self, slots: u32) {
+        if self.settling.borrow().is_empty() {
+            return;
+        }
+        let ended = {
+            let mut settling = self.settling.borrow_mut();
+            settling.iter_mut().for_each(|(waits, _)| *waits &= !slots);
+            let (ended, left) = settling.drain(..).partition(|(waits, _)| *waits == 0);
+            *settling = left;
+            ended
+        };
+        let ended: Vec<(u32, Box<dyn FnOnce()>)> = ended;
+        ended.into_iter().for_each(|(_, done)| done());
+    }
+
+    /// The counters of the drive.
+    pub fn stats(&self) -> &Arc<QueueStats> {
+        &self.stats
+    }
+
+    /// The commands that have begun and not ended, by slot.
+    pub fn in_flight(&self) -> Vec<InFlightRequest> {
+        let work = self.work.borrow();
+        let begun = work.slots.iter().enumerate().filter(|(_, place)| place.pending > 0);
+        let describe = |(slot, place): (usize, &InFlight)| {
+            let action = &place.command.action;
+            InFlightRequest {
+                id: slot as u64,
+                kind: action.kind(),
+                lun: None,
+                offset: action.trace_offset(),
+                len: action.data_len(),
+                started_ns: place.started_ns,
+            }
+        };
+        begun.map(describe).collect()
+    }
+
     /// Begins the commands that doorbells have handed over.
     fn begin_all(&self) {
         let Some(me) = self.me.upgrade() else { return };
@@ -190,6 +259,7 @@ impl Drive {
     /// Takes what may begin from the port.
     fn collect(&self, work: &mut Work) {
         let mut pieces = 0;
+        let now_ns = self.event_loop.now_ns();
         let stats = self.controller.stats();
         let more = self.controller.with_state(|state| {
             if !Arc::ptr_eq(work.memory.memory(), &state.memory) {
@@ -205,12 +275,13 @@ impl Drive {
                 let at = usize::from(begun.slot);
                 let place = &mut work.slots[at];
                 std::mem::swap(&mut place.command, &mut port.commands[at]);
-                (place.pending, place.outcome) = (1, None);
+                (place.pending, place.outcome, place.started_ns) = (1, None, now_ns);
                 pieces += place.command.pieces();
                 work.begun.push(begun);
             }
             pieces >= PIECES_PER_TURN && port.has_waiting()
         });
+        self.stats.taken.add(work.begun.len() as u64);
         if more {
             self.ring_myself();
         }
@@ -240,11 +311,44 @@ impl Drive {
     fn answer(&self, slot: u8, outcome: Outcome) {
         let (s, port) = (self.controller.trace_id(), self.port as u64);
         trace!(ahci_cmd_end(s, port, slot, outcome.error()));
+        self.count(slot, outcome);
         self.work.borrow_mut().done.push((slot, outcome));
         if !self.queued.get()
             && let Some(me) = self.me.upgrade()
         {
             self.event_loop.defer(&(me as Rc<dyn DeferredCall>));
+        }
+    }
+}
+
+impl Drive {
+    /// Counts a command that is done.
+    fn count(&self, slot: u8, outcome: Outcome) {
+        let mut work = self.work.borrow_mut();
+        let place = &mut work.slots[usize::from(slot)];
+        place.pending = 0;
+        let (action, started_ns) = (&place.command.action, place.started_ns);
+        let (kind, now_ns) = (action.kind(), self.event_loop.now_ns());
+        match (outcome, action) {
+            (Outcome::Good, _) => {
+                self.batch.done(&self.stats, kind, action.data_len(), started_ns, now_ns);
+            }
+            (_, Action::Refused { .. } | Action::Broken(_)) => {
+                self.batch.invalid(&self.stats, kind);
+            }
+            (
+                Outcome::Failed(_) | Outcome::Overflow | Outcome::NotMemory | Outcome::Frame,
+                Action::Read { .. }
+                | Action::Write { .. }
+                | Action::Flush
+                | Action::Trim { .. }
+                | Action::Page { .. }
+                | Action::CheckPower
+                | Action::SetWriteCache(_)
+                | Action::Diagnostic
+                | Action::Nothing
+                | Action::Control { .. },
+            ) => self.batch.failed(&self.stats, kind, started_ns, now_ns),
         }
     }
 }
@@ -313,7 +417,9 @@ impl Completion for Drive {
         let done = {
             let mut work = self.work.borrow_mut();
             let Some(place) = work.slots.get_mut(tag as usize) else { return };
-            if result.is_err() {
+            if let Err(errno) = result {
+                let action = &place.command.action;
+                self.stats.node_failed(0, action.kind(), action.trace_offset(), errno);
                 place.outcome = Some(Outcome::Failed(error_bits(&place.command.action)));
             }
             place.pending = place.pending.saturating_sub(1);
@@ -333,14 +439,15 @@ impl Completion for Drive {
 impl DeferredCall for Drive {
     /// Publishes a batch: registers, received FISes, and once the line.
     fn run(&self) {
-        let more = {
+        let (more, ended) = {
             let mut work = self.work.borrow_mut();
             let Work { done, slots, .. } = &mut *work;
             self.controller.with_state(|state| {
                 let memory = Arc::clone(&state.memory);
-                let Some(port) = state.ports.get_mut(self.port) else { return false };
-                let mut finished = 0;
+                let Some(port) = state.ports.get_mut(self.port) else { return (false, 0) };
+                let (mut finished, mut ended) = (0, 0);
                 for (slot, outcome) in done.drain(..) {
+                    ended |= 1 << slot;
                     let command = &mut slots[usize::from(slot)].command;
                     // Until it is over with a queued command's failure, what went well before is
                     // told first.
@@ -359,10 +466,12 @@ impl DeferredCall for Drive {
                 }
                 let more = port.has_waiting();
                 state.end_reset();
-                more
+                (more, ended)
             })
         };
         self.controller.stats().batches.add_from_any_thread(1);
+        self.batch.publish(&self.stats, false);
+        self.settled(ended);
         if more {
             self.ring_myself();
         }

@@ -15,10 +15,10 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::MsgFlags;
 
-use super::descriptors::{Descriptors, Desk};
+use super::descriptors::{Descriptors, Desk, Wrong};
 use super::error::ConnectionError;
 use super::fd_passing;
-use super::wire::{HEADER_LEN, Header, MAX_PAYLOAD, Reply, WireError};
+use super::wire::{HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD, Reply, WireError};
 
 /// Messages taken in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
@@ -78,7 +78,7 @@ impl Connection {
     /// It left within a message, or its bytes make no sense.
     pub(crate) async fn receive(&mut self) -> Result<Option<Incoming>, ConnectionError> {
         self.take_turns().await;
-        let mut fds = Descriptors::new(self.desk.clone());
+        let mut fds = Descriptors::new(self.desk.clone(), MAX_FDS);
         let mut header = [0; HEADER_LEN];
         if !self.fill(&mut header, &mut fds, true).await? {
             return Ok(None);
@@ -87,7 +87,13 @@ impl Connection {
         debug_assert!(header.payload_len <= MAX_PAYLOAD, "checked by the header");
         let mut payload = vec![0; header.payload_len];
         self.fill(&mut payload, &mut fds, false).await?;
-        Ok(Some(Incoming { header, payload, fds: fds.looked_at().await? }))
+        let fds = fds.looked_at().await;
+        let fds = fds.map_err(|error| ConnectionError::Os { call: "clone", error })?;
+        let fds = fds.map_err(|wrong| match wrong {
+            Wrong::TooMany => WireError::TooManyDescriptors,
+            Wrong::Kind(number) => WireError::WrongDescriptor(number),
+        });
+        Ok(Some(Incoming { header, payload, fds }))
     }
 
     /// Fills `buf`. `false`: the stream ends before its first byte, and `may_end`.

@@ -25,9 +25,6 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::{SFlag, fstat};
 
-use super::error::ConnectionError;
-use super::wire::{MAX_FDS, WireError};
-
 /// Whether it is an eventfd.
 pub(super) fn is_eventfd(fd: &OwnedFd) -> bool {
     // Nothing else tells it from other anonymous inodes: those of epoll ask whoever is in their set.
@@ -98,19 +95,31 @@ impl Desk {
 /// The descriptors of a message, as they come. Those that nobody takes are closed at the desk.
 pub(crate) struct Descriptors {
     fds: Vec<OwnedFd>,
+    /// How many a message may have.
+    most: usize,
     too_many: bool,
     desk: Rc<Desk>,
 }
 
+/// Why the descriptors of a message are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// There are more than a message may have.
+    TooMany,
+    /// The one of this number is neither an eventfd, nor a unix socket, nor can it be memory.
+    Kind(usize),
+}
+
 impl Descriptors {
-    pub(crate) fn new(desk: Rc<Desk>) -> Self {
-        Descriptors { fds: Vec::new(), too_many: false, desk }
+    /// None yet, of at most `most`.
+    pub(crate) fn new(desk: Rc<Desk>, most: usize) -> Self {
+        Descriptors { fds: Vec::new(), most, too_many: false, desk }
     }
 
     /// Adds more. Those beyond what a message may have are closed, so that it holds no more than its share.
     pub(crate) async fn add(&mut self, more: Vec<OwnedFd>) {
         self.fds.extend(more);
-        if self.too_many || self.fds.len() > MAX_FDS {
+        if self.too_many || self.fds.len() > self.most {
             self.too_many = true;
             self.close();
             self.desk.settled().await;
@@ -118,11 +127,13 @@ impl Descriptors {
     }
 
     /// All of them, of which each is an eventfd, a unix socket, or can be memory.
-    pub(crate) async fn looked_at(
-        mut self,
-    ) -> Result<Result<Vec<OwnedFd>, WireError>, ConnectionError> {
+    ///
+    /// # Errors
+    ///
+    /// There is no thread that could look: as of clone(2).
+    pub(crate) async fn looked_at(mut self) -> io::Result<Result<Vec<OwnedFd>, Wrong>> {
         if self.too_many {
-            return Ok(Err(WireError::TooManyDescriptors));
+            return Ok(Err(Wrong::TooMany));
         }
         if self.fds.iter().all(is_plain) {
             return Ok(Ok(take(&mut self.fds)));
@@ -135,15 +146,14 @@ impl Descriptors {
                 None => Ok(fds),
                 Some(wrong) => {
                     drop(fds);
-                    Err(WireError::WrongDescriptor(wrong))
+                    Err(Wrong::Kind(wrong))
                 }
             });
         };
-        let handed = self.desk.hand(take(&mut self.fds), look);
-        handed.map_err(|error| ConnectionError::Os { call: "clone", error })?;
+        self.desk.hand(take(&mut self.fds), look)?;
         let looked_at = answer.await;
         self.desk.settled().await;
-        Ok(looked_at.unwrap_or(Err(WireError::TooManyDescriptors)))
+        Ok(looked_at.unwrap_or(Err(Wrong::TooMany)))
     }
 
     fn close(&mut self) {

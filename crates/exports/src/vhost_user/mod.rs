@@ -15,7 +15,7 @@ mod backend;
 mod backend_channel;
 mod blk;
 mod connection;
-mod descriptors;
+pub(crate) mod descriptors;
 pub mod device;
 mod error;
 mod eventfd;

@@ -2,6 +2,7 @@
 
 mod fuse;
 mod nbd;
+mod vfio_user;
 mod vhost_user;
 
 use std::os::fd::OwnedFd;
@@ -111,6 +112,7 @@ impl Daemon {
             ExportKind::VhostUserScsi(own) => self.start_scsi(options, own, policy).await,
             ExportKind::Nbd(own) => self.start_nbd(options, own).await,
             ExportKind::Fuse(own) => self.start_fuse(options, own).await,
+            ExportKind::VfioUserAhci(own) => self.start_ahci(options, own).await,
         }
     }
 

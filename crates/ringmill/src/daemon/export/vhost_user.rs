@@ -98,7 +98,7 @@ impl Daemon {
     }
 
     /// Where an export listens: on a socket that was given, if there is one for that address.
-    fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
+    pub(super) fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
         match addr {
             Addr::Unix { path } => Ok(match self.given.at_path(path)? {
                 Some(socket) => Listen::Fd(socket),

@@ -1,0 +1,36 @@
+//! What this server asks of a device: the seam between the protocol, which is the same for all PCI
+//! devices, and the device models.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use devices::pci::Description;
+use event_loop::oneshot;
+use guest_memory::GuestMemory;
+use nix::errno::Errno;
+
+/// A PCI device, as the control plane knows it.
+pub trait Device {
+    /// What it is.
+    fn description(&self) -> &Description;
+
+    /// Reads registers of a BAR that the description has, within its size.
+    fn read_bar(&self, bar: usize, offset: u64, data: &mut [u8]);
+
+    /// Writes registers of a BAR that the description has, within its size.
+    fn write_bar(&self, bar: usize, offset: u64, data: &[u8]);
+
+    /// Exchanges the guest's memory. Requests that have begun go on in the old.
+    fn set_memory(&self, memory: Arc<GuestMemory>);
+
+    /// Takes it to the state after a power-on. Requests that have begun go on, and are answered to nobody.
+    fn reset(&self);
+
+    /// Completes when the requests that have begun before have ended: nothing uses memory then that the device
+    /// had before it was exchanged.
+    fn settle(&self) -> oneshot::Receiver<()>;
+
+    /// Makes durable what was written.
+    fn flush(&self) -> oneshot::Receiver<Result<(), Errno>>;
+}

@@ -1,0 +1,214 @@
+//! Interrupts of a device: the eventfds that a client wants signalled, and what is masked.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Mutex;
+
+use devices::pci::Description;
+use event_loop::{Signal, sync::lock};
+use nix::errno::Errno;
+
+use super::wire::{IrqAction, IrqData, IrqInfo, SetIrqs};
+use crate::vhost_user::EventFd;
+
+/// Kinds of interrupts (linux/vfio.h).
+const INTX: u32 = 0;
+const MSI: u32 = 1;
+const MSIX: u32 = 2;
+/// Kinds there are, errors and requests of the host among them, which this server does not have.
+pub const IRQ_KINDS: u32 = 5;
+
+/// A device's interrupts. Raised by any thread.
+///
+/// A client sets eventfds for the kind of interrupts that its guest has enabled: which that is, is not looked
+/// up in the configuration space, since clients keep parts of it, such as the MSI-X table, to themselves.
+pub struct Interrupts {
+    has_pin: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What the device wants the level interrupt to be.
+    level: bool,
+    /// A level interrupt is masked when it is signalled, until the client has taken note.
+    masked: bool,
+    intx: Option<Signal>,
+    msi: Vec<Option<Signal>>,
+    msix: Vec<Option<Signal>>,
+}
+
+fn none(vectors: usize) -> Vec<Option<Signal>> {
+    std::iter::repeat_with(|| None).take(vectors).collect()
+}
+
+impl Interrupts {
+    /// Those of a device, which nothing is signalled by.
+    pub fn new(of: &Description) -> Self {
+        let msix = of.msix.map_or(0, |msix| usize::from(msix.vectors));
+        Interrupts {
+            has_pin: of.pin.is_some(),
+            state: Mutex::new(State {
+                level: false,
+                masked: false,
+                intx: None,
+                msi: none(usize::from(of.msi.is_some())),
+                msix: none(msix),
+            }),
+        }
+    }
+
+    /// The device changes its level interrupt.
+    pub fn set_level(&self, level: bool) {
+        let mut state = lock(&self.state);
+        state.level = level;
+        state.signal_level();
+    }
+
+    /// The device sends a message of this number.
+    pub fn send(&self, vector: usize) {
+        let state = lock(&self.state);
+        for vectors in [&state.msi, &state.msix] {
+            if let Some(Some(signal)) = vectors.get(vector) {
+                signal.send();
+            }
+        }
+    }
+
+    /// A kind of interrupts; `None`: not one of those.
+    pub fn info(&self, index: u32) -> Option<IrqInfo> {
+        let count = match index {
+            INTX => u32::from(self.has_pin),
+            MSI => lock(&self.state).msi.len() as u32,
+            MSIX => lock(&self.state).msix.len() as u32,
+            3..IRQ_KINDS => 0,
+            _ => return None,
+        };
+        Some(IrqInfo { index, count, is_level: index == INTX })
+    }
+
+    /// Does what a client says.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there are no such interrupts, that cannot be done to them, or a descriptor is no eventfd.
+    pub fn set(&self, irqs: SetIrqs<'_>) -> Result<(), Errno> {
+        let SetIrqs { index, range, action, data } = irqs;
+        let info = self.info(index).ok_or(Errno::EINVAL)?;
+        if range.end > info.count {
+            return Err(Errno::EINVAL);
+        }
+        let any = !range.is_empty();
+        let range = range.start as usize..range.end as usize;
+        // Eventfds are looked at before anything is changed.
+        let data = match data {
+            IrqData::EventFds(fds) => {
+                let fds = fds.into_iter().map(EventFd::new).collect::<Result<Vec<_>, _>>();
+                let fds = fds.map_err(|_| Errno::EINVAL)?;
+                Wanted::Signals(fds.iter().map(|fd| Signal::new(fd.fd().clone())).collect())
+            }
+            IrqData::None => Wanted::All,
+            IrqData::Bool(bools) => Wanted::Some(bools),
+        };
+        let mut state = lock(&self.state);
+        match (index, action, data) {
+            (_, IrqAction::Trigger, Wanted::All) if !any => state.forget(index),
+            (INTX, IrqAction::Trigger, Wanted::Signals(mut signals)) => {
+                if any {
+                    state.intx = signals.pop();
+                    state.masked = false;
+                    state.signal_level();
+                }
+            }
+            (_, IrqAction::Trigger, Wanted::Signals(signals)) => {
+                let mut signals = signals.into_iter();
+                for vector in state.vectors(index).get_mut(range).unwrap_or_default() {
+                    *vector = signals.next();
+                }
+            }
+            (INTX, IrqAction::Trigger, wanted) => {
+                if wanted.has(0)
+                    && let Some(signal) = &state.intx
+                {
+                    signal.send();
+                }
+            }
+            (_, IrqAction::Trigger, wanted) => {
+                let vectors = state.vectors(index).get(range).unwrap_or_default();
+                for (number, vector) in vectors.iter().enumerate() {
+                    if wanted.has(number)
+                        && let Some(signal) = vector
+                    {
+                        signal.send();
+                    }
+                }
+            }
+            (INTX, IrqAction::Mask, wanted @ (Wanted::All | Wanted::Some(_))) => {
+                state.masked |= any && wanted.has(0);
+            }
+            (INTX, IrqAction::Unmask, wanted @ (Wanted::All | Wanted::Some(_))) => {
+                if any && wanted.has(0) {
+                    state.masked = false;
+                    state.signal_level();
+                }
+            }
+            // Messages are not masked here, and no eventfd unmasks.
+            (_, IrqAction::Mask | IrqAction::Unmask, _) => return Err(Errno::EINVAL),
+        }
+        Ok(())
+    }
+
+    /// Forgets a client's eventfds.
+    pub fn clear(&self) {
+        let mut state = lock(&self.state);
+        for index in [INTX, MSI, MSIX] {
+            state.forget(index);
+        }
+    }
+}
+
+/// Which interrupts of a range something is done to.
+enum Wanted<'a> {
+    All,
+    Some(&'a [u8]),
+    /// Those with one of these each; none have any if there are none.
+    Signals(Vec<Signal>),
+}
+
+impl Wanted<'_> {
+    fn has(&self, number: usize) -> bool {
+        match self {
+            Wanted::All => true,
+            Wanted::Some(bools) => bools.get(number).is_some_and(|wanted| *wanted != 0),
+            Wanted::Signals(_) => false,
+        }
+    }
+}
+
+impl State {
+    /// Signals the level interrupt, if it is due.
+    fn signal_level(&mut self) {
+        if self.level
+            && !self.masked
+            && let Some(signal) = &self.intx
+        {
+            signal.send();
+            self.masked = true;
+        }
+    }
+
+    /// The vectors of a kind of messages.
+    fn vectors(&mut self, index: u32) -> &mut [Option<Signal>] {
+        match index {
+            MSI => &mut self.msi,
+            MSIX => &mut self.msix,
+            _ => &mut [],
+        }
+    }
+
+    fn forget(&mut self, index: u32) {
+        if index == INTX {
+            (self.intx, self.masked) = (None, false);
+        }
+        self.vectors(index).fill_with(|| None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The guest's memory, as a client maps and unmaps it.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use guest_memory::{GuestMemory, MappedRegion, Region};
+use nix::errno::Errno;
+
+use super::wire::{DmaMap, DmaRange, DmaUnmap};
+
+/// The most regions that a client may map: each is a mapping of this process, whose number is limited.
+pub const MAX_DMA_MAPS: usize = 1024;
+
+/// Why memory is not mapped or unmapped.
+#[derive(Debug)]
+pub enum MemoryError {
+    /// Some of it is mapped already.
+    Overlaps(DmaRange),
+    /// There are as many regions as there may be.
+    TooMany,
+    /// It cannot be mapped.
+    Map(guest_memory::Error),
+    /// Not the bounds of regions that were mapped.
+    NotMapped(DmaRange),
+}
+
+impl MemoryError {
+    /// What the client is told.
+    pub fn errno(&self) -> Errno {
+        match self {
+            MemoryError::Overlaps(_) => Errno::EEXIST,
+            MemoryError::TooMany => Errno::ENOSPC,
+            MemoryError::Map(_) => Errno::EINVAL,
+            MemoryError::NotMapped(_) => Errno::ENOENT,
+        }
+    }
+}
+
+impl fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemoryError::Overlaps(range) => {
+                write!(f, "{range:?} is mapped already, in parts or wholly")
+            }
+            MemoryError::TooMany => write!(f, "more than {MAX_DMA_MAPS} regions"),
+            MemoryError::Map(error) => error.fmt(f),
+            MemoryError::NotMapped(range) => write!(f, "no regions were mapped that are {range:?}"),
+        }
+    }
+}
+
+impl std::error::Error for MemoryError {}
+
+/// The regions of a client.
+#[derive(Default)]
+pub struct Memory {
+    regions: Vec<(DmaRange, Option<Arc<MappedRegion>>)>,
+}
+
+impl Memory {
+    /// Adds a region. What comes without a file, such as a ROM, or must not be written, is not memory for the
+    /// device: requests that name it fail.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`]; all is as before then.
+    pub fn map(&mut self, map: DmaMap) -> Result<Arc<GuestMemory>, MemoryError> {
+        let DmaMap { range, writable, file } = map;
+        if self.regions.iter().any(|(other, _)| other.overlaps(&range)) {
+            return Err(MemoryError::Overlaps(range));
+        }
+        if self.regions.len() >= MAX_DMA_MAPS {
+            return Err(MemoryError::TooMany);
+        }
+        let region = match file.filter(|_| writable) {
+            Some((fd, offset)) => {
+                let region = Region {
+                    guest_addr: range.address(),
+                    size: range.size(),
+                    user_addr: range.address(),
+                    mmap_offset: offset,
+                    fd,
+                };
+                Some(Arc::new(region.map().map_err(MemoryError::Map)?))
+            }
+            None => None,
+        };
+        self.regions.push((range, region));
+        Ok(self.all())
+    }
+
+    /// Takes regions away: all that are in the range.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::NotMapped`]: there are none, or one is in it by a part only.
+    pub fn unmap(&mut self, unmap: DmaUnmap) -> Result<Arc<GuestMemory>, MemoryError> {
+        match unmap.range {
+            None => self.regions.clear(),
+            Some(range) => {
+                let mut touched = self.regions.iter().filter(|(other, _)| other.overlaps(&range));
+                let first = touched.next();
+                let whole =
+                    first.into_iter().chain(touched).all(|(other, _)| range.contains(other));
+                if first.is_none() || !whole {
+                    return Err(MemoryError::NotMapped(range));
+                }
+                self.regions.retain(|(other, _)| !other.overlaps(&range));
+            }
+        }
+        Ok(self.all())
+    }
+
+    fn all(&self) -> Arc<GuestMemory> {
+        let mapped = self.regions.iter().filter_map(|(_, region)| region.clone());
+        // They do not overlap: each was compared with all others.
+        Arc::new(GuestMemory::from_regions(mapped).unwrap_or_default())
+    }
+}

@@ -1,0 +1,299 @@
+//! An export's server: one client after the other, from its first message to its last request.
+//!
+//! It is a task on the control loop. While one client is connected the next waits in the socket's backlog.
+
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use event_loop::{EventLoop, LoopGone, oneshot};
+use guest_memory::GuestMemory;
+use nix::errno::Errno;
+
+use super::connection::{Connection, Incoming};
+use super::device::Device;
+use super::error::ConnectionError;
+use super::interrupts::Interrupts;
+use super::memory::Memory;
+use super::session::{Session, Step};
+use super::wire::{Message, Reply, command_name};
+use crate::vhost_user::descriptors::Desk;
+use crate::vhost_user::{ExportError, Listen, Listener};
+
+/// Commands that a client may have refused before it is sent away: each costs a line in the log.
+const MAX_REFUSED: u32 = 32;
+/// How long the rest of a message, and the reply to it, may take, nanoseconds.
+const MESSAGE_NS: u64 = 5_000_000_000;
+
+/// A device offered over a vfio-user socket. Dropping it stops it without waiting.
+pub(super) struct Server {
+    stop: oneshot::Sender<()>,
+    /// Completes when no client is served and no request is in flight.
+    quiet: oneshot::Receiver<()>,
+    ended: oneshot::Receiver<Result<(), ExportError>>,
+    connected: Rc<Cell<bool>>,
+    begin: Cell<Option<oneshot::Sender<()>>>,
+}
+
+impl Server {
+    /// Offers a device under the name `id`. Clients can connect when this returns, and are served from
+    /// [`begin`](Self::begin) on.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be listened on.
+    pub(super) fn start(
+        event_loop: &EventLoop,
+        id: String,
+        listen: Listen,
+        device: Rc<dyn Device>,
+        interrupts: Arc<Interrupts>,
+    ) -> Result<Server, ExportError> {
+        let listener = Listener::new(event_loop, listen)?;
+        let (stop, stop_request) = oneshot::channel();
+        let (tell_quiet, quiet) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let (begin, beginning) = oneshot::channel();
+        let connected = Rc::new(Cell::new(false));
+        let service = Service {
+            event_loop: event_loop.clone(),
+            id,
+            device,
+            interrupts,
+            stop: RefCell::new(stop_request),
+            connected: connected.clone(),
+            desk: Rc::default(),
+        };
+        event_loop.spawn(async move {
+            // A server that is dropped before it begins has nothing to begin.
+            if let Some(Ok(())) = service.unless_stopped(beginning).await {
+                service.serve_all(&listener).await;
+            }
+            drop(listener);
+            tell_quiet.send(());
+            end.send(service.flush().await);
+        });
+        Ok(Server { stop, quiet, ended, connected, begin: Cell::new(Some(begin)) })
+    }
+
+    /// Serves clients.
+    pub(super) fn begin(&self) {
+        if let Some(begin) = self.begin.take() {
+            begin.send(());
+        }
+    }
+
+    /// Whether a client is connected.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connected.get()
+    }
+
+    /// Sends the client away, finishes its requests, removes the socket, calls `on_quiet`, flushes.
+    ///
+    /// # Errors
+    ///
+    /// The flush failed, or a loop has stopped before.
+    pub(super) async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
+        self.stop.send(());
+        if self.quiet.await.is_ok() {
+            on_quiet();
+        }
+        self.ended.await?
+    }
+}
+
+/// Why a client is served no longer.
+enum End {
+    Left,
+    Stopped,
+}
+
+struct Service {
+    event_loop: EventLoop,
+    id: String,
+    device: Rc<dyn Device>,
+    interrupts: Arc<Interrupts>,
+    stop: RefCell<oneshot::Receiver<()>>,
+    connected: Rc<Cell<bool>>,
+    /// For what clients send.
+    desk: Rc<Desk>,
+}
+
+impl Service {
+    /// What the future gives, or `None` when the server is to stop before.
+    async fn unless_stopped<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        std::future::poll_fn(|cx| {
+            if Pin::new(&mut *self.stop.borrow_mut()).poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+
+    async fn serve_all(&self, listener: &Listener) {
+        let id = &self.id;
+        let who = format!("export {id}");
+        loop {
+            let next = async {
+                self.desk.settled().await;
+                listener.accept(&who).await
+            };
+            match self.unless_stopped(next).await {
+                Some(Ok(socket)) => self.serve(socket).await,
+                Some(Err(error)) => {
+                    log::error!("export {id}: takes no more clients: accept failed: {error}");
+                    self.unless_stopped(std::future::pending::<()>()).await;
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Serves a client until it leaves, and then finishes what is in flight.
+    async fn serve(&self, socket: OwnedFd) {
+        let id = &self.id;
+        log::info!("export {id}: client connected");
+        self.connected.set(true);
+        let mut connection = Connection::new(&self.event_loop, socket, self.desk.clone());
+        let end = self.converse(&mut connection).await;
+        // Nothing may use the guest's memory, or interrupt it, once its client sees us go.
+        self.interrupts.clear();
+        self.device.set_memory(Arc::new(GuestMemory::new()));
+        self.device.reset();
+        if let Err(error) = self.device.settle().await {
+            log::error!("export {id}: {error}");
+        }
+        drop(connection);
+        match end {
+            Ok(End::Left) => log::info!("export {id}: client disconnected"),
+            Ok(End::Stopped) => log::info!("export {id}: stopping, closed the connection"),
+            Err(error) => log::warn!("export {id}: closed the connection: {error}"),
+        }
+        self.connected.set(false);
+    }
+
+    async fn converse(&self, connection: &mut Connection) -> Result<End, ConnectionError> {
+        let mut session = Session::new(&*self.device, self.interrupts.clone());
+        let (mut memory, mut payload) = (Memory::default(), Vec::new());
+        let mut refused = 0;
+        loop {
+            if self.unless_stopped(connection.readable()).await.is_none() {
+                return Ok(End::Stopped);
+            }
+            let incoming = self.in_time(connection.receive(&mut payload));
+            let incoming = match self.unless_stopped(incoming).await {
+                None => return Ok(End::Stopped),
+                Some(incoming) => incoming?,
+            };
+            let Some(Incoming { header, fds }) = incoming else { return Ok(End::Left) };
+            let message = fds.and_then(|fds| Message::parse(header.command, &payload, fds));
+            // A client may ask for features to find out whether there are any.
+            let is_question = matches!(message, Ok(Message::Feature));
+            let result = match message {
+                Ok(message) => self.carry_out(&mut session, &mut memory, message).await?,
+                Err(error) => Err((error.errno(), error.to_string())),
+            };
+            let reply = match result {
+                Ok(reply) => reply,
+                Err((errno, _)) if is_question => Reply::Error(errno),
+                Err((errno, why)) => {
+                    let command = command_name(header.command);
+                    log::warn!("export {}: refused {command}: {why}", self.id);
+                    if !session.has_version() {
+                        return Err(ConnectionError::NoVersion);
+                    }
+                    refused += 1;
+                    if refused > MAX_REFUSED {
+                        return Err(ConnectionError::TooManyRefused);
+                    }
+                    Reply::Error(errno)
+                }
+            };
+            if header.no_reply {
+                continue;
+            }
+            let bytes = reply.encode(&header);
+            let sent = self.in_time(connection.reply(&bytes));
+            match self.unless_stopped(sent).await {
+                None => return Ok(End::Stopped),
+                Some(sent) => {
+                    if !sent? {
+                        return Ok(End::Left);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the client is told, and people if it is an error.
+    ///
+    /// # Errors
+    ///
+    /// The I/O thread has stopped.
+    async fn carry_out(
+        &self,
+        session: &mut Session<'_>,
+        memory: &mut Memory,
+        message: Message<'_>,
+    ) -> Result<Result<Reply, (Errno, String)>, ConnectionError> {
+        let step = match session.step(message) {
+            Ok(step) => step,
+            Err(errno) => return Ok(Err((errno, errno.desc().to_owned()))),
+        };
+        let reply = match step {
+            Step::Reply(reply) => reply,
+            Step::Map(map) => match memory.map(map) {
+                Ok(memory) => {
+                    self.device.set_memory(memory);
+                    Reply::Done
+                }
+                Err(error) => return Ok(Err((error.errno(), error.to_string()))),
+            },
+            Step::Unmap(unmap) => match memory.unmap(unmap) {
+                Ok(memory) => {
+                    self.device.set_memory(memory);
+                    self.settle().await?;
+                    Reply::DmaUnmapped(unmap)
+                }
+                Err(error) => return Ok(Err((error.errno(), error.to_string()))),
+            },
+            Step::Settle => {
+                self.settle().await?;
+                Reply::Done
+            }
+        };
+        Ok(Ok(reply))
+    }
+
+    async fn settle(&self) -> Result<(), ConnectionError> {
+        let gone = |error: LoopGone| ConnectionError::Export(error.into());
+        self.device.settle().await.map_err(gone)
+    }
+
+    /// What comes of a message that has begun, or of a reply.
+    async fn in_time<T>(
+        &self,
+        part: impl Future<Output = Result<T, ConnectionError>>,
+    ) -> Result<T, ConnectionError> {
+        let mut part = pin!(part);
+        let mut late = pin!(self.event_loop.sleep_until(self.event_loop.now_ns() + MESSAGE_NS));
+        std::future::poll_fn(|cx| match part.as_mut().poll(cx) {
+            Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ConnectionError::Late)),
+            done => done,
+        })
+        .await
+    }
+
+    /// Makes what was answered durable.
+    async fn flush(&self) -> Result<(), ExportError> {
+        self.device.flush().await?.map_err(|errno| ExportError::Flush(errno.into()))
+    }
+}

@@ -1,0 +1,85 @@
+//! DEVICE_SET_IRQS.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use super::WireError;
+use super::message::Fields;
+
+/// What becomes of interrupts.
+#[derive(Debug)]
+pub struct SetIrqs<'a> {
+    /// The kind of interrupts: INTx, MSI, MSI-X and others.
+    pub index: u32,
+    /// Which of that kind. None, with [`IrqAction::Trigger`] and no data: all are taken away.
+    pub range: Range<u32>,
+    /// What is done to each.
+    pub action: IrqAction,
+    /// How that is said.
+    pub data: IrqData<'a>,
+}
+
+/// What is done to interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IrqAction {
+    /// They are masked.
+    Mask,
+    /// They are unmasked.
+    Unmask,
+    /// With eventfds: these are to be signalled. Else: they are raised.
+    Trigger,
+}
+
+/// Which of the interrupts an action is for.
+#[derive(Debug)]
+pub enum IrqData<'a> {
+    /// All.
+    None,
+    /// Those whose byte is not 0; one byte for each.
+    Bool(&'a [u8]),
+    /// One eventfd for each; or none: those that there were are taken away.
+    EventFds(Vec<OwnedFd>),
+}
+
+const DATA_NONE: u32 = 1 << 0;
+const DATA_BOOL: u32 = 1 << 1;
+const DATA_EVENTFD: u32 = 1 << 2;
+const ACTION_MASK: u32 = 1 << 3;
+const ACTION_UNMASK: u32 = 1 << 4;
+const ACTION_TRIGGER: u32 = 1 << 5;
+
+impl<'a> SetIrqs<'a> {
+    pub(super) fn parse(mut fields: Fields<'a>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
+        let all = fields.0.len();
+        fields.skip(4)?;
+        let (flags, index) = (fields.u32()?, fields.u32()?);
+        let (start, count) = (fields.u32()?, fields.u32()?);
+        let data = fields.rest();
+        let Some(end) = start.checked_add(count) else {
+            return Err(WireError::Range { address: start.into(), size: count.into() });
+        };
+        let (action, kind) = match flags & (ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER) {
+            ACTION_MASK => (IrqAction::Mask, flags & !ACTION_MASK),
+            ACTION_UNMASK => (IrqAction::Unmask, flags & !ACTION_UNMASK),
+            ACTION_TRIGGER => (IrqAction::Trigger, flags & !ACTION_TRIGGER),
+            _ => return Err(WireError::Flags(flags)),
+        };
+        let per_irq = match kind {
+            DATA_BOOL => count as usize,
+            DATA_NONE | DATA_EVENTFD => 0,
+            _ => return Err(WireError::Flags(flags)),
+        };
+        if data.len() != per_irq {
+            return Err(WireError::Length(all));
+        }
+        let data = match kind {
+            DATA_EVENTFD if fds.is_empty() || fds.len() == count as usize => IrqData::EventFds(fds),
+            _ if !fds.is_empty() || kind == DATA_EVENTFD => {
+                return Err(WireError::Descriptors(fds.len()));
+            }
+            DATA_BOOL => IrqData::Bool(data),
+            _ => IrqData::None,
+        };
+        Ok(SetIrqs { index, range: start..end, action, data })
+    }
+}

@@ -1,0 +1,385 @@
+//! Commands of a client.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use super::irqs::SetIrqs;
+use super::{MAX_DATA, WireError};
+
+/// Command numbers.
+pub(super) mod number {
+    pub(in super::super) const VERSION: u16 = 1;
+    pub(in super::super) const DMA_MAP: u16 = 2;
+    pub(in super::super) const DMA_UNMAP: u16 = 3;
+    pub(in super::super) const DEVICE_GET_INFO: u16 = 4;
+    pub(in super::super) const DEVICE_GET_REGION_INFO: u16 = 5;
+    pub(in super::super) const DEVICE_GET_REGION_IO_FDS: u16 = 6;
+    pub(in super::super) const DEVICE_GET_IRQ_INFO: u16 = 7;
+    pub(in super::super) const DEVICE_SET_IRQS: u16 = 8;
+    pub(in super::super) const REGION_READ: u16 = 9;
+    pub(in super::super) const REGION_WRITE: u16 = 10;
+    pub(in super::super) const DMA_READ: u16 = 11;
+    pub(in super::super) const DMA_WRITE: u16 = 12;
+    pub(in super::super) const DEVICE_RESET: u16 = 13;
+    pub(in super::super) const REGION_WRITE_MULTI: u16 = 15;
+    pub(in super::super) const DEVICE_FEATURE: u16 = 16;
+}
+
+/// The name of a command.
+pub fn command_name(command: u16) -> String {
+    let name = match command {
+        number::VERSION => "VERSION",
+        number::DMA_MAP => "DMA_MAP",
+        number::DMA_UNMAP => "DMA_UNMAP",
+        number::DEVICE_GET_INFO => "DEVICE_GET_INFO",
+        number::DEVICE_GET_REGION_INFO => "DEVICE_GET_REGION_INFO",
+        number::DEVICE_GET_REGION_IO_FDS => "DEVICE_GET_REGION_IO_FDS",
+        number::DEVICE_GET_IRQ_INFO => "DEVICE_GET_IRQ_INFO",
+        number::DEVICE_SET_IRQS => "DEVICE_SET_IRQS",
+        number::REGION_READ => "REGION_READ",
+        number::REGION_WRITE => "REGION_WRITE",
+        number::DMA_READ => "DMA_READ",
+        number::DMA_WRITE => "DMA_WRITE",
+        number::DEVICE_RESET => "DEVICE_RESET",
+        number::REGION_WRITE_MULTI => "REGION_WRITE_MULTI",
+        number::DEVICE_FEATURE => "DEVICE_FEATURE",
+        other => return format!("command {other}"),
+    };
+    name.to_owned()
+}
+
+/// A command of a client.
+#[derive(Debug)]
+pub enum Message<'a> {
+    /// VERSION: which version of the protocol is spoken. Nothing depends on the client's capabilities.
+    Version {
+        /// Versions of another number have nothing in common.
+        major: u16,
+        /// Versions of higher numbers have more.
+        minor: u16,
+    },
+    /// DMA_MAP.
+    DmaMap(DmaMap),
+    /// DMA_UNMAP.
+    DmaUnmap(DmaUnmap),
+    /// DEVICE_GET_INFO.
+    DeviceInfo,
+    /// DEVICE_GET_REGION_INFO of the region of this number.
+    RegionInfo(u32),
+    /// DEVICE_GET_IRQ_INFO of the interrupts of this number.
+    IrqInfo(u32),
+    /// DEVICE_SET_IRQS.
+    SetIrqs(SetIrqs<'a>),
+    /// REGION_READ.
+    RegionRead(RegionRead),
+    /// REGION_WRITE.
+    RegionWrite(RegionWrite<'a>),
+    /// REGION_WRITE_MULTI.
+    RegionWriteMulti(RegionWrites<'a>),
+    /// DEVICE_RESET.
+    Reset,
+    /// DEVICE_FEATURE: none is offered.
+    Feature,
+    /// A command that is not known, or needs what was not offered.
+    Unknown(u16),
+}
+
+/// Addresses of the guest: not empty, and within 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct DmaRange {
+    address: u64,
+    size: u64,
+}
+
+impl DmaRange {
+    /// The range of `size` bytes at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Range`].
+    pub fn new(address: u64, size: u64) -> Result<Self, WireError> {
+        match address.checked_add(size) {
+            Some(_) if size > 0 => Ok(DmaRange { address, size }),
+            Some(_) | None => Err(WireError::Range { address, size }),
+        }
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes; not 0.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The first address behind it.
+    pub fn end(&self) -> u64 {
+        self.address + self.size
+    }
+
+    /// Whether the two have an address in common.
+    pub fn overlaps(&self, other: &DmaRange) -> bool {
+        self.address < other.end() && other.address < self.end()
+    }
+
+    /// Whether all of `other` is in it.
+    pub fn contains(&self, other: &DmaRange) -> bool {
+        self.address <= other.address && other.end() <= self.end()
+    }
+}
+
+impl fmt::Debug for DmaRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.address, self.end())
+    }
+}
+
+/// Memory of the guest.
+#[derive(Debug)]
+pub struct DmaMap {
+    /// Where the device sees it.
+    pub range: DmaRange,
+    /// The device may write to it.
+    pub writable: bool,
+    /// The file that it is in, and where there it begins. `None`: it can be reached by messages only.
+    pub file: Option<(OwnedFd, u64)>,
+}
+
+/// Memory that goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaUnmap {
+    /// Which; `None`: all.
+    pub range: Option<DmaRange>,
+}
+
+/// Bytes of a region are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionRead {
+    /// The region's number.
+    pub region: u32,
+    /// From this byte on.
+    pub offset: u64,
+    /// So many; at most [`MAX_DATA`].
+    pub count: usize,
+}
+
+/// Bytes for a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionWrite<'a> {
+    /// The region's number.
+    pub region: u32,
+    /// From this byte on.
+    pub offset: u64,
+    /// At most [`MAX_DATA`].
+    pub data: &'a [u8],
+}
+
+/// Bytes of a write in REGION_WRITE_MULTI, and most of them that are data.
+const WRITE_LEN: usize = 24;
+const WRITE_DATA: usize = 8;
+
+/// Writes in their order, each of at most 8 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionWrites<'a>(&'a [[u8; WRITE_LEN]]);
+
+impl<'a> RegionWrites<'a> {
+    fn parse(mut fields: Fields<'a>) -> Result<Self, WireError> {
+        let count = fields.u64()?;
+        let (writes, rest) = fields.0.as_chunks::<WRITE_LEN>();
+        if count != writes.len() as u64 || !rest.is_empty() {
+            return Err(WireError::Length(fields.0.len()));
+        }
+        for write in writes {
+            let (_, _, count) = Self::head(write);
+            if count as usize > WRITE_DATA {
+                return Err(WireError::Data(count));
+            }
+        }
+        Ok(RegionWrites(writes))
+    }
+
+    fn head(write: &[u8; WRITE_LEN]) -> (u64, u32, u32) {
+        let [o0, o1, o2, o3, o4, o5, o6, o7, r0, r1, r2, r3, c0, c1, c2, c3, ..] = *write;
+        (
+            u64::from_ne_bytes([o0, o1, o2, o3, o4, o5, o6, o7]),
+            u32::from_ne_bytes([r0, r1, r2, r3]),
+            u32::from_ne_bytes([c0, c1, c2, c3]),
+        )
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The writes.
+    pub fn iter(&self) -> impl Iterator<Item = RegionWrite<'a>> {
+        self.0.iter().map(|write| {
+            let (offset, region, count) = Self::head(write);
+            let data = write.get(WRITE_LEN - WRITE_DATA..).unwrap_or_default();
+            RegionWrite { region, offset, data: data.get(..count as usize).unwrap_or_default() }
+        })
+    }
+}
+
+const MAP_READ: u32 = 1 << 0;
+const MAP_WRITE: u32 = 1 << 1;
+const UNMAP_ALL: u32 = 1 << 1;
+
+impl<'a> Message<'a> {
+    /// Takes a payload and what came with it apart.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError`]; the descriptors are closed then.
+    pub fn parse(command: u16, payload: &'a [u8], fds: Vec<OwnedFd>) -> Result<Self, WireError> {
+        let mut fields = Fields(payload);
+        let message = match command {
+            number::DMA_MAP => return DmaMap::parse(fields, fds).map(Message::DmaMap),
+            number::DEVICE_SET_IRQS => {
+                return SetIrqs::parse(fields, fds).map(Message::SetIrqs);
+            }
+            _ if !fds.is_empty() => return Err(WireError::Descriptors(fds.len())),
+            number::VERSION => {
+                let (major, minor) = (fields.u16()?, fields.u16()?);
+                match fields.rest() {
+                    [] => {}
+                    [text @ .., 0] if std::str::from_utf8(text).is_ok() && !text.contains(&0) => {}
+                    _ => return Err(WireError::Capabilities),
+                }
+                return Ok(Message::Version { major, minor });
+            }
+            number::DMA_UNMAP => Message::DmaUnmap(DmaUnmap::parse(&mut fields)?),
+            number::DEVICE_GET_INFO => {
+                fields.skip(16)?;
+                Message::DeviceInfo
+            }
+            number::DEVICE_GET_REGION_INFO => {
+                fields.skip(8)?;
+                let index = fields.u32()?;
+                fields.skip(20)?;
+                Message::RegionInfo(index)
+            }
+            number::DEVICE_GET_IRQ_INFO => {
+                fields.skip(8)?;
+                let index = fields.u32()?;
+                fields.skip(4)?;
+                Message::IrqInfo(index)
+            }
+            number::REGION_READ => {
+                let (offset, region, count) = place(&mut fields)?;
+                Message::RegionRead(RegionRead { region, offset, count })
+            }
+            number::REGION_WRITE => {
+                let (offset, region, count) = place(&mut fields)?;
+                let data = fields.rest();
+                if data.len() != count {
+                    return Err(WireError::Length(payload.len()));
+                }
+                Message::RegionWrite(RegionWrite { region, offset, data })
+            }
+            number::REGION_WRITE_MULTI => {
+                return RegionWrites::parse(fields).map(Message::RegionWriteMulti);
+            }
+            number::DEVICE_RESET => Message::Reset,
+            number::DEVICE_FEATURE => return Ok(Message::Feature),
+            other => return Ok(Message::Unknown(other)),
+        };
+        match fields.0 {
+            [] => Ok(message),
+            _ => Err(WireError::Length(payload.len())),
+        }
+    }
+}
+
+/// Where a region is read or written, and how many bytes of it.
+fn place(fields: &mut Fields<'_>) -> Result<(u64, u32, usize), WireError> {
+    let (offset, region, count) = (fields.u64()?, fields.u32()?, fields.u32()?);
+    match usize::try_from(count) {
+        Ok(bytes @ 0..=MAX_DATA) => Ok((offset, region, bytes)),
+        Ok(_) | Err(_) => Err(WireError::Data(count)),
+    }
+}
+
+impl DmaMap {
+    fn parse(mut fields: Fields<'_>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
+        let all = fields.0.len();
+        fields.skip(4)?;
+        let flags = fields.u32()?;
+        let (offset, address, size) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        if !fields.0.is_empty() {
+            return Err(WireError::Length(all));
+        }
+        if flags & !(MAP_READ | MAP_WRITE) != 0 {
+            return Err(WireError::Flags(flags));
+        }
+        let (count, mut fds) = (fds.len(), fds.into_iter());
+        let file = match (fds.next(), fds.next()) {
+            (Some(fd), None) => Some((fd, offset)),
+            (None, None) => None,
+            (Some(_) | None, Some(_)) => return Err(WireError::Descriptors(count)),
+        };
+        let range = DmaRange::new(address, size)?;
+        Ok(DmaMap { range, writable: flags & MAP_WRITE != 0, file })
+    }
+}
+
+impl DmaUnmap {
+    fn parse(fields: &mut Fields<'_>) -> Result<Self, WireError> {
+        fields.skip(4)?;
+        let flags = fields.u32()?;
+        let (address, size) = (fields.u64()?, fields.u64()?);
+        let range = match flags {
+            0 => Some(DmaRange::new(address, size)?),
+            UNMAP_ALL if (address, size) == (0, 0) => None,
+            UNMAP_ALL => return Err(WireError::Range { address, size }),
+            // A bitmap of dirty pages among them.
+            flags => return Err(WireError::Flags(flags)),
+        };
+        Ok(DmaUnmap { range })
+    }
+}
+
+/// What is left of a payload.
+#[derive(Clone, Copy)]
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        match self.0.split_first_chunk() {
+            Some((field, rest)) => {
+                self.0 = rest;
+                Ok(*field)
+            }
+            None => Err(WireError::Length(self.0.len())),
+        }
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, WireError> {
+        self.take().map(u16::from_ne_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, WireError> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, WireError> {
+        self.take().map(u64::from_ne_bytes)
+    }
+
+    pub(super) fn skip(&mut self, bytes: usize) -> Result<(), WireError> {
+        self.0 = self.0.get(bytes..).ok_or(WireError::Length(self.0.len()))?;
+        Ok(())
+    }
+
+    pub(super) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+}

@@ -1,0 +1,94 @@
+//! Exports over vfio-user.
+
+use std::future::ready;
+use std::sync::Arc;
+
+use control::{AhciOptions, ExportOptions};
+use devices::QueueStats;
+use exports::vfio_user::{VfioUserConfig, VfioUserExport};
+use exports::vhost_user::ExportError;
+
+use super::super::statistics::QueueStatistics;
+use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
+
+/// Why a daemon with such an export is not replaced.
+const NO_HAND_OVER: &str = "exports of type vfio-user-ahci cannot be handed over to another process; shut the guest \
+                            down, remove the export, and add it again after the upgrade";
+
+impl Running for VfioUserExport {
+    fn is_connected(&self) -> bool {
+        self.is_connected()
+    }
+
+    fn hung_up_are_gone(&self) -> Later<()> {
+        Box::pin(ready(()))
+    }
+
+    fn queue_stats(&self) -> &[Arc<QueueStats>] {
+        self.queue_stats()
+    }
+
+    fn queues(&self) -> Vec<QueueStatistics> {
+        self.queues().map(counted).collect()
+    }
+
+    fn in_flight(&self) -> Later<InFlightOf> {
+        Box::pin(self.in_flight())
+    }
+
+    /// Requests go on, to a node that refuses them.
+    fn set_paused(&self, _paused: bool) -> Later<()> {
+        Box::pin(ready(()))
+    }
+
+    fn flush(&self) -> Asked<()> {
+        Box::pin(self.flush())
+    }
+
+    fn describe(&self) -> Option<Asked<Described>> {
+        Some(Box::pin(ready(Err(NO_HAND_OVER.to_owned()))))
+    }
+
+    fn stand_still(&self, _flush: bool) -> Asked<Stopped> {
+        Box::pin(ready(Err(NO_HAND_OVER.to_owned())))
+    }
+
+    fn serve_on(&self) -> Asked<()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn go_on(&self) {}
+
+    fn begin(&self, _stopped: Option<Stopped>) -> Later<()> {
+        self.begin();
+        Box::pin(ready(()))
+    }
+
+    fn part(&self) -> Option<Later<()>> {
+        None
+    }
+
+    fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {
+        Box::pin((*self).stop_telling(on_quiet))
+    }
+}
+
+impl Daemon {
+    pub(super) async fn start_ahci(
+        &mut self,
+        options: &ExportOptions,
+        own: &AhciOptions,
+    ) -> Result<Box<dyn Running>, DaemonError> {
+        let config = VfioUserConfig {
+            id: options.id.clone(),
+            listen: self.listen(&own.addr)?,
+            io_threads: self.threads.handles(&options.iothreads)?,
+            node: self.nodes.get(&options.node_name)?,
+            writable: options.writable,
+            writethrough: options.writethrough,
+            serial: own.serial.clone().unwrap_or_else(|| options.id.clone()),
+        };
+        let export = VfioUserExport::ahci(&self.control, config).await;
+        Ok(Box::new(export.map_err(DaemonError::with_advice)?))
+    }
+}
