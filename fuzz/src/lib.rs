@@ -27,6 +27,7 @@ pub mod replies;
 mod requests;
 pub mod scsi;
 pub mod tls;
+pub mod vfio_user;
 pub mod vhost_user;
 pub mod world;
 
@@ -131,6 +132,11 @@ mod tests {
     #[test]
     fn scsi() {
         replay("scsi", super::scsi::run);
+    }
+
+    #[test]
+    fn vfio_user() {
+        replay("vfio_user", super::vfio_user::run);
     }
 
     #[test]

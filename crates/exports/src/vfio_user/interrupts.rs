@@ -86,12 +86,13 @@ impl Interrupts {
         Some(IrqInfo { index, count, is_level: index == INTX })
     }
 
-    /// Does what a client says.
+    /// Does what a client says. Returns an eventfd by which the client unmasks the level interrupt from now on,
+    /// if it is one that says so: the caller watches it and calls [`unmask`](Self::unmask).
     ///
     /// # Errors
     ///
     /// `EINVAL`: there are no such interrupts, that cannot be done to them, or a descriptor is no eventfd.
-    pub fn set(&self, irqs: SetIrqs<'_>) -> Result<(), Errno> {
+    pub fn set(&self, irqs: SetIrqs<'_>) -> Result<Option<Unmasker>, Errno> {
         let SetIrqs { index, range, action, data } = irqs;
         let info = self.info(index).ok_or(Errno::EINVAL)?;
         if range.end > info.count {
@@ -104,6 +105,9 @@ impl Interrupts {
             IrqData::EventFds(fds) => {
                 let fds = fds.into_iter().map(EventFd::new).collect::<Result<Vec<_>, _>>();
                 let fds = fds.map_err(|_| Errno::EINVAL)?;
+                if (index, action) == (INTX, IrqAction::Unmask) {
+                    return Ok(any.then(|| Unmasker(fds.into_iter().next())));
+                }
                 Wanted::Signals(fds.iter().map(|fd| Signal::new(fd.fd().clone())).collect())
             }
             IrqData::None => Wanted::All,
@@ -151,10 +155,17 @@ impl Interrupts {
                     state.signal_level();
                 }
             }
-            // Messages are not masked here, and no eventfd unmasks.
+            // Messages are not masked here, and no eventfd masks.
             (_, IrqAction::Mask | IrqAction::Unmask, _) => return Err(Errno::EINVAL),
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// The client has taken note of the level interrupt. One that is still raised is signalled again.
+    pub fn unmask(&self) {
+        let mut state = lock(&self.state);
+        state.masked = false;
+        state.signal_level();
     }
 
     /// Forgets a client's eventfds.
@@ -165,6 +176,11 @@ impl Interrupts {
         }
     }
 }
+
+/// The eventfd by which a client unmasks the level interrupt: KVM writes it when the guest has ended the interrupt.
+/// `None`: none any more.
+#[derive(Debug)]
+pub struct Unmasker(pub Option<EventFd>);
 
 /// Which interrupts of a range something is done to.
 enum Wanted<'a> {

@@ -5,26 +5,27 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use event_loop::{EventLoop, LoopGone, oneshot};
+use event_loop::{EventLoop, LoopGone, Readiness, oneshot};
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
+use nix::poll::PollFlags;
 
 use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::ConnectionError;
-use super::interrupts::Interrupts;
+use super::interrupts::{Interrupts, Unmasker};
 use super::memory::Memory;
 use super::session::{Session, Step};
 use super::wire::{Message, Reply, command_name};
 use crate::vhost_user::descriptors::Desk;
-use crate::vhost_user::{ExportError, Listen, Listener};
+use crate::vhost_user::{EventFd, ExportError, Listen, Listener};
 
 /// Commands that a client may have refused before it is sent away: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
@@ -114,6 +115,13 @@ enum End {
     Stopped,
 }
 
+/// What a client has set up, beside its session.
+struct Client {
+    memory: Memory,
+    /// Ends the watch of the eventfd by which it unmasks the level interrupt.
+    watch: Option<oneshot::Sender<()>>,
+}
+
 struct Service {
     event_loop: EventLoop,
     id: String,
@@ -129,7 +137,7 @@ impl Service {
     /// What the future gives, or `None` when the server is to stop before.
     async fn unless_stopped<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
-        std::future::poll_fn(|cx| {
+        poll_fn(|cx| {
             if Pin::new(&mut *self.stop.borrow_mut()).poll(cx).is_ready() {
                 return Poll::Ready(None);
             }
@@ -182,7 +190,8 @@ impl Service {
 
     async fn converse(&self, connection: &mut Connection) -> Result<End, ConnectionError> {
         let mut session = Session::new(&*self.device, self.interrupts.clone());
-        let (mut memory, mut payload) = (Memory::default(), Vec::new());
+        let mut client = Client { memory: Memory::default(), watch: None };
+        let mut payload = Vec::new();
         let mut refused = 0;
         loop {
             if self.unless_stopped(connection.readable()).await.is_none() {
@@ -198,7 +207,7 @@ impl Service {
             // A client may ask for features to find out whether there are any.
             let is_question = matches!(message, Ok(Message::Feature));
             let result = match message {
-                Ok(message) => self.carry_out(&mut session, &mut memory, message).await?,
+                Ok(message) => self.carry_out(&mut session, &mut client, message).await?,
                 Err(error) => Err((error.errno(), error.to_string())),
             };
             let reply = match result {
@@ -241,7 +250,7 @@ impl Service {
     async fn carry_out(
         &self,
         session: &mut Session<'_>,
-        memory: &mut Memory,
+        client: &mut Client,
         message: Message<'_>,
     ) -> Result<Result<Reply, (Errno, String)>, ConnectionError> {
         let step = match session.step(message) {
@@ -250,14 +259,14 @@ impl Service {
         };
         let reply = match step {
             Step::Reply(reply) => reply,
-            Step::Map(map) => match memory.map(map) {
+            Step::Map(map) => match client.memory.map(map) {
                 Ok(memory) => {
                     self.device.set_memory(memory);
                     Reply::Done
                 }
                 Err(error) => return Ok(Err((error.errno(), error.to_string()))),
             },
-            Step::Unmap(unmap) => match memory.unmap(unmap) {
+            Step::Unmap(unmap) => match client.memory.unmap(unmap) {
                 Ok(memory) => {
                     self.device.set_memory(memory);
                     self.settle().await?;
@@ -265,12 +274,39 @@ impl Service {
                 }
                 Err(error) => return Ok(Err((error.errno(), error.to_string()))),
             },
+            Step::Unmasker(Unmasker(fd)) => {
+                client.watch = fd.map(|fd| self.watch(&fd));
+                Reply::Done
+            }
             Step::Settle => {
                 self.settle().await?;
                 Reply::Done
             }
         };
         Ok(Ok(reply))
+    }
+
+    /// Unmasks the level interrupt at each write to an eventfd, until what is returned is dropped.
+    fn watch(&self, fd: &EventFd) -> oneshot::Sender<()> {
+        let (watch, mut ended) = oneshot::channel();
+        let interrupts = self.interrupts.clone();
+        // It is not read: each write is an event.
+        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+        let written = Readiness::new(&self.event_loop, fd.fd().clone(), events);
+        self.event_loop.spawn(async move {
+            loop {
+                let mut write = pin!(written.wait());
+                let next = poll_fn(|cx| match Pin::new(&mut ended).poll(cx) {
+                    Poll::Ready(_) => Poll::Ready(None),
+                    Poll::Pending => write.as_mut().poll(cx).map(Some),
+                });
+                if next.await.is_none() {
+                    return;
+                }
+                interrupts.unmask();
+            }
+        });
+        watch
     }
 
     async fn settle(&self) -> Result<(), ConnectionError> {
@@ -285,7 +321,7 @@ impl Service {
     ) -> Result<T, ConnectionError> {
         let mut part = pin!(part);
         let mut late = pin!(self.event_loop.sleep_until(self.event_loop.now_ns() + MESSAGE_NS));
-        std::future::poll_fn(|cx| match part.as_mut().poll(cx) {
+        poll_fn(|cx| match part.as_mut().poll(cx) {
             Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ConnectionError::Late)),
             done => done,
         })

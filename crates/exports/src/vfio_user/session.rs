@@ -9,7 +9,7 @@ use devices::pci::{BARS, CONFIG_SPACE_SIZE, ConfigSpace};
 use nix::errno::Errno;
 
 use super::device::Device;
-use super::interrupts::{IRQ_KINDS, Interrupts};
+use super::interrupts::{IRQ_KINDS, Interrupts, Unmasker};
 use super::memory::MAX_DMA_MAPS;
 use super::wire::{DmaMap, DmaUnmap, Message, RegionInfo, RegionRead, RegionWrite, Reply};
 
@@ -30,6 +30,8 @@ pub enum Step {
     Map(DmaMap),
     /// Memory is to be unmapped.
     Unmap(DmaUnmap),
+    /// The level interrupt is unmasked by this eventfd from now on.
+    Unmasker(Unmasker),
     /// The device was reset: what it had begun is to be ended.
     Settle,
 }
@@ -79,10 +81,10 @@ impl<'a> Session<'a> {
             Message::IrqInfo(index) => {
                 Reply::IrqInfo(self.interrupts.info(index).ok_or(Errno::EINVAL)?)
             }
-            Message::SetIrqs(irqs) => {
-                self.interrupts.set(irqs)?;
-                Reply::Done
-            }
+            Message::SetIrqs(irqs) => match self.interrupts.set(irqs)? {
+                Some(unmasker) => return Ok(Step::Unmasker(unmasker)),
+                None => Reply::Done,
+            },
             Message::RegionRead(RegionRead { region, offset, count }) => {
                 self.check(region, offset, count)?;
                 let mut data = vec![0; count];
