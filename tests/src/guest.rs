@@ -1,5 +1,6 @@
-//! A Linux guest under QEMU, without KVM, whose disks are vhost-user-blk and vhost-user-scsi exports.
+//! A Linux guest under QEMU, without KVM, whose disks are vhost-user-blk, vhost-user-scsi and vfio-user exports.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -18,10 +19,36 @@ use crate::{Initramfs, Qmp, eventually, tool};
 /// How long a guest may live. One that does as it should is done in seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(240);
 
+/// QEMU's device for a vfio-user export.
+const VFIO_USER: &str = "vfio-user-pci";
+
+/// QEMU of the tree that `scripts/setup-peers.sh` makes, run by the tree's own loader with its libraries.
+fn peers_qemu() -> Vec<String> {
+    let tree = env::var_os("RINGMILL_PEERS").unwrap_or_else(|| "/var/tmp/ringmill-peers".into());
+    let tree = PathBuf::from(tree);
+    let file = |name: &str| {
+        let path = tree.join(name);
+        assert!(path.exists(), "{} does not exist: run scripts/setup-vfio-user.sh", path.display());
+        path.display().to_string()
+    };
+    let own = |folder: &str| ["-L".to_owned(), file(folder)];
+    let mut program = vec![
+        file("lib64/ld-linux-x86-64.so.2"),
+        "--library-path".to_owned(),
+        file("usr/lib/x86_64-linux-gnu"),
+        file("usr/bin/qemu-system-x86_64"),
+    ];
+    program.extend(["usr/share/seabios", "usr/share/qemu"].map(own).into_iter().flatten());
+    program
+}
+
 /// A guest's description, in the making.
 #[derive(Debug)]
 pub struct Guest {
     initramfs: &'static str,
+    kernel: &'static str,
+    /// QEMU, with arguments of its own.
+    qemu: Vec<String>,
     files: Option<Initramfs>,
     kernel_options: &'static str,
     time_limit: Duration,
@@ -62,6 +89,8 @@ impl Guest {
     pub fn new() -> Self {
         Self {
             initramfs: "initramfs",
+            kernel: "vmlinuz",
+            qemu: vec![tool("qemu-system-x86_64").display().to_string()],
             files: None,
             kernel_options: "",
             time_limit: TIME_LIMIT,
@@ -86,6 +115,23 @@ impl Guest {
     /// Gives it a SCSI controller, of which each logical unit is a disk: `/dev/sda` for the first one.
     pub fn scsi(mut self, socket: PathBuf) -> Self {
         self.disks.push((socket, "vhost-user-scsi-pci,param_change=on"));
+        self
+    }
+
+    /// Gives it a PCI device of a vfio-user export, Debian's generic kernel, which has drivers for more controllers,
+    /// and fio: `/dev/sda` for a SATA drive. QEMU is that of the tree that `scripts/setup-peers.sh` makes.
+    pub fn vfio_user(mut self, socket: PathBuf) -> Self {
+        self.kernel = "generic/vmlinuz";
+        self.initramfs = "generic/initramfs";
+        self.memory_mib = 512;
+        self.qemu = peers_qemu();
+        self.disks.push((socket, VFIO_USER));
+        self
+    }
+
+    /// Adds options of Linux.
+    pub fn kernel_options(mut self, options: &'static str) -> Self {
+        self.kernel_options = options;
         self
     }
 
@@ -177,7 +223,7 @@ impl Guest {
             files.write_behind(&guest_file(self.initramfs), &dir.path().join("initramfs"));
         }
         let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
-        let (qemu, to_job, from_job) = start(self.arguments(dir.path()), stderr);
+        let (qemu, to_job, from_job) = start(&self.qemu, self.arguments(dir.path()), stderr);
         let deadline = Instant::now() + self.time_limit;
         Boot { qemu, to_job, from_job, transcript: Vec::new(), deadline, dir, _turn: turn }
     }
@@ -193,7 +239,7 @@ impl Guest {
         add("accel", self.accel.into());
         add("cpu", "max".into());
         add("smp", self.cpus.to_string());
-        add("kernel", guest_file("vmlinuz").display().to_string());
+        add("kernel", guest_file(self.kernel).display().to_string());
         let own = dir.join("initramfs");
         let initramfs = if own.exists() { own } else { guest_file(self.initramfs) };
         add("initrd", initramfs.display().to_string());
@@ -226,6 +272,11 @@ impl Guest {
         add("machine", "memory-backend=ram".into());
         for (index, (socket, device)) in self.disks.iter().enumerate() {
             let path = socket.display();
+            if *device == VFIO_USER {
+                let socket = json!({"type": "unix", "path": socket});
+                add("device", json!({"driver": device, "socket": socket}).to_string());
+                continue;
+            }
             let options = &self.chardev_options;
             add("chardev", format!("socket,id=chardev{index},path={path}{options}"));
             let device = format!("{device},id=disk{index},chardev=chardev{index}");
@@ -239,8 +290,14 @@ impl Guest {
 }
 
 /// Starts QEMU; the job's input and its lines.
-fn start(arguments: Vec<String>, stderr: File) -> (Child, ChildStdin, Receiver<String>) {
-    let mut qemu = tied_command(&tool("qemu-system-x86_64"))
+fn start(
+    program: &[String],
+    arguments: Vec<String>,
+    stderr: File,
+) -> (Child, ChildStdin, Receiver<String>) {
+    let (qemu, own) = program.split_first().expect("a program");
+    let mut qemu = tied_command(Path::new(qemu))
+        .args(own)
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -275,7 +332,7 @@ impl Boot {
         let uri = format!("unix:{}", dir.path().join("migration").display());
         let mut arguments = there.arguments(dir.path());
         arguments.extend(["-incoming".to_owned(), uri.clone()]);
-        let (qemu, to_job, from_job) = start(arguments, stderr);
+        let (qemu, to_job, from_job) = start(&there.qemu, arguments, stderr);
         // It listens for the guest from then on.
         Qmp::connect(&dir.path().join("qmp"));
 
