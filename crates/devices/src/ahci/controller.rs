@@ -87,7 +87,7 @@ impl Ahci {
     }
 
     /// A controller as of [`new`](Self::new) that also calls `message` each time that it would send
-    /// a message-signalled interrupt (AHCI 1.3.1, section 10.6.2): when a bit of IS is set, when bits of
+    /// a message-signalled interrupt (AHCI 1.3.1, section 10.6): when a bit of IS is set, when bits of
     /// IS stay set after others were cleared, and when GHC.IE is set while bits are.
     ///
     /// `message` is called without a lock, by any thread, perhaps by several at once.

@@ -180,7 +180,7 @@ fn level_interrupts_are_masked_until_they_are_ended() {
     daemon.stop();
 }
 
-/// A driver that clears IS after more was set gets another message (AHCI 1.3.1, 10.6.2).
+/// A driver that clears IS after more was set gets another message (AHCI 1.3.1, 10.6).
 #[test]
 fn a_message_follows_for_what_the_driver_has_missed() {
     let daemon = Daemon::new();
