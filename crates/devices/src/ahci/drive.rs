@@ -42,11 +42,14 @@ pub struct Drive {
     queued: Cell<bool>,
     /// The answer to `detach`, once nothing is in flight.
     detaching: Cell<Option<Box<dyn FnOnce()>>>,
-    /// Answers to `settle`, each with the slots that it waits for.
-    settling: RefCell<Vec<(u32, Box<dyn FnOnce()>)>>,
+    /// Answers to `settle`.
+    settling: RefCell<Vec<Settling>>,
     stats: Arc<QueueStats>,
     batch: Batch,
 }
+
+/// The slots that an answer to `settle` waits for, and the answer.
+type Settling = (u32, Box<dyn FnOnce()>);
 
 /// What is preallocated.
 struct Work {
@@ -190,14 +193,13 @@ impl Drive {
         if self.settling.borrow().is_empty() {
             return;
         }
-        let ended = {
+        let ended: Vec<Settling> = {
             let mut settling = self.settling.borrow_mut();
             settling.iter_mut().for_each(|(waits, _)| *waits &= !slots);
             let (ended, left) = settling.drain(..).partition(|(waits, _)| *waits == 0);
             *settling = left;
             ended
         };
-        let ended: Vec<(u32, Box<dyn FnOnce()>)> = ended;
         ended.into_iter().for_each(|(_, done)| done());
     }
 
