@@ -22,6 +22,7 @@
 mod common;
 mod course;
 mod failures;
+mod grown;
 mod guest;
 mod journal;
 mod kinds;

@@ -149,6 +149,9 @@ impl Steps {
         }
         order.then(&l2).await?;
         order.then(&l1).await?;
+        // A larger disk shows what was past its end, which an L2 table says is zeroes. That table may be in the file
+        // since an earlier write-out, even of a process that was killed, and not on stable storage.
+        *order.unsynced |= !header.is_empty();
         order.then(&header).await?;
         if let (Some(mark), Some(at)) = (metadata.mark_of_commit(), Mark::place(before.cluster)) {
             write(channels, at, &mark)?.await.0?;
