@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use block::NodeRegistry;
 use block::node::{BlockNode, ResizeError};
 use block::request::Op;
 use event_loop::ring::sim::{Faults, Sim, Unflushed};
@@ -109,6 +110,7 @@ struct Life<'a> {
     sim: Sim,
     fd: Arc<OwnedFd>,
     node: Arc<dyn BlockNode>,
+    registry: NodeRegistry,
     rig: Rig,
     disk: Disk,
     /// Sectors, as the guest knows.
@@ -167,7 +169,7 @@ impl<'a> Life<'a> {
         };
         let moments = recoveries.is_none().then_some(Random(!seed));
         let reopened = Reopened::new(kind, start, &left, &mut random, moments);
-        let Reopened { sim, fd, options, node, .. } = reopened;
+        let Reopened { sim, fd, options, node, registry, .. } = reopened;
         let event_loop =
             sim.event_loop(LoopConfig { poll: NO_POLLING, ..LoopConfig::default() }).unwrap();
         let rig = Rig::on(event_loop, node.clone());
@@ -198,6 +200,7 @@ impl<'a> Life<'a> {
             sim,
             fd,
             node,
+            registry,
             rig,
             disk,
             size,
@@ -421,6 +424,9 @@ impl<'a> Life<'a> {
             true => self.sim.cut(&self.fd, seed).unwrap(),
             false => self.sim.killed(&self.fd, seed).unwrap(),
         };
+        if trace() {
+            println!("{} here", if is_cut { "cut" } else { "killed" });
+        }
         let Life { kind, start, disk, journals, .. } = self;
         let journals = journals.as_deref();
         let (what, left) = match is_cut {
@@ -497,11 +503,13 @@ impl<'a> Life<'a> {
         (0..1 + self.random.below(depth)).for_each(|_| self.ask(&writes));
         self.answer_all()?;
         let before = std::fs::read(path_of(&self.fd)).unwrap();
-        let (event_loop, let_go) = (self.rig.event_loop.clone(), self.node.clone().let_go());
-        event_loop.block_on(let_go).unwrap().map_err(|error| format!("let go: {error}"))?;
+        // By the registry, as a daemon does: `node` is an edge, which lets nothing go.
+        let (event_loop, let_go) = (self.rig.event_loop.clone(), self.registry.let_go());
+        let let_go = event_loop.block_on(let_go).unwrap();
+        let_go.map_err(|(name, error)| format!("let go of {name}: {error}"))?;
         let seed = self.random.next();
         let image = self.sim.killed(&self.fd, seed).unwrap();
-        // One that was not changed, or could not but be, as compressed clusters were given up: no ring has seen that.
+        // One that was not changed; or that was, as clusters were given up since the flush: no ring has seen that.
         if !is_marked(&image) || image != before {
             return Ok(());
         }
@@ -535,11 +543,11 @@ impl<'a> Life<'a> {
             std::mem::forget(self);
             return Err(error);
         }
-        let Life { rig, node, .. } = self;
+        let Life { rig, node, registry, .. } = self;
         let event_loop = rig.event_loop.clone();
         drop(rig);
         event_loop.shut_down().unwrap();
-        drop(node);
+        drop((node, registry));
         Ok(())
     }
 }

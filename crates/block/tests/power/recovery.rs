@@ -32,6 +32,8 @@ pub(crate) struct Reopened {
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) options: BlockdevOptions,
     pub(crate) node: Arc<dyn BlockNode>,
+    /// Has the nodes themselves. `node` leads to one of them.
+    pub(crate) registry: NodeRegistry,
     /// What would be left of it if it had ended in between.
     ended: Option<Ended>,
 }
@@ -87,7 +89,7 @@ impl Reopened {
                 storage.restore(&fd, opened).unwrap();
             }
         }
-        Reopened { sim, fd, options: disk, node, ended }
+        Reopened { sim, fd, options: disk, node, registry, ended }
     }
 }
 
