@@ -176,8 +176,9 @@ impl Disk {
     }
 
     /// The process was killed that the disk was used by, and it has these contents: what was not flushed may be
-    /// lost still.
-    pub(crate) fn after_kill(mut self, contents: &[u8]) -> Disk {
+    /// lost still. `cut_off`: what was past its end as it became smaller, of which a part may be there until that is
+    /// flushed.
+    pub(crate) fn after_kill(mut self, contents: &[u8], cut_off: &[u8]) -> Disk {
         let (now, size) = (self.now(), contents.len() / SECTOR);
         if self.sizes != [size] {
             self.sizes.push(size);
@@ -185,8 +186,8 @@ impl Disk {
         (self.is_resizing, self.resized) = (false, now);
         let fresh = || Sector(vec![Version { stamps: vec![0], answered: Some(0) }]);
         self.sectors.resize_with(self.sectors.len().max(size), fresh);
-        for (number, (bytes, sector)) in contents.chunks(SECTOR).zip(&mut self.sectors).enumerate()
-        {
+        let found = contents.chunks(SECTOR).chain(cut_off.chunks(SECTOR));
+        for (number, (bytes, sector)) in found.zip(&mut self.sectors).enumerate() {
             let stamps = vec![stamp(bytes, number as u64).expect("contents of this disk")];
             if !matches!(&sector.0[..], [Version { stamps: only, .. }] if *only == stamps) {
                 sector.0.push(Version { stamps, answered: Some(now) });

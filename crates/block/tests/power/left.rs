@@ -1,5 +1,6 @@
 //! What a power cut leaves of an image, or a process that is killed, and that it is right.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use event_loop::ring::sim::Unflushed;
@@ -8,6 +9,9 @@ use crate::guest::Disk;
 use crate::journal::Folder;
 use crate::kinds::{Kind, Start};
 use crate::oracle::Image;
+
+/// Where the header of a qcow2 image has the size of the disk.
+const SIZE: Range<usize> = 24..32;
 
 /// An image, and what is on the disk in it.
 pub(crate) struct Left {
@@ -23,6 +27,9 @@ pub(crate) struct Left {
     pub(crate) replayed: bool,
     /// What is on the disk without that.
     pub(crate) bare: Option<Vec<u8>>,
+    /// What the metadata in the journal has past the end of a disk that has become smaller there, up to the size that
+    /// the image has without the journal.
+    pub(crate) cut_off: Vec<u8>,
     /// What a power cut may still take back of it. `None`: nothing.
     pub(crate) unflushed: Option<(Unflushed, Disk)>,
 }
@@ -51,26 +58,43 @@ impl Left {
         disk: &Disk,
         journals: Option<Folder>,
     ) -> Result<Left, String> {
-        let (mut found, mut bare) = (contents(kind, start, image)?, None);
+        let (mut found, mut bare, mut cut_off) = (contents(kind, start, image)?, None, Vec::new());
         let checked = disk.check_cut(&found);
         checked.map_err(|error| format!("without a journal: {error}"))?;
         let mut whole = image.to_vec();
         let replayed =
             journals.as_ref().map_or(Ok(false), |journals| journals.replay(&mut whole))?;
         if replayed {
-            bare = Some(std::mem::replace(&mut found, contents(kind, start, &whole)?));
+            let before = std::mem::replace(&mut found, contents(kind, start, &whole)?);
+            if found.len() < before.len() {
+                // L2 tables go to the image before the header, which has the size: in between, the disk is as large as
+                // it was, and where the new tables have its data or nothing any more.
+                whole[SIZE].copy_from_slice(&image[SIZE]);
+                cut_off = contents(kind, start, &whole)?.split_off(found.len());
+            }
+            bare = Some(before);
         }
         disk.check_kill(&found)?;
         let journals = journals.map(Arc::new);
-        Ok(Left { is_killed: true, replayed, bare, ..Left::with(found, journals) })
+        Ok(Left { is_killed: true, replayed, bare, cut_off, ..Left::with(found, journals) })
     }
 
     /// Nothing of it can be lost. The image is the caller's.
     pub(crate) fn with(contents: Vec<u8>, journals: Option<Arc<Folder>>) -> Left {
         let image = Vec::new();
         let (is_killed, is_handed_over, replayed) = (false, false, false);
-        let (bare, unflushed) = (None, None);
-        Left { image, contents, journals, is_killed, is_handed_over, replayed, bare, unflushed }
+        let (bare, cut_off, unflushed) = (None, Vec::new(), None);
+        Left {
+            image,
+            contents,
+            journals,
+            is_killed,
+            is_handed_over,
+            replayed,
+            bare,
+            cut_off,
+            unflushed,
+        }
     }
 
     /// The disk as its next user has it, before it has been opened.
@@ -80,7 +104,7 @@ impl Left {
             (None, Some(bare)) => Disk::new(bare),
             (None, None) => return Disk::new(&self.contents),
         };
-        disk.after_kill(&self.contents)
+        disk.after_kill(&self.contents, &self.cut_off)
     }
 }
 
