@@ -16,6 +16,7 @@ const OURS: &[&str] = &[
     "object-add/iothread/cpu-affinity",
     "block-export-add/iothread:array",
     "block-export-add/type=vhost-user-scsi",
+    "block-export-add/type=vfio-user-ahci",
     "block-export-add/stall-timeout-ms",
     "block-export-add/vhost-user-blk/pin-memory",
     "block-export-add/vhost-user-blk/rerror",
@@ -32,6 +33,7 @@ const OURS: &[&str] = &[
     "query-block-exports-> []/io-status",
     "query-block-exports-> []/luns",
     "query-block-exports-> []/type=vhost-user-scsi",
+    "query-block-exports-> []/type=vfio-user-ahci",
     "query-named-block-nodes-> []/children",
     "query-named-block-nodes-> []/image/limits",
 ];

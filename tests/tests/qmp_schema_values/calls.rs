@@ -91,10 +91,12 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     for (kind, below) in [
         ("vhost-user-blk", "block-export-add/vhost-user-blk/addr/fd"),
         ("vhost-user-scsi", "block-export-add/vhost-user-scsi/addr/fd"),
+        ("vfio-user-ahci", "block-export-add/vfio-user-ahci/addr/fd"),
     ] {
         all.push(export(kind, addr.clone()));
         all.push(export(kind, inherited.clone()).below(below));
     }
+    all.push(export("fuse", json!({"mountpoint": path("mount")})));
     all.push(
         export("nbd", json!({}))
             .before("nbd-server-start", server.clone())

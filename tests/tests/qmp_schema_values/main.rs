@@ -72,6 +72,10 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
             why == "A node of this driver cannot be inactive"
                 && !["file", "qcow2"].contains(&driver)
         }
+        // The only credentials are for servers.
+        "blockdev-add/nbd/tls-creds=\"tls0\"" => {
+            why == "Expected TLS credentials for a client endpoint"
+        }
         // The other NBD server listens on IPv4 only.
         "blockdev-add/nbd/server/inet/ipv4=false" | "blockdev-add/nbd/server/inet/ipv6=true" => {
             why.starts_with("Failed to connect to '::1:")
@@ -94,6 +98,7 @@ impl World {
         let path = |name: &str| scratch.path(name).display().to_string();
         fs::write(path("disk.img"), vec![0; 1 << 20]).expect("an image");
         fs::write(path("rules"), "").expect("no rules");
+        fs::write(path("mount"), "").expect("a mount point");
         let options = format!("data_file={}", path("disk.data"));
         let create = ["create", "-q", "-f", "qcow2", "-o", &options, &path("disk.qcow2"), "1M"];
         client_output(&scratch, "qemu-img", &create);
