@@ -15,6 +15,9 @@ use crate::world;
 #[path = "../../crates/ringmill/src/ctl/client.rs"]
 mod client;
 #[allow(dead_code, missing_docs, unreachable_pub)]
+#[path = "../../crates/ringmill/src/daemon/metrics/accept.rs"]
+mod accept;
+#[allow(dead_code, missing_docs, unreachable_pub)]
 #[path = "../../crates/ringmill/src/daemon/metrics/http.rs"]
 mod http;
 #[allow(dead_code, missing_docs, unreachable_pub)]
