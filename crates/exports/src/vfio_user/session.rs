@@ -127,8 +127,9 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Checks that an access lies in a region that the device has.
     fn check(&self, region: u32, offset: u64, count: usize) -> Result<(), Errno> {
-        let size = self.region_size(region).ok_or(Errno::EINVAL)?;
+        let size = self.region_size(region).filter(|size| *size > 0).ok_or(Errno::EINVAL)?;
         match offset.checked_add(count as u64) {
             Some(end) if end <= size => Ok(()),
             Some(_) | None => Err(Errno::EINVAL),

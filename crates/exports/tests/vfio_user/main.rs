@@ -68,6 +68,8 @@ fn what_is_wrong_or_unknown_is_answered() {
         (GET_IRQ_INFO, words(&[16, 0, 5, 0]), Errno::EINVAL),
         (REGION_READ, region_read(ABAR, 0x1ffe, 4), Errno::EINVAL),
         (REGION_READ, region_read(0, 0, 4), Errno::EINVAL),
+        // Of no bytes, of a region that the device does not have.
+        (REGION_READ, region_read(0, 0, 0), Errno::EINVAL),
         (REGION_READ, region_read(CONFIG, u64::MAX, 4), Errno::EINVAL),
         (REGION_READ, region_read(ABAR, 0, 4097), Errno::E2BIG),
         (DEVICE_RESET, vec![0; 4], Errno::EINVAL),
