@@ -21,11 +21,13 @@ pub mod policy;
 mod registry;
 pub mod request;
 mod resize;
+mod slab;
 pub mod status;
 mod submit;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 pub mod track;
+mod watched;
 
 pub use connections::{ConnectContext, Connections, Credentials};
 pub use drivers::file::CreationLock;

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use super::serialise::{Mailbox, Serialise, Ticket};
 use crate::node::Channel;
 use crate::request::{Completion, Op, Reply, Request};
+use crate::slab::Slab;
 use crate::status::{EXTENT_LEN, Extent, extent, put};
 use crate::submit::submit;
 
@@ -55,36 +56,13 @@ enum Claimed {
     Task(bool, Option<Waker>),
 }
 
-/// Claims of this loop, by token.
+/// Claims of this loop.
 #[derive(Default)]
 struct Slots {
-    slots: Vec<Option<(Claimed, Option<Ticket>)>>,
-    free: Vec<u32>,
+    /// By token.
+    claims: Slab<(Claimed, Option<Ticket>)>,
     /// Requests that tasks work on.
     tasks: usize,
-}
-
-impl Slots {
-    fn insert(&mut self, claimed: Claimed) -> u32 {
-        let token = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() as u32 - 1
-        });
-        if let Some(slot) = self.slots.get_mut(token as usize) {
-            *slot = Some((claimed, None));
-        }
-        token
-    }
-
-    fn get(&mut self, token: u32) -> Option<&mut (Claimed, Option<Ticket>)> {
-        self.slots.get_mut(token as usize)?.as_mut()
-    }
-
-    fn remove(&mut self, token: u32) -> Option<(Claimed, Option<Ticket>)> {
-        let claimed = self.slots.get_mut(token as usize)?.take()?;
-        self.free.push(token);
-        Some(claimed)
-    }
 }
 
 impl<S: WholeBlocks> Aligned<S> {
@@ -111,7 +89,7 @@ impl<S: WholeBlocks> Aligned<S> {
     fn claim(&self, token: u32, blocks: Range<u64>, modify: bool) -> bool {
         let (ticket, granted) =
             self.shared.serialise().claim(blocks, modify, self.mailbox(), token);
-        if let Some((_, place)) = self.slots.borrow_mut().get(token) {
+        if let Some((_, place)) = self.slots.borrow_mut().claims.get_mut(token) {
             *place = Some(ticket);
         }
         granted
@@ -119,7 +97,7 @@ impl<S: WholeBlocks> Aligned<S> {
 
     fn has_turn(&self, token: u32) {
         let mut slots = self.slots.borrow_mut();
-        let Some((claimed, _)) = slots.get(token) else { return };
+        let Some((claimed, _)) = slots.claims.get_mut(token) else { return };
         match claimed {
             Claimed::Task(granted, waker) => {
                 *granted = true;
@@ -142,7 +120,7 @@ impl<S: WholeBlocks> Aligned<S> {
         let Some(me) = self.me.upgrade() else { return };
         let to: Rc<dyn Completion> = me;
         let mut slots = self.slots.borrow_mut();
-        let Some((claimed, _)) = slots.get(token) else { return };
+        let Some((claimed, _)) = slots.claims.get_mut(token) else { return };
         // Replaced at once by what it becomes.
         let Claimed::Waiting(mut request) = std::mem::replace(claimed, Claimed::Task(true, None))
         else {
@@ -154,7 +132,7 @@ impl<S: WholeBlocks> Aligned<S> {
     }
 
     fn end(&self, token: u32) -> Option<Claimed> {
-        let (claimed, ticket) = self.slots.borrow_mut().remove(token)?;
+        let (claimed, ticket) = self.slots.borrow_mut().claims.remove(token)?;
         if let Some(ticket) = ticket {
             self.shared.serialise().release(ticket);
         }
@@ -195,11 +173,11 @@ impl<S: WholeBlocks> Aligned<S> {
 
     /// Waits for the blocks to be this task's alone.
     async fn turn(&self, blocks: Range<u64>) -> u32 {
-        let token = self.slots.borrow_mut().insert(Claimed::Task(false, None));
+        let token = self.slots.borrow_mut().claims.insert((Claimed::Task(false, None), None));
         if self.claim(token, blocks, true) {
             return token;
         }
-        poll_fn(|cx| match self.slots.borrow_mut().get(token) {
+        poll_fn(|cx| match self.slots.borrow_mut().claims.get_mut(token) {
             Some((Claimed::Task(false, waker), _)) => {
                 *waker = Some(cx.waker().clone());
                 Poll::Pending
@@ -332,7 +310,7 @@ impl<S: WholeBlocks> Channel for Aligned<S> {
                 return self.below.submit(request);
             }
             let blocks = request.offset..request.offset.saturating_add(request.len);
-            let token = self.slots.borrow_mut().insert(Claimed::Waiting(request));
+            let token = self.slots.borrow_mut().claims.insert((Claimed::Waiting(request), None));
             if self.claim(token, blocks, false) {
                 self.send(token);
             }
@@ -347,7 +325,7 @@ impl<S: WholeBlocks> Channel for Aligned<S> {
 
     fn in_flight(&self) -> usize {
         let slots = self.slots.borrow();
-        slots.tasks + slots.slots.len() - slots.free.len() + self.below.in_flight()
+        slots.tasks + slots.claims.len() + self.below.in_flight()
     }
 }
 

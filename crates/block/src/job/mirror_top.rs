@@ -1,6 +1,5 @@
 //! `mirror_top`: the filter above a mirror's source, which notes what is written.
 
-use std::cell::RefCell;
 use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -12,7 +11,8 @@ use super::bitmap::Bitmap;
 use super::keep_size;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel, Geometry, Resized};
-use crate::request::{Completion, Reply, Request};
+use crate::request::{Completion, Request};
+use crate::watched::WatchedWrites;
 
 /// The source of a mirror, as its users see it.
 pub struct MirrorTop {
@@ -52,7 +52,7 @@ impl BlockNode for MirrorTop {
             me: me.clone(),
             source,
             dirty: self.dirty.clone(),
-            writes: RefCell::default(),
+            writes: WatchedWrites::default(),
         }))
     }
 }
@@ -61,20 +61,7 @@ struct MirrorTopChannel {
     me: Weak<MirrorTopChannel>,
     source: Rc<dyn Channel>,
     dirty: Arc<Bitmap>,
-    writes: RefCell<Writes>,
-}
-
-/// Writes under way, by tag.
-#[derive(Default)]
-struct Writes {
-    slots: Vec<Option<Write>>,
-    free: Vec<u32>,
-}
-
-struct Write {
-    owed: Reply,
-    offset: u64,
-    len: u64,
+    writes: WatchedWrites,
 }
 
 impl Channel for MirrorTopChannel {
@@ -82,17 +69,7 @@ impl Channel for MirrorTopChannel {
         if !request.op.only_reads()
             && let Some(me) = self.me.upgrade()
         {
-            let (offset, len) = (request.offset, request.len);
-            let mut writes = self.writes.borrow_mut();
-            let tag = match writes.free.pop() {
-                Some(tag) => tag,
-                None => {
-                    writes.slots.push(None);
-                    writes.slots.len() as u32 - 1
-                }
-            };
-            let owed = request.redirect(&(me as Rc<dyn Completion>), tag);
-            writes.slots[tag as usize] = Some(Write { owed, offset, len });
+            self.writes.begin(&mut request, me);
         }
         self.source.submit(request);
     }
@@ -112,12 +89,7 @@ impl Channel for MirrorTopChannel {
 
 impl Completion for MirrorTopChannel {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
-        let mut writes = self.writes.borrow_mut();
-        let Some(mut write) = writes.slots.get_mut(tag as usize).and_then(Option::take) else {
-            return;
-        };
-        writes.free.push(tag);
-        drop(writes);
+        let Some(mut write) = self.writes.end(tag) else { return };
         // Also after a failure: a part of it may have been written. And not earlier: what is copied
         // between the mark and the write would be the old data.
         self.dirty.set(write.offset, write.len);

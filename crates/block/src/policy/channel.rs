@@ -12,6 +12,7 @@ use super::{GIVEN_UP, IoError, PolicyNode};
 use crate::job::OnError;
 use crate::node::Channel;
 use crate::request::{Completion, Op, Reply, Request};
+use crate::slab::Slab;
 
 /// Requests that there is room for from the start; what is not used is not touched.
 const FIRST: usize = 256;
@@ -22,7 +23,8 @@ pub(super) struct PolicyChannel {
     event_loop: EventLoop,
     node: Arc<PolicyNode>,
     child: Rc<dyn Channel>,
-    under_way: RefCell<UnderWay>,
+    /// Requests at the node, by token.
+    under_way: RefCell<Slab<Slot>>,
     held: RefCell<Vec<Held>>,
     /// The number of the next request, in the order in which they came.
     next: Cell<u64>,
@@ -30,12 +32,6 @@ pub(super) struct PolicyChannel {
     draining: Cell<u32>,
     /// Tells that requests go on, and its number with the policy.
     bell: OnceCell<(BottomHalf, u64)>,
-}
-
-/// Requests at the node, by token.
-struct UnderWay {
-    slots: Vec<Option<Slot>>,
-    free: Vec<u32>,
 }
 
 /// A request at the node, without its memory.
@@ -55,44 +51,18 @@ struct Held {
     request: Request,
 }
 
-impl UnderWay {
-    fn insert(&mut self, slot: Slot) -> u32 {
-        match self.free.pop() {
-            Some(token) => {
-                self.slots[token as usize] = Some(slot);
-                token
-            }
-            None => {
-                self.slots.push(Some(slot));
-                self.slots.len() as u32 - 1
-            }
-        }
-    }
-
-    fn next_token(&self) -> u32 {
-        self.free.last().copied().unwrap_or(self.slots.len() as u32)
-    }
-
-    fn remove(&mut self, token: u32) -> Option<Slot> {
-        let slot = self.slots.get_mut(token as usize)?.take()?;
-        self.free.push(token);
-        Some(slot)
-    }
-}
-
 impl PolicyChannel {
     pub(super) fn new(
         node: Arc<PolicyNode>,
         event_loop: &EventLoop,
         child: Rc<dyn Channel>,
     ) -> Rc<Self> {
-        let (slots, free) = (Vec::with_capacity(FIRST), Vec::with_capacity(FIRST));
         let channel = Rc::new_cyclic(|me: &Weak<PolicyChannel>| PolicyChannel {
             me: me.clone(),
             event_loop: event_loop.clone(),
             node,
             child,
-            under_way: RefCell::new(UnderWay { slots, free }),
+            under_way: RefCell::new(Slab::with_capacity(FIRST)),
             held: RefCell::default(),
             next: Cell::new(0),
             draining: Cell::new(0),
@@ -118,7 +88,7 @@ impl PolicyChannel {
         let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
         let to: Rc<dyn Completion> = me;
         let mut under_way = self.under_way.borrow_mut();
-        let reply = request.redirect(&to, under_way.next_token());
+        let reply = request.redirect(&to, under_way.next_tag());
         let Request { op, offset, len, .. } = request;
         under_way.insert(Slot { number, op, offset, len, reply, is_abandoned: false });
         drop(under_way);
@@ -197,8 +167,7 @@ impl Channel for PolicyChannel {
     }
 
     fn in_flight(&self) -> usize {
-        let under_way = self.under_way.borrow();
-        under_way.slots.len() - under_way.free.len() + self.held.borrow().len()
+        self.under_way.borrow().len() + self.held.borrow().len()
     }
 
     fn drain_begin(&self) {
@@ -213,7 +182,7 @@ impl Channel for PolicyChannel {
     }
 
     fn abandon(&self, is_abandoned: &dyn Fn(u32) -> bool) {
-        for slot in self.under_way.borrow_mut().slots.iter_mut().flatten() {
+        for slot in self.under_way.borrow_mut().values_mut() {
             slot.is_abandoned |= is_abandoned(slot.reply.tag());
         }
         let mut held = self.held.borrow_mut();

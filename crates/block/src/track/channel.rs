@@ -11,7 +11,8 @@ use nix::errno::Errno;
 use super::Tracking;
 use super::bitmap::{Bitmaps, note};
 use crate::node::Channel;
-use crate::request::{Completion, Op, Reply, Request};
+use crate::request::{Completion, Op, Request};
+use crate::watched::WatchedWrites;
 
 pub(super) struct TrackedChannel {
     me: Weak<TrackedChannel>,
@@ -20,22 +21,9 @@ pub(super) struct TrackedChannel {
     /// As of this generation of the list.
     generation: Cell<u64>,
     bitmaps: RefCell<Bitmaps>,
-    writes: RefCell<Writes>,
+    writes: WatchedWrites,
     /// Discards reach the node.
     discards: bool,
-}
-
-/// Writes under way, by tag.
-#[derive(Default)]
-struct Writes {
-    slots: Vec<Option<Write>>,
-    free: Vec<u32>,
-}
-
-struct Write {
-    owed: Reply,
-    offset: u64,
-    len: u64,
 }
 
 impl TrackedChannel {
@@ -50,7 +38,7 @@ impl TrackedChannel {
             generation: Cell::new(tracking.generation.load(Ordering::Acquire)),
             bitmaps: RefCell::new(tracking.list()),
             tracking,
-            writes: RefCell::default(),
+            writes: WatchedWrites::default(),
             discards,
         })
     }
@@ -70,31 +58,17 @@ impl TrackedChannel {
         let before = self.bitmaps.replace(self.tracking.list());
         drop(before);
     }
-
-    fn watch(&self, request: &mut Request) {
-        let Some(me) = self.me.upgrade() else { return };
-        let (offset, len) = (request.offset, request.len);
-        let mut writes = self.writes.borrow_mut();
-        let tag = match writes.free.pop() {
-            Some(tag) => tag,
-            None => {
-                writes.slots.push(None);
-                writes.slots.len() as u32 - 1
-            }
-        };
-        let owed = request.redirect(&(me as Rc<dyn Completion>), tag);
-        if let Some(slot) = writes.slots.get_mut(tag as usize) {
-            *slot = Some(Write { owed, offset, len });
-        }
-    }
 }
 
 impl Channel for TrackedChannel {
     fn submit(&self, mut request: Request) {
         if !request.op.only_reads() {
             self.tracking.threshold.check(request.offset.saturating_add(request.len));
-            if self.has_bitmaps() && (self.discards || request.op != Op::Discard) {
-                self.watch(&mut request);
+            if self.has_bitmaps()
+                && (self.discards || request.op != Op::Discard)
+                && let Some(me) = self.me.upgrade()
+            {
+                self.writes.begin(&mut request, me);
             }
         }
         self.node.submit(request);
@@ -115,12 +89,7 @@ impl Channel for TrackedChannel {
 
 impl Completion for TrackedChannel {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
-        let mut writes = self.writes.borrow_mut();
-        let Some(mut write) = writes.slots.get_mut(tag as usize).and_then(Option::take) else {
-            return;
-        };
-        writes.free.push(tag);
-        drop(writes);
+        let Some(mut write) = self.writes.end(tag) else { return };
         // Not earlier: what is copied between the mark and the write would be the old data.
         note(&self.bitmaps.borrow(), write.offset, write.len);
         write.owed.send(result, bufs);

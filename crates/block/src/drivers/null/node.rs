@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use super::NullOptions;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::{Op, Request};
+use crate::slab::Slab;
 use crate::status::{self, Extent, State};
 
 /// Requests under way that a channel has room for from the start; what is not used is not touched.
@@ -62,7 +63,7 @@ impl BlockNode for NullNode {
             me: me.clone(),
             node: self,
             event_loop: event_loop.clone(),
-            waiting: RefCell::new(Waiting::new()),
+            waiting: RefCell::new(Slab::with_capacity(FIRST)),
         }))
     }
 }
@@ -71,38 +72,8 @@ struct NullChannel {
     me: Weak<NullChannel>,
     node: Arc<NullNode>,
     event_loop: EventLoop,
-    waiting: RefCell<Waiting>,
-}
-
-/// Requests under way, by token.
-struct Waiting {
-    slots: Vec<Option<Request>>,
-    free: Vec<u32>,
-}
-
-impl Waiting {
-    fn new() -> Self {
-        Waiting { slots: Vec::with_capacity(FIRST), free: Vec::with_capacity(FIRST) }
-    }
-
-    fn insert(&mut self, request: Request) -> u32 {
-        match self.free.pop() {
-            Some(token) => {
-                self.slots[token as usize] = Some(request);
-                token
-            }
-            None => {
-                self.slots.push(Some(request));
-                self.slots.len() as u32 - 1
-            }
-        }
-    }
-
-    fn remove(&mut self, token: u32) -> Option<Request> {
-        let request = self.slots.get_mut(token as usize)?.take()?;
-        self.free.push(token);
-        Some(request)
-    }
+    /// Requests under way, by token.
+    waiting: RefCell<Slab<Request>>,
 }
 
 impl NullChannel {
@@ -149,8 +120,7 @@ impl Channel for NullChannel {
     }
 
     fn in_flight(&self) -> usize {
-        let waiting = self.waiting.borrow();
-        waiting.slots.len() - waiting.free.len()
+        self.waiting.borrow().len()
     }
 }
 

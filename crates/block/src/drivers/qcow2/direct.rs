@@ -16,16 +16,11 @@ use super::image::Image;
 use super::locks::Taken;
 use crate::node::Channel;
 use crate::request::{Completion, Detached, Op, Request};
+use crate::slab::Slab;
 
-/// Requests of one channel that are on their way. Places are numbered, and used again.
+/// Requests of one channel at the nodes below.
 #[derive(Default)]
-pub(super) struct Direct(RefCell<Places>);
-
-#[derive(Default)]
-struct Places {
-    all: Vec<Option<OnItsWay>>,
-    free: Vec<u32>,
-}
+pub(super) struct Direct(RefCell<Slab<OnItsWay>>);
 
 struct OnItsWay {
     request: Detached,
@@ -79,33 +74,14 @@ impl Direct {
         };
         let (op, len) = (request.op, request.len);
         let (request, bufs) = request.detach();
-        let place = self.put(OnItsWay { request, taken });
+        let place = self.0.borrow_mut().insert(OnItsWay { request, taken });
         below.submit(Request::new(op, offset, len, bufs, to, place));
         Begun::Sent
     }
 
-    fn put(&self, on_its_way: OnItsWay) -> u32 {
-        let places = &mut *self.0.borrow_mut();
-        match places.free.pop() {
-            Some(place) => {
-                places.all[place as usize] = Some(on_its_way);
-                place
-            }
-            None => {
-                places.all.push(Some(on_its_way));
-                places.all.len() as u32 - 1
-            }
-        }
-    }
-
     /// Answers the request in a place.
     pub(super) fn end(&self, image: &Image, place: u32, result: Result<(), Errno>, bufs: IoBufs) {
-        let ended = {
-            let places = &mut *self.0.borrow_mut();
-            let ended = places.all.get_mut(place as usize).and_then(Option::take);
-            places.free.extend(ended.is_some().then_some(place));
-            ended
-        };
+        let ended = self.0.borrow_mut().remove(place);
         if let Some(OnItsWay { request, taken }) = ended {
             image.give_back(taken);
             request.complete(result, bufs);
