@@ -2,10 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::event_loop::EventLoop;
 use crate::handlers::{Handler, HandlerId, Progress, Trigger};
@@ -60,6 +63,39 @@ impl Readiness {
                 Poll::Pending
             }
         })
+    }
+
+    /// Receives from a socket watched for `POLLIN`. Returns the bytes received, 0 at the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of recv(2), without `EAGAIN` and `EINTR`.
+    pub async fn receive(&self, buf: &mut [u8]) -> nix::Result<usize> {
+        loop {
+            match recv(self.fd.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT) {
+                Err(Errno::EAGAIN) => self.wait().await,
+                Err(Errno::EINTR) => {}
+                received => return received,
+            }
+        }
+    }
+
+    /// Sends all bytes to a socket watched for `POLLOUT`.
+    ///
+    /// # Errors
+    ///
+    /// Those of send(2), without `EAGAIN` and `EINTR`. A part of the bytes may have been sent.
+    pub async fn send_all(&self, mut bytes: &[u8]) -> nix::Result<()> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        while !bytes.is_empty() {
+            match send(self.fd.as_raw_fd(), bytes, flags) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::EAGAIN) => self.wait().await,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
     }
 }
 

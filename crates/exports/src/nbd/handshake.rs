@@ -6,7 +6,7 @@ use std::sync::Arc;
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
-use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
+use nix::sys::socket::{Shutdown, shutdown};
 use tls::{Acceptor, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
 
 use super::server::first;
@@ -132,20 +132,20 @@ impl Client {
     async fn fill(&mut self, buf: &mut [u8]) -> Result<(), Failure> {
         let mut filled = 0;
         while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            let Client { socket, ready, pace, tls } = self;
+            let Client { ready, pace, tls, .. } = self;
             let Some(tls) = tls else {
-                filled += take(socket, ready, rest).await?;
+                filled += take(ready, rest).await?;
                 continue;
             };
             if tls.plain.is_empty() {
                 let Secured { session, plain } = &mut **tls;
                 let mut out = Vec::new();
                 let progress = session.process(&mut out, &mut |data| plain.extend(data));
-                put(socket, ready, &out).await?;
+                put(ready, &out).await?;
                 match progress.map_err(Failure::Tls)? {
                     Progress::Data => {}
                     Progress::Input => {
-                        let bytes = take(socket, ready, session.input()).await?;
+                        let bytes = take(ready, session.input()).await?;
                         session.received(bytes);
                         pace.step().await;
                     }
@@ -162,25 +162,25 @@ impl Client {
 
     async fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let Some(tls) = &mut self.tls else {
-            return put(&self.socket, &self.ready, bytes).await;
+            return put(&self.ready, bytes).await;
         };
         let mut out = vec![0; bytes.len().min(MAX_PLAIN) + MAX_EXPANSION];
         for part in bytes.chunks(MAX_PLAIN) {
             let len = tls.session.encrypt(part, &mut out).map_err(Failure::Tls)?;
-            put(&self.socket, &self.ready, &out[..len]).await?;
+            put(&self.ready, &out[..len]).await?;
         }
         Ok(())
     }
 
     /// Goes through TLS's own handshake.
     async fn start_tls(&mut self, acceptor: &Acceptor) -> Result<(), Failure> {
-        let Client { socket, ready, pace, .. } = self;
+        let Client { ready, pace, .. } = self;
         let mut session = acceptor.session().map_err(Failure::Tls)?;
         let (mut out, mut plain) = (Vec::new(), Vec::new());
         loop {
             out.clear();
             let progress = session.process(&mut out, &mut |data| plain.extend(data));
-            let sent = put(socket, ready, &out).await;
+            let sent = put(ready, &out).await;
             match progress {
                 Err(error) => {
                     self.part().await;
@@ -192,7 +192,7 @@ impl Client {
                 }
                 Ok(Progress::Input) => {
                     sent?;
-                    let taken = take(socket, ready, session.input()).await;
+                    let taken = take(ready, session.input()).await;
                     let left = |failure| match failure {
                         Failure::Left => Failure::LeftTls,
                         other => other,
@@ -216,7 +216,7 @@ impl Client {
         let event_loop = pace.event_loop.clone();
         let read = async {
             let mut rest = [0; 4096];
-            while take(socket, ready, &mut rest).await.is_ok() {
+            while take(ready, &mut rest).await.is_ok() {
                 pace.step().await;
             }
         };
@@ -224,29 +224,17 @@ impl Client {
     }
 }
 
-/// Takes what there is; at least one byte.
-async fn take(socket: &OwnedFd, ready: &Readiness, buf: &mut [u8]) -> Result<usize, Failure> {
-    loop {
-        match recv(socket.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) | Err(Errno::ECONNRESET) => return Err(Failure::Left),
-            Ok(bytes) => return Ok(bytes),
-            Err(Errno::EAGAIN) => ready.wait().await,
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(Failure::Socket(errno)),
-        }
+/// Receives at least one byte.
+async fn take(ready: &Readiness, buf: &mut [u8]) -> Result<usize, Failure> {
+    match ready.receive(buf).await {
+        Ok(0) | Err(Errno::ECONNRESET) => Err(Failure::Left),
+        received => received.map_err(Failure::Socket),
     }
 }
 
-async fn put(socket: &OwnedFd, ready: &Readiness, mut bytes: &[u8]) -> Result<(), Failure> {
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    while !bytes.is_empty() {
-        match send(socket.as_raw_fd(), bytes, flags) {
-            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-            Err(Errno::EAGAIN) => ready.wait().await,
-            Err(Errno::EINTR) => {}
-            Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(Failure::Left),
-            Err(errno) => return Err(Failure::Socket(errno)),
-        }
-    }
-    Ok(())
+async fn put(ready: &Readiness, bytes: &[u8]) -> Result<(), Failure> {
+    ready.send_all(bytes).await.map_err(|errno| match errno {
+        Errno::EPIPE | Errno::ECONNRESET => Failure::Left,
+        errno => Failure::Socket(errno),
+    })
 }

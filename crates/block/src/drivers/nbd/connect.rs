@@ -20,8 +20,8 @@ use nbd_wire::{MAX_PAYLOAD, flag, handshake_flag};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, connect,
-    getsockopt, recv, send, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, connect,
+    getsockopt, setsockopt, socket, sockopt,
 };
 
 use tls::{Client, Connector, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
@@ -123,7 +123,7 @@ pub(crate) async fn connect_to(
         let fd = open_socket(event_loop, &options.server).await?;
         let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
         let ready = Readiness::new(event_loop, fd.clone(), events);
-        let mut server = Server { socket: fd.clone(), ready, secured: None };
+        let mut server = Server { ready, secured: None };
         let agreed = negotiate(&mut server, &options.export, tls.as_ref()).await?;
         Ok(Connected { fd, agreed, secured: server.secured })
     };
@@ -278,7 +278,6 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError>
 
 /// A server's socket during the handshake.
 struct Server {
-    socket: Arc<OwnedFd>,
     ready: Readiness,
     secured: Option<Secured>,
 }
@@ -288,7 +287,7 @@ impl Server {
         let mut filled = 0;
         while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             filled += match &mut self.secured {
-                None => take(&self.socket, &self.ready, rest).await?,
+                None => take(&self.ready, rest).await?,
                 Some(Secured { plain, .. }) if !plain.is_empty() => {
                     let len = rest.len().min(plain.len());
                     rest[..len].copy_from_slice(&plain[..len]);
@@ -306,30 +305,30 @@ impl Server {
 
     async fn send(&mut self, bytes: &[u8]) -> Result<(), ConnectError> {
         let Some(Secured { session, .. }) = &mut self.secured else {
-            return put(&self.socket, &self.ready, bytes).await;
+            return put(&self.ready, bytes).await;
         };
         let mut record = vec![0; MAX_PLAIN + MAX_EXPANSION];
         for part in bytes.chunks(MAX_PLAIN) {
             let len = session.encrypt(part, &mut record).map_err(tls_failed)?;
-            put(&self.socket, &self.ready, &record[..len]).await?;
+            put(&self.ready, &record[..len]).await?;
         }
         Ok(())
     }
 
     /// With TLS, waits for the next plaintext.
     async fn decrypt(&mut self) -> Result<(), ConnectError> {
-        let Server { socket, ready, secured } = self;
+        let Server { ready, secured } = self;
         let Some(Secured { session, plain }) = secured else { return Ok(()) };
         let mut out = Vec::new();
         while plain.is_empty() {
             out.clear();
             let progress = session.process(&mut out, &mut |data| plain.extend(data));
-            put(socket, ready, &out).await?;
+            put(ready, &out).await?;
             match progress.map_err(tls_failed)? {
                 Progress::Data => {}
                 Progress::Closed => return Err(ConnectError::Left),
                 Progress::Input => {
-                    let bytes = take(socket, ready, session.input()).await?;
+                    let bytes = take(ready, session.input()).await?;
                     session.received(bytes);
                 }
             }
@@ -348,13 +347,13 @@ impl Server {
             }
             return Err(ConnectError::Refused(message));
         }
-        let Server { socket, ready, secured } = self;
+        let Server { ready, secured } = self;
         let mut session = connector.session().map_err(tls_failed)?;
         let (mut out, mut plain) = (Vec::new(), Vec::new());
         loop {
             out.clear();
             let progress = session.process(&mut out, &mut |data| plain.extend(data));
-            let sent = put(socket, ready, &out).await;
+            let sent = put(ready, &out).await;
             let progress = progress.map_err(tls_failed)?;
             sent?;
             if !session.is_handshaking() {
@@ -364,7 +363,7 @@ impl Server {
                 Progress::Data => {}
                 Progress::Closed => return Err(ConnectError::Left),
                 Progress::Input => {
-                    let bytes = take(socket, ready, session.input()).await?;
+                    let bytes = take(ready, session.input()).await?;
                     session.received(bytes);
                 }
             }
@@ -421,30 +420,18 @@ fn tls_failed(error: SessionError) -> ConnectError {
 }
 
 /// Receives at least one byte.
-async fn take(socket: &OwnedFd, ready: &Readiness, buf: &mut [u8]) -> Result<usize, ConnectError> {
-    loop {
-        match recv(socket.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) | Err(Errno::ECONNRESET) => return Err(ConnectError::Left),
-            Ok(bytes) => return Ok(bytes),
-            Err(Errno::EAGAIN) => ready.wait().await,
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(ConnectError::Socket(errno)),
-        }
+async fn take(ready: &Readiness, buf: &mut [u8]) -> Result<usize, ConnectError> {
+    match ready.receive(buf).await {
+        Ok(0) | Err(Errno::ECONNRESET) => Err(ConnectError::Left),
+        received => received.map_err(ConnectError::Socket),
     }
 }
 
-async fn put(socket: &OwnedFd, ready: &Readiness, mut bytes: &[u8]) -> Result<(), ConnectError> {
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    while !bytes.is_empty() {
-        match send(socket.as_raw_fd(), bytes, flags) {
-            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-            Err(Errno::EAGAIN) => ready.wait().await,
-            Err(Errno::EINTR) => {}
-            Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(ConnectError::Left),
-            Err(errno) => return Err(ConnectError::Socket(errno)),
-        }
-    }
-    Ok(())
+async fn put(ready: &Readiness, bytes: &[u8]) -> Result<(), ConnectError> {
+    ready.send_all(bytes).await.map_err(|errno| match errno {
+        Errno::EPIPE | Errno::ECONNRESET => ConnectError::Left,
+        errno => ConnectError::Socket(errno),
+    })
 }
 
 fn tls_required() -> ConnectError {
@@ -527,8 +514,8 @@ pub(super) async fn shake_hands(
 ) -> Result<Agreed, ConnectError> {
     let fd = Arc::new(socket);
     let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
-    let ready = Readiness::new(event_loop, fd.clone(), events);
-    let mut server = Server { socket: fd, ready, secured: None };
+    let ready = Readiness::new(event_loop, fd, events);
+    let mut server = Server { ready, secured: None };
     negotiate(&mut server, export, None).await
 }
 
