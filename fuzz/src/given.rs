@@ -9,17 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::FdName;
+use daemon::DaemonError;
+use daemon::fuzzing::{ActivationSockets, announced, watchdog};
 use nix::unistd::Pid;
 
 use crate::input::Input;
 use crate::world;
-
-#[allow(dead_code, missing_docs, unreachable_pub)]
-#[path = "../../crates/ringmill/src/service_manager.rs"]
-mod service_manager;
-#[allow(dead_code, missing_docs, unreachable_pub)]
-#[path = "../../crates/ringmill/src/given.rs"]
-mod sockets;
 
 /// The process that is asked.
 const PID: i32 = 7;
@@ -75,19 +70,19 @@ fn variables(bytes: &[u8]) {
         lines.get(at).filter(|line| **line != "-").map(|line| (*line).to_owned())
     };
     let ids = [Some(Pid::from_raw(PID)), None];
-    if let Ok(names) = sockets::announced(&ids, variable) {
+    if let Ok(names) = announced(&ids, variable) {
         let names: Vec<_> = names.take(1000).collect();
         assert!(names.is_empty() || lines[0].parse() == Ok(PID), "it is for another process");
         assert!(names.iter().flatten().all(|name| !name.is_empty() && !name.contains(':')));
     }
-    if let Ok(Some(usec)) = service_manager::watchdog(&ids, variable) {
+    if let Ok(Some(usec)) = watchdog(&ids, variable) {
         assert!(usec > 0);
     }
 }
 
 /// Each descriptor is given to one who asks, and nobody has another one than he has asked for.
 fn questions(kinds: &Kinds, input: &mut Input<'_>) {
-    let mut given = sockets::GivenSockets::default();
+    let mut given = ActivationSockets::default();
     let count = input.u8() % 12;
     for _ in 0..count {
         let (number, name) = (i32::from(input.u8()), name(input.u8()));
@@ -105,7 +100,7 @@ fn questions(kinds: &Kinds, input: &mut Input<'_>) {
             0 => FdName::Number(input.u8().into()),
             _ => FdName::Name(name(what).unwrap_or_default()),
         };
-        let of = |error: crate::daemon::DaemonError| assert!(!error.to_string().is_empty());
+        let of = |error: DaemonError| assert!(!error.to_string().is_empty());
         match what & 7 {
             0 | 1 => given.listener(&fd).map_or_else(of, |socket| taken.push(socket)),
             2 | 3 => given.socket(&fd).map_or_else(of, |socket| taken.push(socket)),

@@ -13,6 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
+use daemon::fuzzing::document::{Collected, DESCRIPTORS, GRAPH};
+use daemon::fuzzing::packets;
 use event_loop::EventLoop;
 use exports::vhost_user::handover::SavedSession;
 use exports::vhost_user::{Listen, TakenOver, VhostUserExport, fd_passing};
@@ -24,15 +26,7 @@ use crate::front_end::{self, FrontEnd};
 use crate::input::Input;
 use crate::world;
 
-#[allow(dead_code, missing_docs, unreachable_pub)]
-#[path = "../../crates/ringmill/src/daemon/upgrade/document.rs"]
-mod document;
-#[allow(dead_code, missing_docs, unreachable_pub)]
-#[path = "../../crates/ringmill/src/daemon/upgrade/packets.rs"]
-mod packets;
-
 use clients::Clients;
-use document::{Collected, DESCRIPTORS, GRAPH};
 
 /// Changes to a document, at most.
 const CHANGES: usize = 40;

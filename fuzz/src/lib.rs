@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 pub mod ahci;
-mod daemon;
+mod definitions;
 pub mod front_end;
 pub mod fuse;
 pub mod given;

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 
 use control::{Action, Command, Graph, ImageKind, ServeFormat, Step, keyval, parse_args};
 
-use crate::daemon;
+use crate::definitions;
 
 /// Whose command line it is, by the first letter of the first line.
 const PROGRAMS: &[(char, &[&str])] = &[
@@ -115,14 +115,14 @@ fn handed_over(options: &control::StorageDaemonOptions) {
     };
     let (fixed, made): (Vec<&Step>, Vec<&Step>) = others.iter().partition(|step| is_fixed(step));
     // A file's name may be one that no text can say.
-    let Ok(mut arguments) = daemon::arguments_for_another(&others) else { return };
+    let Ok(mut arguments) = definitions::arguments_for_another(&others) else { return };
     for step in &nodes {
         let Action::Blockdev(node) = &step.action else { continue };
         let option = control::blockdev_option(node);
         let (name, value) = option.split_once(' ').expect("a value");
         arguments.extend([name, value].map(str::to_owned));
     }
-    let Ok(of_exports) = daemon::arguments_for_another(&exports) else { return };
+    let Ok(of_exports) = definitions::arguments_for_another(&exports) else { return };
     arguments.extend(of_exports.into_iter().skip(1));
     let words = std::iter::once("ringmill").chain(arguments.iter().map(String::as_str));
     let again = match parse_args(words.map(OsString::from)) {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use control::{CtlSocket, TopSort};
+use daemon::fuzzing::http;
 use serde_json::Map;
 
 use crate::world;
@@ -14,12 +15,6 @@ use crate::world;
 #[allow(dead_code, missing_docs, unreachable_pub)]
 #[path = "../../crates/ringmill/src/ctl/client.rs"]
 mod client;
-#[allow(dead_code, missing_docs, unreachable_pub)]
-#[path = "../../crates/ringmill/src/daemon/metrics/accept.rs"]
-mod accept;
-#[allow(dead_code, missing_docs, unreachable_pub)]
-#[path = "../../crates/ringmill/src/daemon/metrics/http.rs"]
-mod http;
 #[allow(dead_code, missing_docs, unreachable_pub)]
 #[path = "../../crates/ringmill/src/top/sample.rs"]
 mod sample;

@@ -3,19 +3,9 @@
 #![deny(unsafe_code)]
 
 mod ctl;
-mod daemon;
 mod daemonize;
-mod errno;
-mod given;
-mod journals;
-mod logger;
-mod pidfile;
 mod probe;
-mod sandbox;
 mod serve;
-mod service_manager;
-mod spawner;
-mod state_file;
 mod storage_daemon;
 mod take_over;
 mod top;
@@ -28,7 +18,7 @@ use std::process::ExitCode;
 
 use control::{Command, LogOptions, parse_args, program_name};
 
-use daemon::DaemonError;
+use daemon::{DaemonError, logger};
 
 fn main() -> ExitCode {
     daemon::register_commands();

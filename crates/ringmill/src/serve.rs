@@ -10,20 +10,21 @@ use std::rc::Rc;
 use block::{CreateQcow2, Format, create_qcow2};
 use control::{FuseOptions, ImageKind, ServeFormat, ServeOptions, Step};
 
-use crate::daemon::{self, DaemonError, Ready, Start, Status, Surroundings};
-use crate::pidfile::Pidfile;
-use crate::{sandbox, spawner, trace};
+use crate::trace;
+use daemon::pidfile::Pidfile;
+use daemon::{DaemonError, Environment, Ready, Start, Status};
+use daemon::{confinement, spawner};
 
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
-    let mut surroundings = Surroundings::of_environment(None)?;
+    let mut environment = Environment::of_environment(None)?;
     let mountpoints: Vec<_> = options.mount.iter().map(|mount| mount.mountpoint.clone()).collect();
     let spawner = spawner::start(&options.sandbox, &mountpoints, false);
     trace::start(&options.trace)?;
     let Found { kind, format, made } = find_or_make(options)?;
     let steps = options.steps(kind, format);
-    surroundings.sandbox =
-        sandbox::begin(&options.sandbox, &steps, options.pidfile.as_deref(), None)?;
+    environment.sandbox =
+        confinement::begin(&options.sandbox, &steps, options.pidfile.as_deref(), None)?;
     let words = std::env::args_os().skip(1).map(std::ffi::OsString::into_string);
     let words = words.collect::<Result<Vec<_>, _>>().ok();
     let command_line = words.map(|words| with_format(&words, options, format));
@@ -31,7 +32,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let start =
         Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
     let mut is_ready = false;
-    let result = daemon::run(start, surroundings, |daemon| {
+    let result = daemon::run(start, environment, |daemon| {
         let created = Pidfile::create_if(options.pidfile.as_deref())?;
         let described = describe(options)?;
         daemon.confine()?;

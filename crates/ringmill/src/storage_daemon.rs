@@ -7,12 +7,13 @@ use std::rc::Rc;
 
 use control::{Merged, Step, StorageDaemonOptions};
 
-use crate::daemon::{self, DaemonError, Keeping, Ready, Start, Surroundings};
 use crate::daemonize::{self, Daemon, Leaving, Role};
-use crate::pidfile::Pidfile;
-use crate::sandbox::Kept;
-use crate::state_file::StateFile;
-use crate::{sandbox, spawner, trace};
+use crate::trace;
+use daemon::confinement::Kept;
+use daemon::pidfile::Pidfile;
+use daemon::state_file::StateFile;
+use daemon::{DaemonError, Environment, Keeping, Ready, Start};
+use daemon::{confinement, spawner};
 
 fn cannot_leave(error: std::io::Error) -> DaemonError {
     DaemonError::new(format!("cannot leave the terminal: {error}"))
@@ -33,7 +34,7 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
             }
         }
     }
-    let mut surroundings = Surroundings::of_environment(parent)?;
+    let mut environment = Environment::of_environment(parent)?;
     let kept = options.state.as_deref().map(|path| keep(path, &options)).transpose()?;
     let mut mountpoints = spawner::mountpoints(&options.steps);
     if let Some((_, merged)) = &kept {
@@ -43,23 +44,23 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
     let spawner = spawner::start(&options.sandbox, &mountpoints, has_monitor);
     trace::start(&options.trace)?;
     let begun = |kept: Option<Kept<'_>>, steps: &[Step]| {
-        sandbox::begin(&options.sandbox, steps, options.pidfile.as_deref(), kept)
+        confinement::begin(&options.sandbox, steps, options.pidfile.as_deref(), kept)
     };
     let pidfile = Rc::<OnceCell<_>>::default();
     let mut start = Start { spawner, pidfile: pidfile.clone(), ..Start::default() };
     match kept {
         None => {
-            surroundings.sandbox = begun(None, &options.steps)?;
+            environment.sandbox = begun(None, &options.steps)?;
             start.steps = options.steps;
         }
         Some((keeping, merged)) => {
             let has_more = !merged.kept.is_empty();
             let kept = Kept { file: keeping.file.path(), has_more };
-            surroundings.sandbox = begun(Some(kept), &merged.given)?;
+            environment.sandbox = begun(Some(kept), &merged.given)?;
             (start.keeping, start.steps, start.kept) = (Some(keeping), merged.given, merged.kept);
         }
     }
-    daemon::run(start, surroundings, |daemon| {
+    daemon::run(start, environment, |daemon| {
         let created = Pidfile::create_if(options.pidfile.as_deref())?;
         let leaving = child.map(Daemon::leave).transpose().map_err(cannot_leave)?;
         daemon.confine()?;
@@ -76,7 +77,7 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
 
 /// `--state`: opens the file, and merges it with the command line.
 fn keep(path: &Path, options: &StorageDaemonOptions) -> Result<(Keeping, Merged), DaemonError> {
-    let (file, state) = StateFile::open(path, sandbox::user(&options.sandbox)?)?;
+    let (file, state) = StateFile::open(path, confinement::user(&options.sandbox)?)?;
     let of = |error| {
         let error = DaemonError::from(error);
         error.of(&format!("state file '{}'", path.display()))

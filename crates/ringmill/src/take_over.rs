@@ -9,10 +9,11 @@ use std::rc::Rc;
 
 use control::{Command, LogOptions, SandboxOptions, Step, UsageError};
 
-use crate::daemon::{self, DaemonError, Keeping, Ready, Start, Surroundings};
-use crate::sandbox::Kept;
-use crate::state_file::StateFile;
-use crate::{sandbox, serve, spawner};
+use crate::serve;
+use daemon::confinement::Kept;
+use daemon::state_file::StateFile;
+use daemon::{DaemonError, Environment, Keeping, Ready, Start};
+use daemon::{confinement, spawner};
 
 /// Takes over from the daemon at the other end of standard input, and serves.
 pub(crate) fn run() -> Result<ExitCode, DaemonError> {
@@ -28,19 +29,19 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     let prepare = || {
         begun.map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
         let sandbox = sandbox?;
-        let mut surroundings = Surroundings::taken_over(taken.watchdog)?;
+        let mut environment = Environment::taken_over(taken.watchdog)?;
         let (steps, command_line) = steps(&taken.arguments)?;
         let pidfile = taken.pidfile.as_ref().map(|(path, _)| path.as_path());
         let file = state.as_ref().map(|(path, _)| Kept { file: path, has_more: false });
-        surroundings.sandbox = sandbox::begin(&sandbox, &steps, pidfile, file)?;
+        environment.sandbox = confinement::begin(&sandbox, &steps, pidfile, file)?;
         let keeping = state.map(|(path, fd)| {
             let (file, state) = StateFile::take_over(path, fd)?;
             Ok::<_, DaemonError>(Keeping::new(file, &state.command_line))
         });
-        Ok((surroundings, steps, command_line, keeping.transpose()?))
+        Ok((environment, steps, command_line, keeping.transpose()?))
     };
     let prepared = prepare().inspect_err(|error| taken.refuse(error));
-    let (surroundings, steps, command_line, keeping) = prepared?;
+    let (environment, steps, command_line, keeping) = prepared?;
     // Outlives the daemon.
     let pidfile = Rc::<OnceCell<_>>::default();
     let taken = Some(taken);
@@ -54,7 +55,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         keeping,
         kept: Vec::new(),
     };
-    daemon::run(start, surroundings, |daemon| {
+    daemon::run(start, environment, |daemon| {
         // It serves by now: to end would be worse for those who are served.
         if let Err(error) = daemon.confine() {
             let error = error.to_string();

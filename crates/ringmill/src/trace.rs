@@ -7,7 +7,7 @@ use std::path::Path;
 use control::{TraceEvents, TraceOptions};
 use event_loop::trace;
 
-use crate::daemon::DaemonError;
+use daemon::DaemonError;
 
 /// Has the events logged that the options name. To be called before there are threads; where the
 /// program goes to the background, there.

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use serde_json::Map;
 
 use crate::ctl::client::Client;
-use crate::daemon::DaemonError;
+use daemon::DaemonError;
 
 /// Longer than a daemon tries.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_pid_file_that_was_left_behind_names_nobody() {
         let path = std::env::temp_dir().join(format!("upgrade-{}.pid", std::process::id()));
-        let pidfile = crate::pidfile::Pidfile::create(&path).unwrap();
+        let pidfile = daemon::pidfile::Pidfile::create(&path).unwrap();
         assert!(check_is_locked(&path, 1).is_ok());
         drop(pidfile);
         fs::write(&path, "1\n").unwrap();

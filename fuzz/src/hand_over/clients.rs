@@ -13,12 +13,12 @@ use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socket};
 use serde_json::{Value as Json, json};
 
-use super::document::{Collected, Document, GRAPH, list, memory};
-use super::packets;
 use super::{CHANGES, send, socket_pair};
 use crate::input::Input;
 use crate::nbd_server::{self, Client, serve};
 use crate::world;
+use daemon::fuzzing::document::{Collected, Document, GRAPH, list, memory};
+use daemon::fuzzing::packets;
 
 /// Of the first byte: the document is handed over as it was made;
 pub(super) const UNCHANGED: u8 = 4;

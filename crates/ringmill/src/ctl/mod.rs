@@ -9,8 +9,8 @@ use std::io::{self, Write};
 use control::{CtlOptions, CtlRequest};
 use serde_json::{Map, Value as Json};
 
-use crate::daemon::DaemonError;
 use client::{Client, ClientError};
+use daemon::DaemonError;
 
 /// The command that runs if the command line names none.
 const COMMANDS: &str = "query-commands";

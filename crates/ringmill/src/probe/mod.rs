@@ -15,7 +15,7 @@ use std::path::Path;
 
 use control::ProbeOptions;
 
-use crate::daemon::DaemonError;
+use daemon::DaemonError;
 use file::FileReport;
 use kernel::Kernel;
 use limits::Limits;

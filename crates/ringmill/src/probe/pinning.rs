@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, rlim_t, setrlimit};
 
 use super::limits::bytes;
-use crate::errno::words;
+use daemon::errno::words;
 
 /// Most bytes that the trial pins.
 const TRIAL: rlim_t = 1 << 20;

@@ -7,7 +7,7 @@ use io_uring::{IoUring, Probe, opcode};
 use nix::errno::Errno;
 
 use super::row;
-use crate::errno::words;
+use daemon::errno::words;
 
 /// The operations that the event loop uses.
 const OPERATIONS: &[(&str, u8)] = &[

@@ -15,8 +15,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use serde_json::Map;
 
 use crate::ctl::client::{Client, ClientError};
-use crate::daemon::DaemonError;
 use columns::shortened;
+use daemon::DaemonError;
 use sample::{Sample, View};
 use view::Window;
 

@@ -1,0 +1,23 @@
+//! `block-dirty-bitmap-disable`.
+
+use control::qmp::Returns;
+use serde_json::json;
+
+use super::super::Command;
+use super::arguments::NAME;
+use crate::bitmaps::BitmapName;
+
+pub(super) static COMMAND: Command<BitmapName> = Command {
+    name: "block-dirty-bitmap-disable",
+    help: "have a bitmap note no more writes",
+    example: r#"{"node": "disk0", "name": "b0"}"#,
+    arguments: NAME,
+    returns: Returns::Nothing,
+    records: false,
+    run: |daemon, bitmap| {
+        Box::pin(async move {
+            daemon.set_recording(&bitmap, false)?;
+            Ok(json!({}))
+        })
+    },
+};

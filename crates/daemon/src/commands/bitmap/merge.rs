@@ -1,0 +1,23 @@
+//! `block-dirty-bitmap-merge`.
+
+use control::qmp::Returns;
+use serde_json::json;
+
+use super::super::Command;
+use super::arguments::MERGE;
+use crate::bitmaps::Merge;
+
+pub(super) static COMMAND: Command<Merge> = Command {
+    name: "block-dirty-bitmap-merge",
+    help: "set the bits of some bitmaps in another one",
+    example: r#"{"node": "disk0", "target": "b0", "bitmaps": ["b1"]}"#,
+    arguments: MERGE,
+    returns: Returns::Nothing,
+    records: false,
+    run: |daemon, bitmap| {
+        Box::pin(async move {
+            daemon.merge_bitmaps(bitmap)?;
+            Ok(json!({}))
+        })
+    },
+};

@@ -1,0 +1,48 @@
+//! `block-set-write-threshold`.
+
+use control::qmp::{QmpError, Returns};
+use options::table::{Field, Kind, Need, put};
+use serde_json::json;
+
+use super::super::Command;
+use crate::DaemonError;
+
+pub(super) static COMMAND: Command<Arguments> = Command {
+    name: "block-set-write-threshold",
+    help: "send BLOCK_WRITE_THRESHOLD for the first write to a node that ends beyond a byte",
+    example: r#"{"node-name": "disk0", "write-threshold": 17179869184}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Nothing,
+    records: false,
+    run: |daemon, Arguments { node_name, threshold }| {
+        Box::pin(async move {
+            if daemon.nodes.node(&node_name).is_err() {
+                return Err(QmpError::generic(format!("Device '{node_name}' not found")));
+            }
+            let tracking = daemon.nodes.track(&node_name).await.map_err(DaemonError::from)?;
+            tracking.threshold.set(threshold);
+            Ok(json!({}))
+        })
+    },
+};
+
+#[derive(Default)]
+pub(super) struct Arguments {
+    node_name: String,
+    threshold: u64,
+}
+
+static ARGUMENTS: &[Field<Arguments>] = &[
+    Field {
+        name: "node-name",
+        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node_name, name) },
+        need: Need::Required,
+        help: "the node, as a rule the file of an image, whose writes show how much of it is in use",
+    },
+    Field {
+        name: "write-threshold",
+        kind: Kind::Bytes(|to, bytes| put(&mut to.threshold, bytes)),
+        need: Need::Required,
+        help: "bytes from the node's beginning; 0: none. One event removes it",
+    },
+];

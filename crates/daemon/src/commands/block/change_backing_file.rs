@@ -1,0 +1,90 @@
+//! `change-backing-file`.
+
+use block::node::BackingName;
+use control::qmp::{QmpError, Returns};
+use nix::errno::Errno;
+use options::table::{Field, Kind, Need, put};
+use serde_json::json;
+
+use super::super::Command;
+use crate::Daemon;
+
+pub(super) static COMMAND: Command<Arguments> = Command {
+    name: "change-backing-file",
+    help: "change the name of the backing file in an image's header; the nodes stay as they are",
+    example: r#"{"device": "disk0", "image-node-name": "disk0", "backing-file": "base.qcow2"}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Nothing,
+    records: false,
+    run: |daemon, arguments| Box::pin(async move { daemon.change_backing_file(arguments).await }),
+};
+
+#[derive(Default)]
+pub(super) struct Arguments {
+    device: String,
+    image: String,
+    backing_file: String,
+}
+
+static ARGUMENTS: &[Field<Arguments>] = &[
+    Field {
+        name: "device",
+        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.device, name) },
+        need: Need::Required,
+        help: "the topmost node of the chain that the image is in",
+    },
+    Field {
+        name: "image-node-name",
+        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.image, name) },
+        need: Need::Required,
+        help: "the image's node",
+    },
+    Field {
+        name: "backing-file",
+        kind: Kind::Text { meta: "<filename>", set: |to, name| put(&mut to.backing_file, name) },
+        need: Need::Required,
+        help: "the new name, absolute or relative to the image",
+    },
+];
+
+impl Daemon {
+    async fn change_backing_file(
+        &mut self,
+        Arguments { device, image, backing_file }: Arguments,
+    ) -> Result<serde_json::Value, QmpError> {
+        let missing = |device: &str, name: &str| {
+            QmpError::generic(format!("Cannot find device='{device}' nor node-name='{name}'"))
+        };
+        if self.nodes.node(&device).is_err() {
+            return Err(missing(&device, &device));
+        }
+        let node = self.nodes.node(&image).map_err(|_| missing("", &image))?;
+        if self.nodes.is_child(&device) {
+            return Err(QmpError::generic("Need a root block node"));
+        }
+        let backed = node.details().is_some() && self.nodes.backing(&image).is_some();
+        if !backed {
+            let desc = "not allowing backing file change on an image without a backing file";
+            return Err(QmpError::generic(desc));
+        }
+        if image != device && !self.nodes.chain(&device).contains(&image) {
+            let desc = format!("'{device}' and image file are not in the same chain");
+            return Err(QmpError::generic(desc));
+        }
+        let format = node.details().and_then(|details| details.backing?.format);
+        let name = BackingName { filename: backing_file, format };
+        self.set_backing_name(&image, Some(name)).await.map_err(|errno| {
+            let desc = format!("Could not change the backing file: {}", words_of(errno));
+            QmpError::generic(desc)
+        })?;
+        Ok(json!({}))
+    }
+}
+
+fn words_of(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EFBIG => "there is no room for the name in the image's header",
+        Errno::EROFS => "the image was opened read-only",
+        other => other.desc(),
+    }
+}

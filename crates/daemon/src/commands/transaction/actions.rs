@@ -1,0 +1,226 @@
+//! The actions of a transaction, and how each is undone.
+
+use std::sync::Arc;
+
+use block::job::Bitmap;
+use block::track::DirtyBitmap;
+use control::Object;
+use control::job::{BackupOptions, JobCommand};
+use control::qmp::{self, QmpError, SnapshotSync};
+use options::OptionError;
+use options::shape::Shape;
+use options::table::{self, Context, Field};
+use options::value::Dialect;
+
+use super::super::bitmap::arguments::{MERGE, NAME, NEW};
+use crate::bitmaps::{BitmapName, Merge, NewBitmap};
+use crate::{Daemon, DaemonError};
+
+/// What is done.
+pub(super) enum Action {
+    BitmapAdd(NewBitmap),
+    BitmapRemove(BitmapName),
+    BitmapClear(BitmapName),
+    BitmapEnable(BitmapName, bool),
+    BitmapMerge(Merge),
+    Backup(Box<BackupOptions>),
+    Snapshot {
+        node: String,
+        overlay: String,
+    },
+    SnapshotSync(Box<SnapshotSync>),
+    /// Fails.
+    Abort,
+}
+
+/// What undoes it.
+pub(super) enum Undo {
+    RemoveBitmap(BitmapName),
+    AddBitmap(String, Arc<DirtyBitmap>),
+    SetBits(Arc<DirtyBitmap>, Bitmap),
+    SetRecording(Arc<DirtyBitmap>, bool),
+    CancelJob(String),
+    RemoveOverlay { node: String, overlay: String, is_new: bool },
+}
+
+/// A kind of action: a command that may be one.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) arguments: fn() -> Shape,
+    pub(super) read: fn(Object) -> Result<Action, OptionError>,
+}
+
+fn read<A: Default>(
+    fields: &'static [Field<A>],
+    mut object: Object,
+    whom: &str,
+) -> Result<A, OptionError> {
+    let (at, mut into) = (Context::new(Dialect::Json), A::default());
+    table::read(fields, &mut into, &mut object, &at)?;
+    table::refuse_rest(&object, &at, whom, table::names(fields))?;
+    Ok(into)
+}
+
+fn name(object: Object) -> Result<BitmapName, OptionError> {
+    read(NAME, object, "an action about a bitmap")
+}
+
+fn name_shape() -> Shape {
+    Shape::Object(table::members(NAME))
+}
+
+/// The actions there are.
+pub(super) static KINDS: &[Kind] = &[
+    Kind {
+        name: "abort",
+        help: "fails, so that nothing is done: for tests",
+        arguments: || Shape::Object(Vec::new()),
+        read: |object| read(NOTHING, object, "abort").map(|()| Action::Abort),
+    },
+    Kind {
+        name: "block-dirty-bitmap-add",
+        help: "create a bitmap",
+        arguments: || Shape::Object(table::members(NEW)),
+        read: |object| Ok(Action::BitmapAdd(read(NEW, object, "block-dirty-bitmap-add")?)),
+    },
+    Kind {
+        name: "block-dirty-bitmap-remove",
+        help: "remove a bitmap",
+        arguments: name_shape,
+        read: |object| Ok(Action::BitmapRemove(name(object)?)),
+    },
+    Kind {
+        name: "block-dirty-bitmap-clear",
+        help: "clear a bitmap",
+        arguments: name_shape,
+        read: |object| Ok(Action::BitmapClear(name(object)?)),
+    },
+    Kind {
+        name: "block-dirty-bitmap-enable",
+        help: "have a bitmap note writes",
+        arguments: name_shape,
+        read: |object| Ok(Action::BitmapEnable(name(object)?, true)),
+    },
+    Kind {
+        name: "block-dirty-bitmap-disable",
+        help: "have a bitmap note no more writes",
+        arguments: name_shape,
+        read: |object| Ok(Action::BitmapEnable(name(object)?, false)),
+    },
+    Kind {
+        name: "block-dirty-bitmap-merge",
+        help: "set the bits of some bitmaps in another one",
+        arguments: || Shape::Object(table::members(MERGE)),
+        read: |object| Ok(Action::BitmapMerge(read(MERGE, object, "block-dirty-bitmap-merge")?)),
+    },
+    Kind {
+        name: "blockdev-backup",
+        help: "begin a backup",
+        arguments: || qmp::arguments_of("blockdev-backup"),
+        read: |object| match qmp::read_command("blockdev-backup", object)? {
+            qmp::Command::Job(command) => match *command {
+                JobCommand::Backup(options) => Ok(Action::Backup(Box::new(options))),
+                other => Err(unexpected(&other)),
+            },
+            other => Err(unexpected(&other)),
+        },
+    },
+    Kind {
+        name: "blockdev-snapshot",
+        help: "put an image above a node",
+        arguments: || qmp::arguments_of("blockdev-snapshot"),
+        read: |object| match qmp::read_command("blockdev-snapshot", object)? {
+            qmp::Command::BlockdevSnapshot { node, overlay } => {
+                Ok(Action::Snapshot { node, overlay })
+            }
+            other => Err(unexpected(&other)),
+        },
+    },
+    Kind {
+        name: "blockdev-snapshot-sync",
+        help: "create an image above a node",
+        arguments: || qmp::arguments_of("blockdev-snapshot-sync"),
+        read: |object| match qmp::read_command("blockdev-snapshot-sync", object)? {
+            qmp::Command::BlockdevSnapshotSync(snapshot) => Ok(Action::SnapshotSync(snapshot)),
+            other => Err(unexpected(&other)),
+        },
+    },
+];
+
+static NOTHING: &[Field<()>] = &[];
+
+fn unexpected(command: &dyn std::fmt::Debug) -> OptionError {
+    OptionError::new(format!("{command:?} is no action"))
+}
+
+impl Daemon {
+    /// Carries an action out. Returns what undoes it.
+    pub(super) async fn act(&mut self, action: Action) -> Result<Undo, QmpError> {
+        Ok(match action {
+            Action::Abort => {
+                return Err(QmpError::generic("Transaction aborted using Abort action"));
+            }
+            Action::BitmapAdd(new) => {
+                let name = new.bitmap.clone();
+                self.add_bitmap(new).await?;
+                Undo::RemoveBitmap(name)
+            }
+            Action::BitmapRemove(name) => {
+                let bitmap = self.remove_bitmap(&name)?;
+                Undo::AddBitmap(name.node, bitmap)
+            }
+            Action::BitmapClear(name) => {
+                let (bitmap, bits) = self.clear_bitmap(&name)?;
+                Undo::SetBits(bitmap, bits)
+            }
+            Action::BitmapEnable(name, on) => {
+                let (bitmap, before) = self.set_recording(&name, on)?;
+                Undo::SetRecording(bitmap, before)
+            }
+            Action::BitmapMerge(merge) => {
+                let (bitmap, bits) = self.merge_bitmaps(merge)?;
+                Undo::SetBits(bitmap, bits)
+            }
+            Action::Backup(options) => {
+                let id = options.copy.job.id.clone();
+                self.start_backup(*options).await?;
+                Undo::CancelJob(id)
+            }
+            Action::Snapshot { node, overlay } => {
+                self.snapshot(&node, &overlay).await?;
+                Undo::RemoveOverlay { node, overlay, is_new: false }
+            }
+            Action::SnapshotSync(snapshot) => {
+                let node = snapshot.node_name.clone();
+                let overlay = snapshot.snapshot_node_name.clone().unwrap_or_default();
+                self.snapshot_sync(*snapshot).await?;
+                Undo::RemoveOverlay { node, overlay, is_new: true }
+            }
+        })
+    }
+
+    /// Undoes an action. No request of a user has been carried out since.
+    pub(super) async fn undo(&mut self, undo: Undo) {
+        match undo {
+            Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name)),
+            Undo::AddBitmap(node, bitmap) => {
+                if let Some(tracking) = self.nodes.tracking(&node) {
+                    tracking.add_bitmap(bitmap);
+                }
+            }
+            Undo::SetBits(bitmap, bits) => {
+                drop(bitmap.bits().take());
+                bitmap.bits().merge(&bits);
+            }
+            Undo::SetRecording(bitmap, before) => bitmap.set_recording(before),
+            Undo::CancelJob(id) => self.cancel_job(&id).await,
+            Undo::RemoveOverlay { node, overlay, is_new } => {
+                if let Err(error) = self.remove_overlay(&node, &overlay, is_new).await {
+                    let error: DaemonError = error;
+                    log::error!("transaction: '{overlay}' stays above '{node}': {error}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `transaction`.
+
+use control::qmp::Returns;
+use options::OptionError;
+use options::shape::{Shape, Variant};
+use options::table::{self, Choice, Context, Field, Kind, Need, put};
+use options::value::Value;
+use serde_json::json;
+
+use super::super::Command;
+use super::actions::{self, Action};
+use crate::Daemon;
+use control::qmp::QmpError;
+
+pub(super) static COMMAND: Command<Arguments> = Command {
+    name: "transaction",
+    help: "carry out all of some actions at one moment of all disks, or none",
+    example: r#"{"actions": [{"type": "block-dirty-bitmap-clear", "data": {"node": "disk0", "name": "b0"}},
+        {"type": "blockdev-backup", "data": {"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}}]}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Nothing,
+    records: true,
+    run: |daemon, Arguments { actions, grouped }| {
+        Box::pin(async move {
+            if grouped {
+                let desc = "Parameter 'completion-mode' with value 'grouped' is not supported yet";
+                return Err(QmpError::generic(desc));
+            }
+            daemon.transact(actions).await.map(|()| json!({}))
+        })
+    },
+};
+
+#[derive(Default)]
+pub(super) struct Arguments {
+    actions: Vec<Action>,
+    grouped: bool,
+}
+
+static ARGUMENTS: &[Field<Arguments>] = &[
+    Field {
+        name: "actions",
+        kind: Kind::Nested {
+            shape: || {
+                let variants = actions::KINDS.iter().map(|kind| Variant {
+                    name: kind.name,
+                    help: kind.help,
+                    example: "",
+                    members: vec![options::shape::Member {
+                        name: "data",
+                        shape: (kind.arguments)(),
+                        need: Need::Required,
+                        help: "as of the command of that name",
+                    }],
+                });
+                Shape::List(
+                    Box::new(Shape::Union(options::shape::Union {
+                        tag: "type",
+                        help: "what is done",
+                        common: Vec::new(),
+                        variants: variants.collect(),
+                    })),
+                    "action <n>",
+                )
+            },
+            read: |to, value, at| {
+                let Value::List(list) = value else {
+                    return Err(table::wrong_type(at.whole(), "array"));
+                };
+                let all: Result<_, _> = list.into_iter().map(|one| action(one, at)).collect();
+                put(&mut to.actions, all?)
+            },
+        },
+        need: Need::Required,
+        help: "the actions, in the order in which they are carried out",
+    },
+    Field {
+        name: "properties",
+        kind: Kind::Group(&[Field {
+            name: "completion-mode",
+            kind: Kind::Choice(&[
+                Choice { name: "individual", help: "jobs end by themselves", set: |_| Ok(()) },
+                Choice::unoffered("grouped", |to| put(&mut to.grouped, true)),
+            ]),
+            need: Need::Default("individual"),
+            help: "whether the jobs of the actions end together",
+        }]),
+        need: Need::Optional("none"),
+        help: "of the transaction",
+    },
+];
+
+fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
+    let names: Vec<&str> = actions::KINDS.iter().map(|kind| kind.name).collect();
+    let (name, mut object) = table::take_type(value, at, &names)?;
+    let Some(kind) = actions::KINDS.iter().find(|kind| kind.name == name) else {
+        return Err(table::not_accepted("type", at, &name, names.into_iter()));
+    };
+    let data = match table::take(&mut object, "data") {
+        Some(Value::Object(data)) => data,
+        Some(_) => return Err(table::wrong_type(&at.full("data"), "object")),
+        None => return Err(table::missing(&at.full("data"))),
+    };
+    table::refuse_rest(&object, at, "an action", ["type", "data"].into_iter())?;
+    (kind.read)(data)
+}
+
+impl Daemon {
+    /// Carries out all actions at one moment: no request of a user is under way meanwhile. If one fails, those before it
+    /// are undone.
+    async fn transact(&mut self, actions: Vec<Action>) -> Result<(), QmpError> {
+        // What is held goes on at the end, whatever the users use then.
+        let held = self.nodes.hold_all().await;
+        let mut done = Vec::new();
+        for action in actions {
+            match self.act(action).await {
+                Ok(undo) => done.push(undo),
+                Err(error) => {
+                    for undo in done.into_iter().rev() {
+                        self.undo(undo).await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        drop(held);
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! `--sandbox` and `--user`: from what the options say to a sandbox.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use block::driver::Needs;
+use block::options::{BlockdevOptions, BlockdevRef};
+use control::{
+    Action, ChardevBackend, ChardevOptions, ExportNeeds, MetricsOptions, NbdAddr, SandboxMode,
+    SandboxOptions, SocketAddr, Step, UserOptions,
+};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use sandbox::{
+    Beneath, Calls, Capabilities, Config, Identity, InForce, Mode, Purpose, Reach, Sandbox,
+};
+use serde_json::{Value as Json, json};
+
+use crate::DaemonError;
+use crate::journals::Home;
+
+/// Begins the sandbox of a daemon that is about to be made. To be called on the main thread before there are
+/// others; `None`: there is to be none. `removed`: files that go at the end, beside sockets.
+pub fn begin(
+    options: &SandboxOptions,
+    steps: &[Step],
+    removed: Option<&Path>,
+    kept: Option<Kept<'_>>,
+) -> Result<Option<Sandbox>, DaemonError> {
+    let identity = options.user.as_ref().map(identity).transpose()?;
+    let mode = match options.mode {
+        SandboxMode::On => Mode::On,
+        SandboxMode::Log => Mode::Log,
+        SandboxMode::Off if identity.is_some() => {
+            let message = "--user: there is no changing of users with --sandbox off";
+            return Err(DaemonError::new(message));
+        }
+        SandboxMode::Off => return Ok(None),
+    };
+    let has_monitor = kept.is_some_and(|kept| kept.has_more)
+        || steps.iter().any(|step| matches!(step.action, Action::Monitor(_)));
+    let keep = keep(identity.is_some(), steps, has_monitor);
+    let journals = Home::of(identity.as_ref()).folder;
+    let mut reach = reach(options.paths.as_deref(), steps, removed, &journals, has_monitor);
+    if let (Some(kept), Some(files)) = (kept, &mut reach.files) {
+        let folder = kept.file.parent().unwrap_or(Path::new("/"));
+        files.push(Beneath { path: folder.to_owned(), purpose: Purpose::Replace });
+    }
+    Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
+}
+
+/// A state file, as far as the sandbox needs it.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept<'a> {
+    /// The absolute path. New files are renamed to this path.
+    pub file: &'a Path,
+    /// The state file has steps that the command line lacks. They need what commands of a monitor need.
+    pub has_more: bool,
+}
+
+/// `x-query-sandbox`; `None`: nothing is in force.
+pub(crate) fn told(in_force: Option<&InForce>) -> Json {
+    let Some(in_force) = in_force else {
+        return json!({
+            "mode": "off", "no-new-privs": false, "ring-restrictions": false,
+            "not-in-force": ["all of it (--sandbox off, or an error in the log)"],
+        });
+    };
+    let mut told = json!({
+        "mode": match in_force.mode() {
+            Mode::On => "on",
+            Mode::Log => "log",
+        },
+        "no-new-privs": true,
+        "capabilities": in_force.capabilities().names().collect::<Json>(),
+        "ring-restrictions": in_force.rings_restricted(),
+        "not-in-force": in_force.missing(),
+    });
+    if let Some(Identity { uid, gid, .. }) = in_force.identity() {
+        (told["user"], told["group"]) = ((*uid).into(), (*gid).into());
+    }
+    if let Some(Calls { control, io, pool }) = in_force.seccomp() {
+        told["seccomp"] = json!({"control": control, "io": io, "pool": pool});
+    }
+    if let Some((abi, reach)) = in_force.landlock() {
+        told["landlock"] = json!({"abi": abi});
+        if let Some(files) = reach.files {
+            let paths = files.iter().map(|beneath| beneath.path.to_string_lossy());
+            told["landlock"]["paths"] = paths.collect();
+        }
+        if let Some(ports) = reach.connect {
+            told["landlock"]["connect"] = ports.into();
+        }
+    }
+    told
+}
+
+/// What the control thread goes on reaching: what the command line names and `paths`. With a monitor and
+/// without `paths` everything, as commands may name any file. `journals`: where those of qcow2 images lie.
+fn reach(
+    paths: Option<&[PathBuf]>,
+    steps: &[Step],
+    removed: Option<&Path>,
+    journals: &Path,
+    has_monitor: bool,
+) -> Reach {
+    if has_monitor && paths.is_none() {
+        return Reach::default();
+    }
+    let mut named = Named::default();
+    steps.iter().for_each(|step| named.add(&step.action));
+    // What statistics are read from, and who has locked an image.
+    let mut files = vec![Beneath { path: "/proc".into(), purpose: Purpose::Read }];
+    let mut add = |path: &Path, purpose| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        if !files.iter().any(|known| known.path == path && known.purpose == purpose) {
+            files.push(Beneath { path, purpose });
+        }
+    };
+    for socket in named.sockets.iter().map(PathBuf::as_path).chain(removed) {
+        // Links are followed by those who made it.
+        let real = std::fs::canonicalize(socket);
+        for path in [Some(socket), real.as_deref().ok()].into_iter().flatten() {
+            if let Some(folder) = path.parent() {
+                let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                add(folder, Purpose::Remove);
+            }
+        }
+    }
+    if has_monitor || named.has_journal {
+        add(journals, Purpose::Use);
+    }
+    if has_monitor {
+        named.images.iter().for_each(|image| add(image, Purpose::Use));
+        // What the queue of a block device is like.
+        add(Path::new("/sys"), Purpose::Read);
+    }
+    paths.unwrap_or_default().iter().for_each(|path| add(path, Purpose::Use));
+    // Commands may name hosts, too.
+    if named.looks_names_up || has_monitor {
+        NAME_SERVICES.iter().for_each(|path| add(Path::new(path), Purpose::Read));
+        // Links may lead anywhere.
+        let files = NAMES.iter().filter_map(|path| std::fs::canonicalize(path).ok());
+        files.for_each(|file| add(&file, Purpose::Read));
+    }
+    if !has_monitor && named.looks_names_up {
+        // Those files may be replaced. Commands are not to have others there opened.
+        add(Path::new("/etc"), Purpose::Read);
+    }
+    let connect = (!has_monitor).then_some(named.ports);
+    Reach { files: Some(files), connect }
+}
+
+/// What the C library looks names of hosts up in.
+const NAMES: [&str; 5] =
+    ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf"];
+/// Where services keep the first of these.
+const NAME_SERVICES: [&str; 2] = ["/run/systemd/resolve", "/run/resolvconf"];
+/// The port of name servers, for answers that are too long for a datagram.
+const DNS: u16 = 53;
+
+/// What a command line names.
+#[derive(Default)]
+struct Named {
+    sockets: Vec<PathBuf>,
+    images: Vec<PathBuf>,
+    /// That are connected to.
+    ports: Vec<u16>,
+    looks_names_up: bool,
+    has_journal: bool,
+}
+
+impl Named {
+    fn add(&mut self, action: &Action) {
+        match action {
+            Action::Blockdev(options) => self.add_node(options),
+            Action::Export(export) => {
+                // The helper process mounts.
+                let ExportNeeds { socket, pins_memory: _, mountpoint: _ } = export.kind.needs();
+                self.sockets.extend(socket.map(Path::to_owned));
+            }
+            Action::NbdServer(server) => {
+                if let NbdAddr::Unix { path } = &server.addr {
+                    self.sockets.push(path.clone());
+                }
+            }
+            Action::Metrics(MetricsOptions { addr: SocketAddr::Unix(path) })
+            | Action::Chardev(ChardevOptions {
+                backend: ChardevBackend::Listen { addr: SocketAddr::Unix(path), .. },
+                ..
+            }) => self.sockets.push(path.clone()),
+            Action::Metrics(_) | Action::Chardev(_) | Action::Object(_) | Action::Monitor(_) => {}
+        }
+    }
+
+    fn add_server(&mut self, host: &str, port: u16) {
+        self.ports.push(port);
+        if host.parse::<IpAddr>().is_err() {
+            self.looks_names_up = true;
+            self.ports.push(DNS);
+        }
+    }
+
+    fn add_node(&mut self, options: &BlockdevOptions) {
+        // Unix sockets stay in reach.
+        let Needs { files, sockets: _, servers, journal } = options.driver.needs();
+        self.images.extend(files.into_iter().map(Path::to_owned));
+        servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
+        self.has_journal |= journal;
+        for child in options.driver.children() {
+            if let BlockdevRef::Inline(options) = child.node {
+                self.add_node(options);
+            }
+        }
+    }
+}
+
+/// What the control thread goes on needing.
+fn keep(becomes_another: bool, steps: &[Step], has_monitor: bool) -> Capabilities {
+    let any = |is: fn(&Action) -> bool| steps.iter().any(|step| is(&step.action));
+    let mut keep = Capabilities::NONE;
+    // A monitor's client may ask for an export that pins.
+    if has_monitor || any(pins_memory) {
+        keep = keep.and(Capabilities::IPC_LOCK);
+    }
+    if !becomes_another {
+        // Images that come by QMP, and sockets that go at the end, may be in directories that are
+        // others'.
+        keep = keep.and(Capabilities::DAC_OVERRIDE);
+        if has_monitor {
+            keep = keep.and(Capabilities::NET_BIND_SERVICE);
+        }
+    }
+    keep
+}
+
+fn pins_memory(action: &Action) -> bool {
+    match action {
+        Action::Export(export) => export.kind.needs().pins_memory,
+        Action::Object(_)
+        | Action::Blockdev(_)
+        | Action::Chardev(_)
+        | Action::Monitor(_)
+        | Action::NbdServer(_)
+        | Action::Metrics(_) => false,
+    }
+}
+
+/// Returns the id of the user that the daemon becomes.
+pub fn user(options: &SandboxOptions) -> Result<Option<u32>, DaemonError> {
+    let identity = options.user.as_ref().map(identity).transpose()?;
+    Ok(identity.map(|identity| identity.uid))
+}
+
+/// Who that is. Names are looked up now: later the files and libraries for it may be out of reach.
+fn identity(options: &UserOptions) -> Result<Identity, DaemonError> {
+    let UserOptions { user: name, group } = options;
+    let failed = |what: String| DaemonError::new(format!("--user: {what}"));
+    let user = User::from_name(name)
+        .map_err(|errno| failed(format!("looking up user '{name}' failed: {}", errno.desc())))?;
+    let uid = match (&user, name.parse()) {
+        (Some(user), _) => user.uid,
+        (None, Ok(number)) => Uid::from_raw(number),
+        (None, Err(_)) => return Err(failed(format!("there is no user '{name}'"))),
+    };
+    // A number may be that of a user with groups.
+    let user = user.or_else(|| User::from_uid(uid).ok().flatten());
+    let (gid, groups) = match (group, user) {
+        (Some(group), _) => {
+            let gid = gid(group)?;
+            (gid, vec![gid])
+        }
+        (None, Some(user)) => {
+            let name = std::ffi::CString::new(user.name).map_err(DaemonError::new)?;
+            let groups = getgrouplist(&name, user.gid)
+                .map_err(|errno| failed(format!("getgrouplist failed: {}", errno.desc())))?;
+            (user.gid, groups)
+        }
+        (None, None) => {
+            return Err(failed(format!("user {uid} has no name, and so no group: {uid}:<group>")));
+        }
+    };
+    let groups = groups.into_iter().map(Gid::as_raw).collect();
+    Ok(Identity { uid: uid.as_raw(), gid: gid.as_raw(), groups })
+}
+
+fn gid(name: &str) -> Result<Gid, DaemonError> {
+    let failed = |what: String| DaemonError::new(format!("--user: {what}"));
+    let group = Group::from_name(name)
+        .map_err(|errno| failed(format!("looking up group '{name}' failed: {}", errno.desc())))?;
+    match (group, name.parse()) {
+        (Some(group), _) => Ok(group.gid),
+        (None, Ok(number)) => Ok(Gid::from_raw(number)),
+        (None, Err(_)) => Err(failed(format!("there is no group '{name}'"))),
+    }
+}

@@ -1,0 +1,13 @@
+//! The system's words for an error, as QEMU has them.
+
+use std::io;
+
+use nix::errno::Errno;
+
+/// Without the number that the standard library adds.
+pub fn words(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,75 @@
+//! Why the daemon could not do something.
+
+use std::error::Error;
+use std::fmt;
+
+use block::OpenError;
+use control::{OptionError, advice_for_serve};
+
+use super::open_files;
+
+/// Something could not be made; everything made before it is as it was.
+#[derive(Debug)]
+pub struct DaemonError {
+    /// What failed, and why.
+    pub(super) message: String,
+    /// What to do about it.
+    hint: Option<String>,
+}
+
+impl fmt::Display for DaemonError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n{hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl DaemonError {
+    /// Returns an error of one line, without advice.
+    pub fn new(error: impl fmt::Display) -> Self {
+        DaemonError { message: error.to_string(), hint: None }
+    }
+
+    /// Of something that takes descriptors: with advice where there are too few.
+    pub(super) fn with_advice(error: impl Error + 'static) -> Self {
+        DaemonError { message: error.to_string(), hint: open_files::advice(&error) }
+    }
+
+    /// With what to do about it.
+    pub fn with_hint(self, hint: &str) -> Self {
+        DaemonError { hint: Some(hint.to_owned()), ..self }
+    }
+
+    /// Renames options in the advice to those of `serve`. In the message, only the part after the first colon
+    /// is changed: the part before the colon may be a path.
+    pub fn with_options_of_serve(self) -> Self {
+        let message = match self.message.split_once(": ") {
+            Some((what, why)) => format!("{what}: {}", advice_for_serve(why)),
+            None => self.message,
+        };
+        DaemonError { message, hint: self.hint.as_deref().map(advice_for_serve) }
+    }
+
+    /// With what it is about in front.
+    pub fn of(self, what: &str) -> Self {
+        DaemonError { message: format!("{what}: {}", self.message), ..self }
+    }
+}
+
+impl From<OptionError> for DaemonError {
+    fn from(error: OptionError) -> Self {
+        DaemonError { message: error.message, hint: error.hint }
+    }
+}
+
+impl From<OpenError> for DaemonError {
+    fn from(error: OpenError) -> Self {
+        match error.hint() {
+            Some(hint) => DaemonError { message: error.to_string(), hint: Some(hint.to_owned()) },
+            None => DaemonError::with_advice(error),
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! A process beside the daemon that starts the program that takes over from it, and mounts FUSE exports.
+//!
+//! The daemon cannot do that itself: it may be confined, and fork(2) is unsafe where there are threads.
+//! So the spawner is forked off before there are any, waits for the daemon's word, and ends with the
+//! daemon. It shares the pages that the daemon had by then.
+//!
+//! The spawner is not confined. It checks what it is asked for: it starts one program, and mounts where the
+//! command line allows it ([`Allowed`]).
+
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+use control::{Action, SandboxOptions, Step, TAKE_OVER};
+use event_loop::{EventLoop, Readiness};
+use exports::fuse::mount::{AllowOther, Allowed, MountOptions, Mounted, mount, unmount};
+use exports::vhost_user::fd_passing::{receive, send};
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigHandler, SigmaskHow, Signal, signal};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
+use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+
+use crate::{Signal as Event, handled_signals, until};
+
+/// What the daemon asks for: start the program, with the hand-over, standard output and standard error
+/// as descriptors;
+const START: u8 = b'S';
+/// kill it, if it is still there, and say how it ended;
+const END: u8 = b'E';
+/// mount a file: whether it is writable, who reaches it, how many descriptors, the path;
+const MOUNT: u8 = b'M';
+/// unmount it: the path.
+const UNMOUNT: u8 = b'U';
+/// Longest request and answer, bytes: a path, or a sentence with one.
+const MAX_MESSAGE: usize = 8192;
+/// Name in lists of processes. With its own name, pidof(8) and pgrep(1) find the daemon alone.
+const NAME: &str = "spawner";
+/// Longer than starting a program takes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The daemon's way to its spawner, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Spawner {
+    socket: Arc<OwnedFd>,
+    /// It owes an answer. One that comes too late would be taken for the next.
+    owes: Cell<bool>,
+    /// Whether it starts programs.
+    starts: bool,
+    /// A task has asked, and waits for the answer.
+    taken: Cell<bool>,
+    free: Event,
+}
+
+/// A task's turn to ask.
+struct Turn<'a>(&'a Spawner);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.taken.set(false);
+        self.0.free.notify();
+    }
+}
+
+/// Starts it. Without one a daemon serves as well, but cannot be upgraded: that is said. A daemon that
+/// becomes another user, or is told so, has none that starts programs, which would keep what the daemon gives up.
+/// It has one for the mount points on its command line.
+pub fn start(
+    sandbox: &SandboxOptions,
+    mountpoints: &[PathBuf],
+    has_monitor: bool,
+) -> Option<Spawner> {
+    let starts = sandbox.user.is_none() && !sandbox.no_upgrade;
+    if !starts && mountpoints.is_empty() {
+        return None;
+    }
+    let named = mountpoints.iter().map(PathBuf::as_path);
+    let allowed = match (&sandbox.user, &sandbox.paths) {
+        (None, None) if has_monitor => Allowed::Anywhere,
+        (None, Some(paths)) => Allowed::only(named.chain(paths.iter().map(PathBuf::as_path))),
+        (Some(_), _) | (None, None) => Allowed::only(named),
+    };
+    Spawner::start(starts, &allowed)
+        .inspect_err(|error| log::warn!("live upgrade will not be possible: fork failed: {error}"))
+        .ok()
+}
+
+/// The files that a command line's exports are mounted on.
+pub fn mountpoints(steps: &[Step]) -> Vec<PathBuf> {
+    let of = |step: &Step| match &step.action {
+        Action::Export(export) => export.kind.needs().mountpoint.map(Path::to_owned),
+        Action::Object(_)
+        | Action::Blockdev(_)
+        | Action::Chardev(_)
+        | Action::Monitor(_)
+        | Action::NbdServer(_)
+        | Action::Metrics(_) => None,
+    };
+    steps.iter().filter_map(of).collect()
+}
+
+/// Whether commands of a monitor may come.
+pub fn has_monitor(steps: &[Step]) -> bool {
+    steps.iter().any(|step| matches!(step.action, Action::Monitor(_)))
+}
+
+impl Spawner {
+    /// Forks it off. To be called while the process has one thread.
+    ///
+    /// # Errors
+    ///
+    /// As of socketpair(2) and fork(2).
+    fn start(starts: bool, allowed: &Allowed) -> io::Result<Self> {
+        // Now: the daemon leaves its directory.
+        let program = if starts { Some(Program::of_this_process()?) } else { None };
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        // What is sent to all processes of a group is not for the spawner, which ends with the daemon.
+        let before = handled_signals().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        // SAFETY: the process has a single thread, so the child is as whole as its parent. It never
+        // returns from `serve`.
+        let forked = unsafe { fork() };
+        if !matches!(forked, Ok(ForkResult::Child)) {
+            before.thread_set_mask()?;
+        }
+        match forked? {
+            ForkResult::Parent { .. } => {
+                // The spawner is the daemon's only child. With SIGCHLD ignored, the kernel reaps a spawner that
+                // ends first.
+                // SAFETY: no handler is installed; the process waits for no child.
+                unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
+                Ok(Spawner {
+                    socket: Arc::new(ours),
+                    owes: Cell::new(false),
+                    starts,
+                    taken: Cell::new(false),
+                    free: Event::default(),
+                })
+            }
+            ForkResult::Child => {
+                close_all_but(&theirs);
+                let code = i32::from(serve(&theirs, program.as_ref(), allowed).is_err());
+                // SAFETY: no destructor or exit handler of the daemon's is this process' to run.
+                unsafe { libc::_exit(code) }
+            }
+        }
+    }
+
+    /// Whether it starts programs.
+    pub(crate) fn starts(&self) -> bool {
+        self.starts
+    }
+
+    /// Waits until no other task waits for an answer.
+    async fn turn(&self) -> Turn<'_> {
+        self.free.until(|| (!self.taken.replace(true)).then_some(())).await;
+        Turn(self)
+    }
+
+    /// Mounts a file.
+    ///
+    /// # Errors
+    ///
+    /// A sentence.
+    pub(crate) async fn mount(
+        &self,
+        event_loop: &EventLoop,
+        options: &MountOptions,
+    ) -> Result<Mounted, String> {
+        let MountOptions { mountpoint, writable, allow_other, devices } = options;
+        let allow_other = match allow_other {
+            AllowOther::Off => 0,
+            AllowOther::On => 1,
+            AllowOther::Auto => 2,
+        };
+        let devices = u8::try_from(*devices).map_err(|_| "too many threads".to_owned())?;
+        let mut request = vec![MOUNT, u8::from(*writable), allow_other, devices];
+        request.extend_from_slice(mountpoint.as_os_str().as_encoded_bytes());
+        let (others, devices) = self.place(event_loop, &request).await?;
+        Ok(Mounted { devices, allow_other: others })
+    }
+
+    /// Unmounts a file.
+    ///
+    /// # Errors
+    ///
+    /// A sentence.
+    pub(crate) async fn unmount(&self, event_loop: &EventLoop, path: &Path) -> Result<(), String> {
+        let mut request = vec![UNMOUNT];
+        request.extend_from_slice(path.as_os_str().as_encoded_bytes());
+        self.place(event_loop, &request).await.map(drop)
+    }
+
+    async fn place(
+        &self,
+        event_loop: &EventLoop,
+        request: &[u8],
+    ) -> Result<(bool, Vec<OwnedFd>), String> {
+        let _turn = self.turn().await;
+        let failed = |error: io::Error| format!("the process that mounts does not answer: {error}");
+        self.ask(request, &[]).map_err(failed)?;
+        let answer = self.answered(event_loop, || self.received()).await.map_err(failed)?;
+        match answer.0.split_first() {
+            Some((&MOUNTED, others)) => Ok((others == [1], answer.1)),
+            Some((_, why)) => Err(String::from_utf8_lossy(why).into_owned()),
+            None => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+
+    /// Starts the program that takes over, with its end of the hand-over as standard input. Gives its
+    /// process id.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or the spawner is gone.
+    pub(crate) async fn spawn(&self, event_loop: &EventLoop, to: OwnedFd) -> io::Result<u32> {
+        let (stdout, stderr) = (io::stdout(), io::stderr());
+        let fds = [to.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
+        let _turn = self.turn().await;
+        self.ask(&[START], &fds)?;
+        drop(to);
+        match self.answered(event_loop, || self.answer()).await? {
+            [0, pid] => Ok(pid.cast_unsigned()),
+            [errno, _] => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Has the program ended that was started last.
+    ///
+    /// # Errors
+    ///
+    /// The spawner is gone, or owes an answer.
+    pub(crate) fn end(&self) -> io::Result<()> {
+        self.ask(&[END], &[])
+    }
+
+    /// How it has ended, by itself or not.
+    ///
+    /// # Errors
+    ///
+    /// The spawner is gone, or takes too long.
+    pub(crate) async fn ended(&self, event_loop: &EventLoop) -> io::Result<ExitStatus> {
+        let [status, _] = self.answered(event_loop, || self.answer()).await?;
+        Ok(ExitStatus::from_raw(status))
+    }
+
+    async fn answered<T>(
+        &self,
+        event_loop: &EventLoop,
+        answer: impl Fn() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+        let ready = Readiness::new(event_loop, self.socket.clone(), events);
+        let answered = async {
+            loop {
+                let mut poll_fd = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+                match poll(&mut poll_fd, PollTimeout::ZERO) {
+                    Ok(0) | Err(Errno::EINTR) => ready.wait().await,
+                    _ => return answer(),
+                }
+            }
+        };
+        let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
+        let limit = event_loop.sleep_until(event_loop.now_ns() + patience);
+        until(answered, limit).await.map_err(|()| late())?
+    }
+
+    fn ask(&self, what: &[u8], fds: &[i32]) -> io::Result<()> {
+        if self.owes.replace(true) {
+            let message =
+                "the process that starts it has not answered before: upgrade by a restart";
+            return Err(io::Error::other(message));
+        }
+        send(self.socket.as_fd(), &[IoSlice::new(what)], fds, MsgFlags::empty())?;
+        Ok(())
+    }
+
+    /// Receives the answer to a mount, which is there.
+    fn received(&self) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let mut answer = vec![0; MAX_MESSAGE];
+        let received = receive(self.socket.as_fd(), &mut answer)?;
+        self.owes.set(false);
+        answer.truncate(received.len);
+        Ok((answer, received.fds))
+    }
+
+    /// Receives what it owes, which is there.
+    fn answer(&self) -> io::Result<[i32; 2]> {
+        let mut answer = [0; 8];
+        let len = receive(self.socket.as_fd(), &mut answer)?.len;
+        let gone =
+            || io::Error::new(io::ErrorKind::BrokenPipe, "the process that starts it is gone");
+        match answer.as_chunks() {
+            ([first, second], []) if len == answer.len() => {
+                self.owes.set(false);
+                Ok([i32::from_ne_bytes(*first), i32::from_ne_bytes(*second)])
+            }
+            _ => Err(gone()),
+        }
+    }
+}
+
+fn late() -> io::Error {
+    let seconds = PATIENCE.as_secs();
+    let message = format!("the process that starts it has not answered within {seconds} s");
+    io::Error::new(io::ErrorKind::TimedOut, message)
+}
+
+/// Closes all descriptors but the standard ones and this: none of the daemon's is the spawner's to keep.
+/// Before Linux 5.9 they stay, until the spawner ends.
+fn close_all_but(socket: &OwnedFd) {
+    let socket = socket.as_raw_fd().cast_unsigned();
+    for (first, last) in [(3, socket.saturating_sub(1)), (socket.saturating_add(1), u32::MAX)] {
+        // SAFETY: takes numbers only. Whoever owns one of these descriptors here belongs to the
+        // daemon's part of the program, which does not run in this process, and is never dropped.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
+
+/// Overwrites the command line of this process, as far as there is room.
+fn set_command_line(line: &[u8]) -> io::Result<()> {
+    // proc_pid_stat(5): the second field is a name in brackets; 48 and 49 are arg_start and arg_end.
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' ')).into_iter().flatten();
+    let mut ends = fields.skip(45).map_while(|field| field.parse::<u64>().ok());
+    let (Some(start), Some(end)) = (ends.next(), ends.next()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    };
+    let room = usize::try_from(end.saturating_sub(start)).unwrap_or_default();
+    let mut new = vec![0; room];
+    // The last byte stays zero: otherwise the kernel shows the environment as part of the line.
+    new.iter_mut().take(room.saturating_sub(1)).zip(line).for_each(|(to, from)| *to = *from);
+    // The program has its own copy of the arguments and does not read these again.
+    File::options().write(true).open("/proc/self/mem")?.write_all_at(&new, start)
+}
+
+/// The spawner's life.
+fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::Result<()> {
+    // The daemon ignores SIGCHLD. The spawner must not: it waits for its own child.
+    // SAFETY: no handler is installed.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl)? };
+    prctl::set_name(&CString::new(NAME)?)?;
+    // A failure matters only to lists of processes.
+    let _ = set_command_line(NAME.as_bytes());
+    // The daemon's terminal, or whoever reads its output, sees the daemon's end, not this one's.
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
+    dup2_stderr(&null)?;
+    drop(null);
+    let mut child: Option<Child> = None;
+    loop {
+        let mut poll_fd = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut poll_fd, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            result => result?,
+        };
+        let mut request = [0; MAX_MESSAGE];
+        let received = receive(socket.as_fd(), &mut request)?;
+        let answer = match (request.get(..received.len).unwrap_or_default(), program) {
+            ([], _) => return Ok(()),
+            ([MOUNT | UNMOUNT, ..], _) => {
+                let request = request.get(..received.len).unwrap_or_default();
+                place(socket, request, allowed)?;
+                continue;
+            }
+            ([START], Some(program)) => match program.start(received.fds) {
+                Ok(started) => {
+                    let pid = started.id().cast_signed();
+                    child = Some(started);
+                    [0, pid]
+                }
+                Err(error) => [error.raw_os_error().unwrap_or(Errno::EIO as i32), 0],
+            },
+            ([END], _) => match child.take() {
+                Some(mut child) => {
+                    // One that has ended by itself cannot be killed.
+                    let _ = child.kill();
+                    [child.wait()?.into_raw(), 0]
+                }
+                None => [0, 0],
+            },
+            _ => [Errno::EINVAL as i32, 0],
+        };
+        let answer = answer.map(i32::to_ne_bytes);
+        send(socket.as_fd(), &[IoSlice::new(answer.as_flattened())], &[], MsgFlags::empty())?;
+    }
+}
+
+/// First byte of an answer: it is done; then, of a mount, whether others reach the file. Else a sentence follows.
+const MOUNTED: u8 = b'+';
+
+/// Mounts or unmounts, and answers.
+fn place(socket: &OwnedFd, request: &[u8], allowed: &Allowed) -> io::Result<()> {
+    let path = |path: &[u8]| PathBuf::from(OsStr::from_bytes(path));
+    let done = match request {
+        [MOUNT, writable, allow_other, devices, rest @ ..] => {
+            let allow_other = match allow_other {
+                0 => AllowOther::Off,
+                1 => AllowOther::On,
+                _ => AllowOther::Auto,
+            };
+            let (mountpoint, writable) = (path(rest), *writable != 0);
+            let devices = usize::from(*devices);
+            mount(&MountOptions { mountpoint, writable, allow_other, devices }, allowed)
+                .map(|mounted| (vec![MOUNTED, u8::from(mounted.allow_other)], mounted.devices))
+        }
+        [_, rest @ ..] => unmount(&path(rest), allowed).map(|()| (vec![MOUNTED], Vec::new())),
+        [] => return Ok(()),
+    };
+    let (answer, devices) = done.unwrap_or_else(|why| {
+        let sentence = why.into_bytes();
+        let sentence = sentence.get(..MAX_MESSAGE - 1).unwrap_or(&sentence);
+        ([b"-", sentence].concat(), Vec::new())
+    });
+    let fds: Vec<i32> = devices.iter().map(AsRawFd::as_raw_fd).collect();
+    send(socket.as_fd(), &[IoSlice::new(&answer)], &fds, MsgFlags::empty())?;
+    Ok(())
+}
+
+/// What is started.
+struct Program {
+    path: PathBuf,
+    name: OsString,
+    /// Those of this process: nobody reads them, but they say in a list of processes what it is.
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// The program at the path by which this process was started: by then it may be another version.
+    fn of_this_process() -> io::Result<Self> {
+        let mut arguments = env::args_os();
+        let name = arguments.next().unwrap_or_default();
+        let mut arguments: Vec<OsString> = arguments.collect();
+        // Of a process that has taken over itself, those that the first had.
+        if arguments.first().is_some_and(|first| first == TAKE_OVER) {
+            arguments.remove(0);
+        }
+        let found = find(Path::new(&name)).map_or_else(|| fs::read_link("/proc/self/exe"), Ok);
+        Ok(Program { path: found?, name, arguments })
+    }
+
+    fn start(&self, fds: Vec<OwnedFd>) -> io::Result<Child> {
+        let [hand_over, stdout, stderr] = <[OwnedFd; 3]>::try_from(fds)
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Command::new(&self.path)
+            .arg0(self.name.clone())
+            .arg(TAKE_OVER)
+            .args(&self.arguments)
+            .stdin(hand_over)
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+    }
+}
+
+/// Where the shell has found the program of that name; `None`: nowhere.
+fn find(name: &Path) -> Option<PathBuf> {
+    if name.as_os_str().as_encoded_bytes().contains(&b'/') {
+        return std::path::absolute(name).ok().filter(|path| path.exists());
+    }
+    let path = env::var_os("PATH")?;
+    let mut found = env::split_paths(&path).map(|folder| folder.join(name));
+    let found = found.find(|path| path.is_file())?;
+    std::path::absolute(found).ok()
+}

@@ -1,0 +1,131 @@
+//! `--state`: keeps the configuration in a file. The file has a change before its command is answered.
+//!
+//! A snapshot and the end of a mirror job move users to another image. The file has such a change while the
+//! users' requests are still held. Otherwise a restart after a kill would open the old image, without the
+//! latest writes.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use control::{Action, State, Step, configuration, relative_path};
+
+use super::disk_thread::on_a_thread;
+use super::exports::State as ExportState;
+use super::signal::until;
+use super::signals::StopSignals;
+use super::upgrade::words;
+use super::{Daemon, DaemonError};
+use crate::state_file::StateFile;
+
+/// The state file, and the part of its content that does not change.
+pub struct Keeping {
+    /// The state file, locked.
+    pub file: Arc<StateFile>,
+    /// The configuration options of the command line.
+    command_line: Vec<String>,
+}
+
+impl Keeping {
+    /// `given` are the steps of the command line.
+    pub fn new(file: StateFile, given: &[Step]) -> Self {
+        Keeping { file: Arc::new(file), command_line: configuration(given) }
+    }
+}
+
+/// Returns the error for a change that was carried out and is not in the state file.
+pub(super) fn not_recorded(error: DaemonError) -> DaemonError {
+    error.of("carried out, but not kept for a restart")
+}
+
+/// Guard: while it exists, a stop signal waits for the change that is under way.
+pub(super) struct Moving(Rc<Cell<bool>>);
+
+impl Moving {
+    pub(super) fn new(moving: &Rc<Cell<bool>>) -> Self {
+        moving.set(true);
+        Moving(moving.clone())
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// Waits for a change. A stop signal ends the wait, unless `moving` is set: then the change is finished first.
+pub(super) async fn unless_stopped<T>(
+    change: impl Future<Output = T>,
+    moving: &Cell<bool>,
+    stop: &mut StopSignals,
+) -> Result<T, &'static str> {
+    let mut change = pin!(change);
+    let signal = match until(change.as_mut(), stop.next()).await {
+        Ok(changed) => return Ok(changed),
+        Err(signal) => signal,
+    };
+    if moving.get() {
+        let _ = until(change, stop.insisted(signal)).await;
+    }
+    Err(signal)
+}
+
+impl Daemon {
+    /// Carries out the steps of the state file that the command line lacks, as commands. Then writes the first
+    /// state.
+    pub(super) async fn make_kept(&mut self) -> Result<(), DaemonError> {
+        let kept = std::mem::take(&mut self.kept);
+        let Some(keeping) = &self.keeping else { return Ok(()) };
+        // The user of `--user` may have no access to the folder.
+        keeping.file.check_access().map_err(DaemonError::new)?;
+        let path = keeping.file.path().display().to_string();
+        self.make(&kept).await.map_err(|error| error.of(&format!("state file '{path}'")))?;
+        self.record().await
+    }
+
+    /// Writes the current configuration to the state file, on a separate thread: the write waits for the disk.
+    ///
+    /// # Errors
+    ///
+    /// If the state file cannot be written, or the configuration cannot be expressed. Both are logged, too.
+    pub(super) async fn record(&self) -> Result<(), DaemonError> {
+        let Some(keeping) = &self.keeping else { return Ok(()) };
+        let recorded = match self.state(keeping) {
+            Ok(text) => {
+                let file = keeping.file.clone();
+                let written = on_a_thread("state", move || file.replace(&text)).await;
+                written.unwrap_or_else(|error| Err(format!("no thread can be started: {error}")))
+            }
+            Err(why) => Err(format!("state file '{}': {why}", keeping.file.path().display())),
+        };
+        recorded.map_err(|why| {
+            log::error!("{why}; after a restart the configuration would be an older one");
+            DaemonError::new(why)
+        })
+    }
+
+    fn state(&self, keeping: &Keeping) -> Result<String, String> {
+        // An export that is shutting down is left out: a restart must not bring it back.
+        let offered = |id: &str| {
+            let stays = self.exports.state(id) != Some(ExportState::ShuttingDown);
+            stays.then(|| self.exports.nodes_of(id))
+        };
+        let options = self.definitions.configuration(&self.nodes, offered)?;
+        words(&options)?;
+        Ok(State::text(&keeping.command_line, &options))
+    }
+
+    /// Refuses relative paths if there is a state file: the next start may be in another folder.
+    pub(super) fn check_paths(&self, action: &Action) -> Result<(), DaemonError> {
+        match relative_path(action).filter(|_| self.keeping.is_some()) {
+            Some(path) => {
+                let path = path.display();
+                Err(DaemonError::new(format!("with --state, '{path}' must be an absolute path"))
+                    .with_hint("The daemon may be started in another folder next time."))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What makes what there is now, as options of the command line: by these another process makes it
+//! again.
+
+use block::NodeRegistry;
+use control::{Action, Object, Step, Value, amend, blockdev_option, option_words, put_member};
+
+/// What an option, or a command of a monitor, has made, and the option.
+#[derive(Debug)]
+enum Definition {
+    Object {
+        id: String,
+        option: String,
+        /// What it has had set since.
+        properties: Vec<(String, Value)>,
+    },
+    /// Of a node the registry knows what it is now.
+    Node(String),
+    Export {
+        id: String,
+        option: String,
+        /// The nodes that the option speaks of.
+        nodes: Vec<String>,
+        named_by_node: Option<&'static str>,
+    },
+    NbdServer(String),
+    /// It stays for as long as the daemon does.
+    Fixed(String),
+}
+
+/// The definitions of what there is now, in the order in which it was made.
+#[derive(Debug, Default)]
+pub struct Definitions {
+    definitions: Vec<Definition>,
+    /// The daemon was not made by options, but by this command line, and has no monitor.
+    whole: Option<Vec<String>>,
+}
+
+impl Definitions {
+    /// The daemon is made by a command line of which its options do not show: `serve`.
+    pub(crate) fn of_command_line(&mut self, arguments: Vec<String>) {
+        self.whole = Some(arguments);
+    }
+
+    /// Something was made.
+    pub fn add(&mut self, step: &Step) {
+        let option = step.origin.clone();
+        self.definitions.push(match &step.action {
+            Action::Object(object) => {
+                let (id, properties) = (object.id().to_owned(), Vec::new());
+                Definition::Object { id, option, properties }
+            }
+            Action::Blockdev(node) => Definition::Node(node.node_name.clone().unwrap_or_default()),
+            Action::Export(export) => Definition::Export {
+                id: export.id.clone(),
+                option,
+                nodes: export.nodes().cloned().collect(),
+                named_by_node: export.kind.named_by_node(),
+            },
+            Action::NbdServer(_) => Definition::NbdServer(option),
+            Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => {
+                Definition::Fixed(option)
+            }
+        });
+    }
+
+    /// A node was made that no option tells of.
+    pub(crate) fn add_node(&mut self, name: &str) {
+        self.definitions.push(Definition::Node(name.to_owned()));
+    }
+
+    /// A property of an object is something else now.
+    pub(crate) fn set_property(&mut self, of: &str, name: &str, value: Value) {
+        for definition in &mut self.definitions {
+            if let Definition::Object { id, properties, .. } = definition
+                && id == of
+            {
+                properties.retain(|(other, _)| other != name);
+                properties.push((name.to_owned(), value.clone()));
+            }
+        }
+    }
+
+    pub(crate) fn remove_object(&mut self, gone: &str) {
+        self.definitions
+            .retain(|made| !matches!(made, Definition::Object { id, .. } if id == gone));
+    }
+
+    pub(crate) fn remove_node(&mut self, gone: &str) {
+        self.definitions.retain(|made| !matches!(made, Definition::Node(name) if name == gone));
+    }
+
+    pub(crate) fn remove_export(&mut self, gone: &str) {
+        self.definitions
+            .retain(|made| !matches!(made, Definition::Export { id, .. } if id == gone));
+    }
+
+    pub(crate) fn remove_nbd_server(&mut self) {
+        self.definitions.retain(|made| !matches!(made, Definition::NbdServer(_)));
+    }
+
+    /// The command line, without the program's name, that makes what there is. `offered` gives the nodes
+    /// that an export offers now.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none.
+    pub fn arguments(
+        &self,
+        nodes: &NodeRegistry,
+        offered: impl Fn(&str) -> Option<Vec<String>>,
+    ) -> Result<Vec<String>, String> {
+        if let Some(arguments) = &self.whole {
+            return Ok(arguments.clone());
+        }
+        let fixed = self.definitions.iter().filter_map(|definition| match definition {
+            Definition::Fixed(option) => Some(option.clone()),
+            Definition::Object { .. }
+            | Definition::Node(_)
+            | Definition::Export { .. }
+            | Definition::NbdServer(_) => None,
+        });
+        let options: Vec<_> = fixed.chain(self.configuration(nodes, offered)?).collect();
+        words(&options)
+    }
+
+    /// Returns the options for the current objects, NBD server, nodes and exports.
+    ///
+    /// `offered` returns the nodes that an export offers now, or `None` to leave the export out.
+    ///
+    /// # Errors
+    ///
+    /// The reason why no options describe the current configuration.
+    pub(crate) fn configuration(
+        &self,
+        nodes: &NodeRegistry,
+        offered: impl Fn(&str) -> Option<Vec<String>>,
+    ) -> Result<Vec<String>, String> {
+        let (mut options, mut names, mut exports) = (Vec::new(), Vec::new(), Vec::new());
+        for definition in &self.definitions {
+            match definition {
+                Definition::Object { option, properties, .. } => {
+                    options.push(with_properties(option, properties)?);
+                }
+                Definition::Node(name) => names.push(name.as_str()),
+                Definition::Export { id, option, nodes: before, named_by_node } => {
+                    let Some(now) = offered(id) else { continue };
+                    let is_active = now.iter().all(|node| nodes.is_active(node));
+                    exports.push(match is_active && now == *before {
+                        true => option.clone(),
+                        false => with_nodes(option, before, now, is_active, *named_by_node)?,
+                    });
+                }
+                Definition::NbdServer(option) => options.push(option.clone()),
+                Definition::Fixed(_) => {}
+            }
+        }
+        // An image that came above a node is newer than what uses it now.
+        options.extend(nodes.describe(names.into_iter()).iter().map(blockdev_option));
+        options.extend(exports);
+        Ok(options)
+    }
+}
+
+fn with_properties(option: &str, properties: &[(String, Value)]) -> Result<String, String> {
+    if properties.is_empty() {
+        return Ok(option.to_owned());
+    }
+    let set = |object: &mut Object| {
+        properties.iter().for_each(|(name, value)| put_member(object, name, value.clone()));
+    };
+    amend(option, "qom-type", set).map_err(|error| error.to_string())
+}
+
+/// An export's option, for what it offers now.
+fn with_nodes(
+    option: &str,
+    before: &[String],
+    now: Vec<String>,
+    is_active: bool,
+    named_by_node: Option<&'static str>,
+) -> Result<String, String> {
+    let change = |object: &mut Object| {
+        let has = |object: &Object, name: &str| object.iter().any(|(other, _)| other == name);
+        if let (Some(name), [node]) = (named_by_node, before)
+            && !has(object, name)
+        {
+            // Clients go on calling it by the name of the node that it had.
+            put_member(object, name, Value::Text(node.clone()));
+        }
+        let mut now = now.into_iter().map(Value::Text);
+        if has(object, "luns") {
+            put_member(object, "luns", Value::List(now.collect()));
+        } else if let Some(node) = now.next() {
+            put_member(object, "node-name", node);
+        }
+        if !is_active {
+            // Else making it would make its node active.
+            put_member(object, "allow-inactive", Value::Bool(true));
+        }
+    };
+    amend(option, "type", change).map_err(|error| error.to_string())
+}
+
+/// The command line of these options.
+pub(crate) fn words(options: &[String]) -> Result<Vec<String>, String> {
+    if let Some(option) = options.iter().find(|option| option.contains(char::REPLACEMENT_CHARACTER))
+    {
+        return Err(format!("{option}: a name in it is not in UTF-8"));
+    }
+    let arguments = options.iter().flat_map(|option| option_words(option));
+    let arguments: Vec<_> = ["storage-daemon".to_owned()].into_iter().chain(arguments).collect();
+    // The other process would find out as well, but here it costs nobody anything.
+    let parsed = ["ringmill".to_owned()].into_iter().chain(arguments.iter().cloned());
+    match control::parse_args(parsed.map(Into::into)) {
+        Ok(_) => Ok(arguments),
+        Err(error) => Err(format!("what there is now cannot be made again: {error}")),
+    }
+}

@@ -1,0 +1,236 @@
+//! What is said between the two processes, and in which form.
+//!
+//! A packet begins with a letter. `Graph` and `Queues` are documents in JSON, in a memfd; descriptors
+//! that a document speaks of, by numbers from 0, follow in packets of their own. What a document has to
+//! say of nodes and exports are options of the command line, and of front ends messages of vhost-user:
+//! both stay what they are from version to version.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use exports::nbd::SavedClient;
+use exports::nbd::session::transmission::Agreed;
+use exports::nbd::wire::reply::ReplyMode;
+use exports::vhost_user::handover::{Saved, SavedRings};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{SockType, getsockopt, sockopt};
+use serde_json::{Value as Json, json};
+
+/// The version of the documents. A process that knows another one does not take over.
+pub(super) const VERSION: u64 = 1;
+
+/// Old to new: what there is.
+pub const GRAPH: u8 = b'G';
+/// New to old: all of it is there.
+pub(super) const READY: u8 = b'R';
+/// New to old: it cannot be taken over; the text says why.
+pub(super) const REFUSED: u8 = b'E';
+/// Old to new: where the queues are, which stand still from now on.
+pub(super) const QUEUES: u8 = b'Q';
+/// New to old: nothing is left that could fail.
+pub(super) const HAVE: u8 = b'H';
+/// Old to new: serve.
+pub(super) const GO: u8 = b'X';
+/// More descriptors of the document before.
+pub const DESCRIPTORS: u8 = b'F';
+
+/// The descriptors of a document that is made.
+#[derive(Debug, Default)]
+pub struct Collected(pub Vec<OwnedFd>);
+
+impl Collected {
+    /// Adds one; its number.
+    pub fn add(&mut self, fd: OwnedFd) -> Json {
+        self.0.push(fd);
+        (self.0.len() - 1).into()
+    }
+
+    /// Adds vhost-user messages.
+    pub fn messages(&mut self, messages: Vec<Saved>) -> Json {
+        let message = |Saved { code, payload, fds }: Saved| {
+            let fds: Vec<Json> = fds.into_iter().map(|fd| self.add(fd)).collect();
+            json!({"code": code, "payload": payload, "fds": fds})
+        };
+        messages.into_iter().map(message).collect()
+    }
+
+    /// Clients of an NBD export: what they have sent, and are sent, in memory of its own where there is
+    /// something.
+    pub fn clients(&mut self, clients: Vec<SavedClient>) -> Result<Json, String> {
+        let mut all = Vec::new();
+        for SavedClient { socket, agreed, input, output } in clients {
+            let Agreed { read_only, mode, minimum_block, allocation, size: _ } = agreed;
+            all.push(json!({
+                "socket": self.add(socket),
+                "replies": mode_name(mode),
+                "read-only": read_only,
+                "minimum-block": minimum_block,
+                "allocation": allocation,
+                "input": self.memory(&input)?,
+                "output": self.memory(&output)?,
+            }));
+        }
+        Ok(all.into())
+    }
+
+    fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
+        match bytes {
+            [] => Ok(Json::Null),
+            bytes => {
+                let memory = memory(bytes).map_err(|error| format!("memfd failed: {error}"))?;
+                Ok(self.add(memory))
+            }
+        }
+    }
+
+    /// Adds the state of an export's rings.
+    pub fn rings(&mut self, rings: SavedRings) -> Json {
+        json!({"messages": self.messages(rings.messages), "device": rings.device})
+    }
+}
+
+/// A document that was received.
+#[derive(Debug)]
+pub struct Document {
+    /// The text.
+    pub json: Json,
+    fds: BTreeMap<u64, OwnedFd>,
+}
+
+impl Document {
+    /// Joins a text and the descriptors that it numbers.
+    pub fn new(json: Json, fds: Vec<OwnedFd>) -> Self {
+        Document { json, fds: (0..).zip(fds).collect() }
+    }
+
+    /// Takes the descriptor of that number.
+    pub fn fd(&mut self, number: &Json) -> Result<OwnedFd, String> {
+        let fd = number.as_u64().and_then(|number| self.fds.remove(&number));
+        fd.ok_or_else(|| format!("descriptor {number} is missing"))
+    }
+
+    /// Takes the socket of that number by which somebody is connected, or was a moment ago. What it is to
+    /// be ended by, shutdown(2), would else end what is no connection: a listening socket.
+    pub fn connection(&mut self, number: &Json) -> Result<OwnedFd, String> {
+        let fd = self.fd(number)?;
+        let is_stream = getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream);
+        match is_stream && getsockopt(&fd, sockopt::AcceptConn) == Ok(false) {
+            true => Ok(fd),
+            false => Err(format!("descriptor {number} is no connection")),
+        }
+    }
+
+    /// Takes what [`Collected::messages`] added.
+    pub fn messages(&mut self, messages: &Json) -> Result<Vec<Saved>, String> {
+        let mut saved = Vec::new();
+        for message in list(messages)? {
+            let code = number(&message["code"])?;
+            let fds = list(&message["fds"])?.iter().map(|fd| self.fd(fd));
+            let fds = fds.collect::<Result<_, _>>()?;
+            saved.push(Saved { code, payload: bytes(&message["payload"])?, fds });
+        }
+        Ok(saved)
+    }
+
+    /// Takes what [`Collected::clients`] added.
+    pub fn clients(&mut self, clients: &Json) -> Result<Vec<SavedClient>, String> {
+        let mut saved = Vec::new();
+        for client in list(clients)? {
+            let minimum_block = number(&client["minimum-block"])?;
+            if !u32::is_power_of_two(minimum_block) {
+                return Err(format!("{minimum_block} is no size of blocks"));
+            }
+            let agreed = Agreed {
+                // That of the export.
+                size: 0,
+                read_only: boolean(&client["read-only"])?,
+                mode: mode(text(&client["replies"])?)?,
+                minimum_block,
+                allocation: boolean(&client["allocation"])?,
+            };
+            let socket = self.connection(&client["socket"])?;
+            let input = self.content(&client["input"])?;
+            let output = Arc::new(self.content(&client["output"])?);
+            saved.push(SavedClient { socket, agreed, input, output });
+        }
+        Ok(saved)
+    }
+
+    fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
+        match memory {
+            Json::Null => Ok(Vec::new()),
+            fd => content(self.fd(fd)?).map_err(|error| format!("descriptor {fd}: {error}")),
+        }
+    }
+
+    /// Takes what [`Collected::rings`] added.
+    pub fn rings(&mut self, rings: &Json) -> Result<SavedRings, String> {
+        let messages = self.messages(&rings["messages"])?;
+        Ok(SavedRings { messages, device: bytes(&rings["device"])? })
+    }
+}
+
+/// Longest memory that is received, bytes.
+const MAX_MEMORY: u64 = 256 << 20;
+
+/// Memory that holds the bytes, to be handed over.
+pub fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create("ringmill-upgrade", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file.into())
+}
+
+/// What is in memory that was handed over.
+pub(super) fn content(memory: OwnedFd) -> io::Result<Vec<u8>> {
+    let mut file = File::from(memory);
+    let metadata = file.metadata()?;
+    // Of others, as an eventfd, a read may wait for ever.
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no memory"));
+    }
+    let len = metadata.len().min(MAX_MEMORY);
+    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
+    file.rewind()?;
+    file.take(MAX_MEMORY).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+const MODES: [(ReplyMode, &str); 3] = [
+    (ReplyMode::Simple, "simple"),
+    (ReplyMode::Structured, "structured"),
+    (ReplyMode::Extended, "extended"),
+];
+
+fn mode_name(mode: ReplyMode) -> &'static str {
+    MODES.iter().find(|(known, _)| *known == mode).map_or("simple", |(_, name)| name)
+}
+
+fn mode(name: &str) -> Result<ReplyMode, String> {
+    let found = MODES.iter().find(|(_, known)| *known == name).map(|(mode, _)| *mode);
+    found.ok_or_else(|| format!("'{name}' are no replies"))
+}
+
+fn boolean(json: &Json) -> Result<bool, String> {
+    json.as_bool().ok_or_else(|| format!("{json} is neither true nor false"))
+}
+
+/// Returns the elements of an array.
+pub fn list(json: &Json) -> Result<&Vec<Json>, String> {
+    json.as_array().ok_or_else(|| format!("{json} is no list"))
+}
+
+pub(super) fn text(json: &Json) -> Result<&str, String> {
+    json.as_str().ok_or_else(|| format!("{json} is no text"))
+}
+
+pub(super) fn number<T: TryFrom<u64>>(json: &Json) -> Result<T, String> {
+    let number = json.as_u64().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("{json} is no such number"))
+}
+
+fn bytes(json: &Json) -> Result<Vec<u8>, String> {
+    list(json)?.iter().map(number).collect()
+}

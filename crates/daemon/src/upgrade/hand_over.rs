@@ -1,0 +1,412 @@
+//! The old process' side.
+
+use std::cell::{Cell, RefCell};
+use std::env;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+
+use block::driver::HandOver;
+use block::{Child, OpenImage};
+use exports::vhost_user::handover::{SavedServer, SavedSession};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde_json::{Map, Value as Json, json};
+
+use super::super::export::{Described, Stopped};
+use super::super::signal::until;
+use super::super::{Daemon, DaemonError};
+use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION};
+use super::packets::Packets;
+use super::take_over::{TakenListener, nbd_listener};
+
+/// How long the new process may take until all is there, nanoseconds;
+const READY_NS: u64 = 10_000_000_000;
+/// a front end until it has sent the rest of a message;
+const DESCRIBE_NS: u64 = 1_000_000_000;
+/// the oldest request in flight when it begins;
+const OLDEST_NS: u64 = 2_000_000_000;
+/// and, while nobody serves, all else together.
+const STILL_NS: u64 = 5_000_000_000;
+
+/// A disk may take long for once. So for the first few times nobody waits for requests in flight longer than this,
+const TRY_NS: u64 = 50_000_000;
+/// so many times;
+const TRIES: usize = 4;
+/// in between all serve, for this long at least, and until those requests are done.
+const BETWEEN_NS: u64 = 100_000_000;
+
+/// Another process serves now.
+#[derive(Debug)]
+pub(crate) struct HandedOver {
+    /// Which.
+    pub(crate) pid: u32,
+    /// For how long nobody has served, nanoseconds.
+    pub(crate) pause_ns: u64,
+}
+
+/// All queues have stopped.
+struct Still {
+    /// What the other process begins with, by the exports' names,
+    stopped: Vec<(String, Stopped)>,
+    /// since when, and how long nobody had served before, in a try that failed.
+    since_ns: u64,
+    before_ns: u64,
+}
+
+impl Daemon {
+    /// Starts the program anew and has it take over. When this has gone well, nothing is to be done
+    /// any more but to leave, without taking anything down.
+    ///
+    /// # Errors
+    ///
+    /// Why it has not; all goes on as before.
+    pub(crate) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
+        let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
+        let arguments = self.arguments_for_another().map_err(refused)?;
+        let Some(spawner) = self.spawner.as_ref().filter(|spawner| spawner.starts()) else {
+            return Err(refused(
+                "there is no process that could start the new program: with --user or --sandbox \
+                 upgrade=off none is kept, and else a warning in the log says why"
+                    .into(),
+            ));
+        };
+        self.oldest().await.map_err(refused)?;
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
+            .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
+        let pid = spawner
+            .spawn(&self.control, theirs)
+            .await
+            .map_err(|error| refused(format!("the new program cannot be started: {error}")))?;
+        log::info!("upgrade: started the new program, pid {pid}");
+        let packets = Packets::new(&self.control, ours);
+        match self.hand_over(&packets, arguments).await {
+            Ok(pause_ns) => Ok(HandedOver { pid, pause_ns }),
+            Err(why) => Err(refused(format!("{why}; {}", self.go_on().await))),
+        }
+    }
+
+    /// The new process is to take over no more: ends it, then goes on. Gives how it ended.
+    pub(crate) async fn go_on(&self) -> String {
+        let Some(spawner) = &self.spawner else { return "there is none".to_owned() };
+        let asked = spawner.end();
+        // Not only when it is gone, which may take its time: it touches no queue.
+        self.exports.resume();
+        if let Some(server) = &self.nbd_server {
+            server.resume();
+        }
+        let ended = match asked {
+            Ok(()) => spawner.ended(&self.control).await,
+            Err(error) => Err(error),
+        };
+        self.nodes.retake_locks();
+        match ended {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("it has ended with status {code}"),
+                (None, Some(9)) => "it was killed".to_owned(),
+                (None, _) => format!("it has ended by {status}"),
+            },
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// The command line that makes what there is.
+    fn arguments_for_another(&self) -> Result<Vec<String>, String> {
+        for name in self.nodes.names().filter(|name| self.nodes.has_bitmaps(name)) {
+            log::warn!(
+                "upgrade: the dirty bitmaps of node '{name}' are forgotten: begin with a full backup again"
+            );
+        }
+        if !self.jobs.is_empty() {
+            return Err("a job is running: wait for its end, or cancel it".into());
+        }
+        if let Some(export) = self.exports.all().find(|export| export.shutting_down) {
+            return Err(format!("export '{}' is shutting down", export.id));
+        }
+        self.check_flushes()?;
+        self.definitions.arguments(&self.nodes, |export| Some(self.exports.nodes_of(export)))
+    }
+
+    /// The kernel tells of lost writes once, and it has told this process.
+    fn check_flushes(&self) -> Result<(), String> {
+        match self.nodes.image_with_failed_flush() {
+            Some(path) => Err(format!(
+                "flushing {} has failed, and another process would believe it whole",
+                path.display()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a node, or one below it, is of a driver that is handed over so, and active: one that is not has written all.
+    fn is_any(&self, name: &str, is: fn(HandOver) -> bool) -> bool {
+        self.nodes.info(name).filter(|node| node.active).is_some_and(|node| {
+            let below = |child: &Child| self.is_any(child.edge.node().name(), is);
+            is(node.options.driver.hand_over()) || node.children.iter().any(below)
+        })
+    }
+
+    /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
+    fn holds_back(&self, name: &str) -> bool {
+        self.is_any(name, |how| match how {
+            HandOver::HoldsBack => true,
+            HandOver::AtOnce | HandOver::Journal | HandOver::Flush => false,
+        })
+    }
+
+    /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a
+    /// disk takes long already, all would stand still for nothing.
+    ///
+    /// # Errors
+    ///
+    /// It has taken too long.
+    async fn oldest(&self) -> Result<Option<u64>, String> {
+        let oldest = self.exports.oldest(|node| self.holds_back(node));
+        let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
+        let oldest = until(oldest, limit).await;
+        let oldest = oldest.map_err(|()| "an I/O thread does not answer".to_owned())?;
+        let Some((started_ns, id)) = oldest else { return Ok(None) };
+        let age = self.control.now_ns().saturating_sub(started_ns);
+        match age > OLDEST_NS {
+            true => Err(format!(
+                "export '{id}' has a request that has taken {} ms so far: try again when it is done",
+                age / 1_000_000
+            )),
+            false => Ok(Some(started_ns)),
+        }
+    }
+
+    /// Gives for how long nobody has served, nanoseconds.
+    async fn hand_over(&self, packets: &Packets, arguments: Vec<String>) -> Result<u64, String> {
+        let limit = |ns| self.control.sleep_until(self.control.now_ns() + ns);
+        let awaited = RefCell::default();
+        let graph = until(self.describe(arguments, &awaited), limit(DESCRIBE_NS)).await;
+        let within =
+            |()| format!("the front end of export '{}' is within a message", awaited.take());
+        let (graph, fds) = graph.map_err(within)??;
+        let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
+        prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
+        // So that little is left to write while all stand still.
+        let flushed =
+            until(self.exports.flush(|node| self.keeps_back(node)), limit(OLDEST_NS)).await;
+        let Still { stopped, since_ns, before_ns } = self.stop_queues(flushed.is_ok()).await?;
+        let awaited = Cell::new("");
+        let end = self.control.sleep_until(since_ns + STILL_NS);
+        let passed_on = until(self.pass_on(packets, stopped, &awaited), end).await;
+        passed_on.map_err(|()| late(awaited.get(), STILL_NS))??;
+        Ok((self.control.now_ns() - since_ns).max(before_ns))
+    }
+
+    /// What there is, with everything that does not change while queues run. `awaited`: the export that has not
+    /// answered.
+    async fn describe(
+        &self,
+        arguments: Vec<String>,
+        awaited: &RefCell<String>,
+    ) -> Result<(Json, Vec<OwnedFd>), String> {
+        let mut fds = Collected::default();
+        let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|error| dup_failed(&error));
+        let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|error| dup_failed(&error))?;
+        let stdin = fds.add(stdin);
+        let mut images = Vec::new();
+        for OpenImage { path, fd, lock } in self.nodes.images() {
+            let lock = lock.map(|lock| Ok::<_, String>(fds.add(duplicate(&lock)?))).transpose()?;
+            let path = path.to_str().ok_or_else(|| format!("{} is not UTF-8", path.display()))?;
+            images.push(json!({"path": path, "fd": fds.add(duplicate(&fd)?), "lock": lock}));
+        }
+        let mut listeners = Map::new();
+        for (name, (fd, file)) in &self.listeners {
+            let listener = json!({"fd": fds.add(duplicate(fd)?), "file": file});
+            listeners.insert(name.clone(), listener);
+        }
+        for (name, (fd, file)) in self.nbd_listeners()? {
+            listeners.insert(name, json!({"fd": fds.add(fd), "file": file}));
+        }
+        let mut exports = Map::new();
+        // All at once: each may have to wait for its front end.
+        for (id, described) in self.exports.describe() {
+            awaited.replace(id.clone());
+            let described = described.await.map_err(|why| format!("export '{id}': {why}"))?;
+            exports.insert(id, export(described, &mut fds));
+        }
+        let pidfile = match self.pidfile.get() {
+            Some(pidfile) => {
+                let (path, file) = pidfile.hand_over().map_err(|error| dup_failed(&error))?;
+                json!({"path": path, "fd": fds.add(file.into())})
+            }
+            None => Json::Null,
+        };
+        let state = match &self.keeping {
+            Some(keeping) => {
+                let (path, file) = keeping.file.hand_over().map_err(|error| dup_failed(&error))?;
+                json!({"path": path, "fd": fds.add(file)})
+            }
+            None => Json::Null,
+        };
+        let graph = json!({
+            "version": VERSION,
+            "program": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
+            "pid": std::process::id(),
+            "arguments": arguments,
+            "directory": env::current_dir().ok().as_deref().and_then(Path::to_str),
+            "stdin": stdin,
+            "watchdog": self.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
+            "pidfile": pidfile,
+            "state": state,
+            "images": images,
+            "listeners": listeners,
+            "exports": exports,
+        });
+        Ok((graph, fds.0))
+    }
+
+    /// The NBD server's sockets, by their names; it takes nobody any more.
+    fn nbd_listeners(&self) -> Result<Vec<(String, TakenListener)>, String> {
+        let Some(server) = &self.nbd_server else { return Ok(Vec::new()) };
+        let sockets = server.hand_over().map_err(|error| dup_failed(&error))?;
+        Ok((0..).map(nbd_listener).zip(sockets).collect())
+    }
+
+    /// Whether a node, or one below it, does not write everything at once. What little of it is left when queues stop
+    /// need not be written for another process to have it.
+    fn keeps_back(&self, name: &str) -> bool {
+        self.is_any(name, |how| match how {
+            HandOver::Journal | HandOver::Flush => true,
+            HandOver::AtOnce | HandOver::HoldsBack => false,
+        })
+    }
+
+    /// Whether what a node is written, or one below it, is durable only for who has written it.
+    fn is_elsewhere(&self, name: &str) -> bool {
+        self.is_any(name, |how| match how {
+            HandOver::Flush => true,
+            HandOver::AtOnce | HandOver::HoldsBack | HandOver::Journal => false,
+        })
+    }
+
+    /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try. `flushed`:
+    /// nothing of what was to be written before is under way.
+    async fn stop_queues(&self, flushed: bool) -> Result<Still, String> {
+        let mut before_ns = 0;
+        for tried in 0..=TRIES {
+            let since_ns = self.control.now_ns();
+            let limit_ns = if tried < TRIES { TRY_NS } else { STILL_NS };
+            let end = self.control.sleep_until(since_ns + limit_ns);
+            match until(self.stopped_queues(flushed), end).await {
+                Ok(stopped) => return Ok(Still { stopped: stopped?, since_ns, before_ns }),
+                Err(()) if tried == TRIES => break,
+                Err(()) => {}
+            }
+            let _ =
+                until(self.exports.serve_on(), self.control.sleep_until(since_ns + STILL_NS)).await;
+            before_ns = before_ns.max(self.control.now_ns() - since_ns);
+            log::info!("upgrade: requests in flight take long, so all go on: to be tried again");
+            // Until those are done.
+            loop {
+                self.control.sleep_until(self.control.now_ns() + BETWEEN_NS).await;
+                if self.oldest().await?.is_none_or(|started_ns| started_ns > since_ns) {
+                    break;
+                }
+            }
+        }
+        Err(late("requests in flight have not ended", STILL_NS))
+    }
+
+    async fn stopped_queues(&self, flushed: bool) -> Result<Vec<(String, Stopped)>, String> {
+        let mut all = Vec::new();
+        // A flush that goes on is waited for: that writes were lost, the kernel tells whoever asks first.
+        let flushes = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
+        for (id, stopped) in self.exports.stop_queues(flushes) {
+            let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
+            all.push((id, stopped));
+        }
+        Ok(all)
+    }
+
+    /// All queues have stopped: has the other process start them. `awaited`: what has not happened yet.
+    async fn pass_on(
+        &self,
+        packets: &Packets,
+        stopped: Vec<(String, Stopped)>,
+        awaited: &Cell<&'static str>,
+    ) -> Result<(), String> {
+        let mut fds = Collected::default();
+        let mut exports = Map::new();
+        for (id, stopped) in stopped {
+            let stopped = match stopped {
+                Stopped::Rings(rings) => fds.rings(rings),
+                Stopped::Clients(clients) => json!({"clients": fds.clients(clients)?}),
+                Stopped::File { owner, opens } => json!({"owner": owner, "opens": opens}),
+            };
+            exports.insert(id, stopped);
+        }
+        self.check_flushes()?;
+        let failed = |(name, error)| format!("node '{name}' cannot be let go: {error}");
+        awaited.set("the disk of an image with a journal has not answered");
+        self.nodes.let_go().await.map_err(failed)?;
+        awaited.set("the new program has not taken over");
+        let queues = json!({"exports": exports});
+        packets.send_document(QUEUES, &queues, &fds.0).await.map_err(|error| gone(&error))?;
+        expect(packets, HAVE).await?;
+        packets.send(GO, &[], &[]).await.map_err(|error| gone(&error))
+    }
+}
+
+/// Has the other process make what there is.
+async fn prepare(packets: &Packets, graph: &Json, fds: Vec<OwnedFd>) -> Result<(), String> {
+    let sent = packets.send_document(GRAPH, graph, &fds).await;
+    drop(fds);
+    // One that has refused, or died, may have been quicker; then its word counts.
+    match (sent, expect(packets, READY).await) {
+        (_, Err(why)) => Err(why),
+        (sent, Ok(())) => sent.map_err(|error| gone(&error)),
+    }
+}
+
+async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
+    let received = match packets.receive().await {
+        // It has gone without reading all; what it has said is still there.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => packets.receive().await,
+        received => received,
+    };
+    match received {
+        Ok((kind, ..)) if kind == wanted => Ok(()),
+        Ok((REFUSED, why, _)) => {
+            Err(format!("the new program says: {}", String::from_utf8_lossy(&why)))
+        }
+        Ok(_) => Err("the new program says what makes no sense".into()),
+        Err(error) => Err(gone(&error)),
+    }
+}
+
+fn export(described: Described, fds: &mut Collected) -> Json {
+    let SavedServer { listener, file, session } = match described {
+        Described::Server(server) => server,
+        Described::Mount { devices, allow_other } => {
+            let devices: Vec<Json> = devices.into_iter().map(|device| fds.add(device)).collect();
+            return json!({"devices": devices, "allow-other": allow_other});
+        }
+    };
+    let session = session.map(|SavedSession { socket, messages }| {
+        json!({"socket": fds.add(socket), "messages": fds.messages(messages)})
+    });
+    json!({"listener": fds.add(listener), "file": file, "session": session})
+}
+
+fn gone(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            "the new program has given up".into()
+        }
+        _ => format!("the new program cannot be talked to: {error}"),
+    }
+}
+
+fn late(what: &str, limit_ns: u64) -> String {
+    format!("{what} within {} s", limit_ns / 1_000_000_000)
+}
+
+fn dup_failed(error: &io::Error) -> String {
+    format!("duplicating a descriptor failed: {error}")
+}

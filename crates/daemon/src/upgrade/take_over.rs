@@ -1,0 +1,380 @@
+//! The new process' side.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::env;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use block::OpenImage;
+use block::driver::HandOver;
+use block::options::{BlockdevOptions, BlockdevRef};
+use control::{Action, Step, TAKE_OVER};
+use exports::vhost_user::handover::SavedSession;
+use nix::sys::prctl;
+use nix::unistd::dup2_stdin;
+use serde_json::Value as Json;
+
+use super::super::export::Stopped;
+use super::super::signal::until;
+use super::super::{Daemon, DaemonError};
+use super::document::{
+    Document, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION, list, number, text,
+};
+use super::packets::{receive_blocking, receive_document, send};
+use crate::pidfile::Pidfile;
+
+/// How long the first thing that all exports do may take, nanoseconds.
+const BEGIN_NS: u64 = 5_000_000_000;
+
+/// A listening socket, and its file if that is to be removed in the end.
+pub(crate) type TakenListener = (OwnedFd, Option<PathBuf>);
+
+/// An export as it was handed over.
+pub(crate) enum TakenExport {
+    /// `vhost-user-blk` and `vhost-user-scsi`.
+    Server { listener: TakenListener, session: Option<SavedSession> },
+    /// `fuse`.
+    Mount { devices: Vec<OwnedFd>, allow_other: bool },
+}
+
+/// What another process has handed over and this one has not yet made its own.
+pub struct TakenOver {
+    socket: OwnedFd,
+    /// What this process is called when it serves.
+    name: CString,
+    /// The process that hands over.
+    pub(crate) pid: u32,
+    /// The command line that makes what there is, without the program's name.
+    pub arguments: Vec<String>,
+    directory: Option<PathBuf>,
+    /// Whether the other process had to give signs of life.
+    pub watchdog: bool,
+    /// The pid file's path, and the locked file.
+    pub pidfile: Option<(PathBuf, OwnedFd)>,
+    /// The state file's path, and the locked file.
+    pub state: Option<(PathBuf, OwnedFd)>,
+    pub(crate) images: Vec<OpenImage<OwnedFd>>,
+    listeners: HashMap<String, TakenListener>,
+    exports: HashMap<String, TakenExport>,
+}
+
+/// Receives what is handed over on standard input, and puts the real one in its place. To be called
+/// before there are threads.
+///
+/// # Errors
+///
+/// This process was not started by one that hands over, or does not know the version of its
+/// documents. It has been told.
+pub fn receive() -> Result<TakenOver, DaemonError> {
+    let name = prctl::get_name();
+    // For who lists processes: it does not serve yet.
+    let _ = prctl::set_name(&CString::new(TAKE_OVER).map_err(DaemonError::new)?);
+    let taken = receive_from(io::stdin().as_fd().try_clone_to_owned().map_err(DaemonError::new)?)?;
+    Ok(TakenOver { name: name.unwrap_or_default(), ..taken })
+}
+
+fn receive_from(socket: OwnedFd) -> Result<TakenOver, DaemonError> {
+    let document = receive_document(&socket, GRAPH).map_err(|error| {
+        refuse(&socket, &format!("what is handed over cannot be received: {error}"));
+        DaemonError::new(format!("standard input is not what is handed over: {error}"))
+    })?;
+    let refused = |why: String| {
+        refuse(&socket, &why);
+        DaemonError::new(why)
+    };
+    let version = document.json["version"].as_u64().unwrap_or(0);
+    if version != VERSION {
+        return Err(refused(format!(
+            "what is handed over is of version {version}; this program takes version {VERSION}"
+        )));
+    }
+    let copy = socket.try_clone().map_err(DaemonError::new)?;
+    TakenOver::new(copy, document).map_err(refused)
+}
+
+/// Tells the other process why it is to go on.
+fn refuse(socket: &OwnedFd, why: &str) {
+    let _ = send(socket, REFUSED, why.as_bytes().get(..2048).unwrap_or(why.as_bytes()));
+}
+
+impl TakenOver {
+    fn new(socket: OwnedFd, mut document: Document) -> Result<Self, String> {
+        let json = document.json.take();
+        let stdin = document.fd(&json["stdin"])?;
+        dup2_stdin(&stdin).map_err(|errno| format!("dup2 failed: {}", errno.desc()))?;
+        let arguments = list(&json["arguments"])?.iter().map(|word| Ok(text(word)?.to_owned()));
+        let arguments = arguments.collect::<Result<_, String>>()?;
+        let mut file = |file: &Json| match file {
+            Json::Null => Ok::<_, String>(None),
+            file => Ok(Some((text(&file["path"])?.into(), document.fd(&file["fd"])?))),
+        };
+        let (pidfile, state) = (file(&json["pidfile"])?, file(&json["state"])?);
+        let mut images = Vec::new();
+        for image in list(&json["images"])? {
+            let (path, fd) = (text(&image["path"])?.into(), document.fd(&image["fd"])?);
+            let lock = Some(&image["lock"]).filter(|lock| !lock.is_null());
+            let lock = lock.map(|lock| document.fd(lock)).transpose()?;
+            images.push(OpenImage { path, fd, lock });
+        }
+        let mut listeners = HashMap::new();
+        for (name, listener) in object(&json["listeners"])? {
+            let fd = document.fd(&listener["fd"])?;
+            listeners.insert(name.clone(), (fd, path(&listener["file"])));
+        }
+        let mut exports = HashMap::new();
+        for (id, export) in object(&json["exports"])? {
+            if let Json::Array(devices) = &export["devices"] {
+                let devices = devices.iter().map(|device| document.fd(device));
+                let devices = devices.collect::<Result<_, _>>()?;
+                let allow_other = export["allow-other"] == Json::Bool(true);
+                exports.insert(id.clone(), TakenExport::Mount { devices, allow_other });
+                continue;
+            }
+            let listener = (document.fd(&export["listener"])?, path(&export["file"]));
+            let session = match &export["session"] {
+                Json::Null => None,
+                session => Some(SavedSession {
+                    socket: document.connection(&session["socket"])?,
+                    messages: document.messages(&session["messages"])?,
+                }),
+            };
+            exports.insert(id.clone(), TakenExport::Server { listener, session });
+        }
+        Ok(TakenOver {
+            socket,
+            name: CString::default(),
+            pid: number(&json["pid"])?,
+            arguments,
+            directory: path(&json["directory"]),
+            watchdog: json["watchdog"] == Json::Bool(true),
+            pidfile,
+            state,
+            images,
+            listeners,
+            exports,
+        })
+    }
+
+    /// Takes the export of that name.
+    pub(crate) fn export(&mut self, id: &str) -> Option<TakenExport> {
+        self.exports.remove(id)
+    }
+
+    /// Takes the listener of that name.
+    pub(crate) fn listener(&mut self, name: &str) -> Option<TakenListener> {
+        self.listeners.remove(name)
+    }
+
+    /// Takes the listening sockets of the NBD server; none: it had none.
+    pub(crate) fn nbd_listeners(&mut self) -> Vec<TakenListener> {
+        (0..).map_while(|number| self.listener(&nbd_listener(number))).collect()
+    }
+
+    /// Tells the other process why nothing comes of it.
+    pub fn refuse(&self, error: &DaemonError) {
+        refuse(&self.socket, &error.to_string());
+    }
+
+    /// All is there that can be there now: has the other process stop. Gives where its queues are then.
+    /// The thread waits for it.
+    ///
+    /// # Errors
+    ///
+    /// The other process goes on, or has died.
+    fn stop_other(&self) -> Result<BTreeMap<String, Stopped>, DaemonError> {
+        let failed = |error| self.failed(&error);
+        send(&self.socket, READY, &[]).map_err(failed)?;
+        let mut queues = receive_document(&self.socket, QUEUES).map_err(failed)?;
+        let json = queues.json.take();
+        let stopped = |(id, export): (&String, &Json)| {
+            let stopped = match (&export["clients"], &export["owner"]) {
+                (Json::Null, Json::Null) => Stopped::Rings(queues.rings(export)?),
+                (Json::Null, owner) => {
+                    let owner = list(owner)?.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+                    let owner = owner.try_into().map_err(|_| "no mode, owner and group")?;
+                    Stopped::File { owner, opens: number(&export["opens"])? }
+                }
+                (clients, _) => Stopped::Clients(queues.clients(clients)?),
+            };
+            Ok((id.clone(), stopped))
+        };
+        object(&json["exports"])
+            .and_then(|exports| exports.iter().map(stopped).collect())
+            .map_err(|why: String| DaemonError::new(why))
+    }
+
+    /// Nothing is left that could fail. From the return on this process serves.
+    ///
+    /// # Errors
+    ///
+    /// As of [`stop_other`](Self::stop_other).
+    fn commit(&self) -> Result<(), DaemonError> {
+        let failed = |error| self.failed(&error);
+        send(&self.socket, HAVE, &[]).map_err(failed)?;
+        match receive_blocking(&self.socket).map_err(failed)? {
+            (GO, ..) => Ok(()),
+            _ => Err(failed(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    fn failed(&self, error: &io::Error) -> DaemonError {
+        DaemonError::new(format!("process {} does not hand over: {error}", self.pid))
+    }
+
+    /// Goes where the other process was, which only now has nothing to be found any more by names that
+    /// begin elsewhere.
+    fn change_directory(&self) {
+        if let Some(directory) = &self.directory
+            && let Err(error) = env::set_current_dir(directory)
+        {
+            log::warn!("chdir to {} failed: {error}", directory.display());
+        }
+    }
+}
+
+impl Daemon {
+    /// Makes what `steps` say of what was handed over, and serves it from then on. Ends the process if
+    /// that cannot be, without taking anything down, which the other process has as well.
+    pub(crate) async fn take_over(&mut self, steps: Vec<Step>) {
+        if let Err(error) = self.try_take_over(steps).await {
+            if let Some(taken) = &self.taken {
+                taken.refuse(&error);
+            }
+            log::error!("upgrade: not taking over: {error}");
+            std::process::exit(1);
+        }
+    }
+
+    async fn try_take_over(&mut self, steps: Vec<Step>) -> Result<(), DaemonError> {
+        let mut late_nodes = BTreeSet::new();
+        let (late, early): (Vec<_>, Vec<_>) =
+            steps.into_iter().partition(|step| is_late(&step.action, &mut late_nodes));
+        self.make(&early).await?;
+        for step in &late {
+            if let Action::Export(export) = &step.action {
+                // A thread takes a while to start, and hangs on no node.
+                self.threads.handles(&export.iothreads)?;
+            }
+        }
+        // Afterwards it could only serve without.
+        self.rehearse_confining()?;
+        let Some(taken) = &self.taken else { return Ok(()) };
+        let stopped = taken.stop_other()?;
+        self.make(&late).await?;
+        let Some(mut taken) = self.taken.take() else { return Ok(()) };
+        if let Err(error) = taken.commit() {
+            self.taken = Some(taken);
+            return Err(error);
+        }
+        self.nodes.own_images();
+        let begun = self.let_in(stopped);
+        // What follows writes to files, here and in whoever called this: no guest is to wait for their disk.
+        let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
+        let _ = prctl::set_name(&taken.name);
+        if let Some((path, file)) = taken.pidfile.take() {
+            let _ = self.pidfile.set(Pidfile::take_over(path, file));
+        }
+        taken.change_directory();
+        log::info!("upgrade: took over from pid {}", taken.pid);
+        Ok(())
+    }
+}
+
+/// The name of a socket of the NBD server, which may have several.
+pub(super) fn nbd_listener(number: usize) -> String {
+    format!("nbd-server {number}")
+}
+
+/// Whether something can be made only when the other process has stopped: qcow2 images, whose metadata
+/// it keeps in its memory and its journal has as they are then, and all that lies on them.
+fn is_late(action: &Action, late: &mut BTreeSet<String>) -> bool {
+    match action {
+        Action::Blockdev(node) => {
+            let is_late = has_late_part(node, late);
+            if let (true, Some(name)) = (is_late, &node.node_name) {
+                late.insert(name.clone());
+            }
+            is_late
+        }
+        Action::Export(export) => export.nodes().any(|node| late.contains(node)),
+        _ => false,
+    }
+}
+
+fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
+    let parts = node.driver.children().into_iter().map(|child| match child.node {
+        BlockdevRef::Name(name) => late.contains(name),
+        BlockdevRef::Inline(options) => {
+            let is_late = has_late_part(options, late);
+            if let (true, Some(name)) = (is_late, &options.node_name) {
+                late.insert(name.clone());
+            }
+            is_late
+        }
+    });
+    // All of them are looked at, for the sake of their names.
+    let on_late = parts.fold(false, |any, late| any | late);
+    let is_late = match node.driver.hand_over() {
+        HandOver::Journal => true,
+        HandOver::AtOnce | HandOver::HoldsBack | HandOver::Flush => false,
+    };
+    on_late || is_late
+}
+
+fn object(json: &Json) -> Result<&serde_json::Map<String, Json>, String> {
+    json.as_object().ok_or_else(|| format!("{json} is no object"))
+}
+
+fn path(json: &Json) -> Option<PathBuf> {
+    json.as_str().map(|path| Path::new(path).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use event_loop::{EventLoop, LoopConfig};
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+    use serde_json::json;
+
+    use super::super::packets::Packets;
+    use super::*;
+
+    fn refusal_of(graph: Json) -> String {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (old, new) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let control = EventLoop::new(LoopConfig::default()).unwrap();
+        let packets = Packets::new(&control, old);
+        let answered = control.block_on(async move {
+            packets.send_document(GRAPH, &graph, &[]).await.unwrap();
+            assert!(receive_from(new).is_err());
+            packets.receive().await.unwrap()
+        });
+        let (kind, why, _) = answered.unwrap();
+        assert_eq!(kind, REFUSED);
+        String::from_utf8(why).unwrap()
+    }
+
+    #[test]
+    fn another_version_of_the_document_is_refused() {
+        let why = refusal_of(json!({"version": VERSION + 1}));
+        assert!(why.contains("of version 2; this program takes version 1"), "{why}");
+    }
+
+    #[test]
+    fn a_document_that_cannot_be_received_is_refused() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (old, new) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        // Its descriptors are missing.
+        send(&old, GRAPH, &[0; 4]).unwrap();
+        assert!(receive_from(new).is_err());
+        let (kind, why, _) = receive_blocking(&old).unwrap();
+        let why = String::from_utf8(why).unwrap();
+        assert!(kind == REFUSED && why.contains("cannot be received"), "{why}");
+    }
+
+    #[test]
+    fn a_document_without_what_it_needs_is_refused() {
+        assert!(refusal_of(json!({"version": VERSION})).contains("descriptor null is missing"));
+    }
+}
