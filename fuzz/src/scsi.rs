@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
-use devices::QueueStats;
 use devices::virtio::{Held, Virtqueue};
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::EventLoop;
@@ -17,6 +16,7 @@ use guest_memory::MemoryView;
 use nix::errno::Errno;
 use queue::driver::Driver;
 use queue::{Queue, Segment};
+use stats::QueueStats;
 
 use crate::input::Input;
 use crate::world;

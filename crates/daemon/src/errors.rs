@@ -7,10 +7,10 @@ use block::node::BlockNode;
 use block::policy::{ErrorPolicy, IoError, with_policy};
 use control::ExportOptions;
 use control::qmp::events::BLOCK_IO_ERROR;
-use devices::{Failure, Failures, Kind};
 use event_loop::EventLoop;
 use nix::errno::Errno;
 use serde_json::json;
+use stats::{Failure, Failures, Kind};
 
 use super::export::Running;
 use super::monitor::Clients;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
 use control::ExportOptions;
-use devices::QueueStats;
 use event_loop::{EventLoop, JoinHandle, oneshot};
+use stats::QueueStats;
 
 use super::export::{Asked, Described, Running, Stopped};
 use super::signal::{Mailbox, until};

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use devices::virtio::InFlight;
+use stats::InFlight;
 
 /// Lines that one look adds to the log for an export; the rest is counted.
 const MAX_LINES: usize = 4;
@@ -131,7 +131,7 @@ impl std::fmt::Display for Seconds {
 
 #[cfg(test)]
 mod tests {
-    use devices::Kind;
+    use stats::Kind;
 
     use super::*;
 

@@ -5,8 +5,8 @@ use std::io::IsTerminal;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use devices::{QueueNumbers, QueueStats};
 use event_loop::{EventLoop, LoopHandle};
+use stats::{QueueNumbers, QueueStats};
 
 use crate::logger;
 use crate::service_manager::ServiceManager;

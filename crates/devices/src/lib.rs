@@ -2,17 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod ahci;
-mod bins;
-mod failures;
 pub mod pci;
-mod stats;
 pub mod virtio;
 pub mod virtio_blk;
 pub mod virtio_scsi;
-
-pub use bins::Bins;
-pub use failures::{Failure, Failures};
-pub use stats::{Batch, Kind, KindNumbers, QueueNumbers, QueueStats};
 
 /// A device's name in trace points, without what a zero byte cuts off.
 fn trace_name(mut name: String) -> std::ffi::CString {

@@ -3,9 +3,9 @@
 mod rig;
 
 use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking};
-use devices::Kind;
 use event_loop::counting::{CountingAllocator, allocations, locks_taken};
 use rig::*;
+use stats::Kind;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

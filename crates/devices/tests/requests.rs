@@ -3,9 +3,9 @@
 mod rig;
 
 use block::options::{BlockdevOptions, Driver, FileOptions, Locking};
-use devices::Kind;
 use devices::virtio::Held;
 use rig::*;
+use stats::Kind;
 
 const SECTORS: u64 = (1 << 30) / 512;
 

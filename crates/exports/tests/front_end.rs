@@ -11,8 +11,8 @@ use common::vmm::{QUEUE_SIZE, Vmm, inflight_of};
 use common::{
     Daemon, Guest, NOT_YET, Options, PATIENCE, SECTOR, connect, eventually, is_signalled,
 };
-use devices::Kind;
 use event_loop::RingChoice;
+use stats::Kind;
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};

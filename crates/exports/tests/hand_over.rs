@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use common::vmm::{Vmm, inflight_of};
 use common::{Daemon, SECTOR, run_on};
-use devices::Kind;
 use exports::vhost_user::handover::SavedServer;
 use exports::vhost_user::session::VHOST_F_LOG_ALL;
 use exports::vhost_user::{Listen, TakenOver, VhostUserConfig, VhostUserExport};
 use guest_memory::LOG_PAGE;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use stats::Kind;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use block::NodeRegistry;
 use block::options::BlockdevOptions;
-use devices::QueueStats;
 use devices::virtio::{Held, Virtqueue};
 use devices::virtio_blk::start_queue;
 use event_loop::{EventLoop, LoopConfig, Signal};
 use guest_memory::MemoryView;
 use guest_memory::test_util::{self, USER_BASE};
 use queue::{Inflight, Queue};
+use stats::QueueStats;
 
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, device};
 

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use block::node::{BlockNode, Geometry};
-use devices::QueueStats;
 use devices::virtio::Held;
 use devices::virtio_blk::{Device, DeviceConfig, start_queue};
 use event_loop::{Signal, oneshot};
@@ -21,6 +20,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use queue::driver::Driver;
 use queue::{Queue, QueueConfig, Segment};
+use stats::QueueStats;
 
 use crate::machine::{Machine, OnLoop};
 

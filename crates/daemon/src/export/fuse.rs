@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use block::node::ResizeError;
 use control::{AllowOther, ExportOptions, FuseOptions};
-use devices::QueueStats;
 use event_loop::EventLoop;
 use exports::fuse::mount::{self, MountOptions, Mounted};
 use exports::fuse::{FileAttributes, FuseConfig, FuseExport, Resize};
 use exports::vhost_user::ExportError;
 use nix::errno::Errno;
+use stats::QueueStats;
 
 use super::super::Message;
 use super::super::signal::until;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use block::policy::ErrorPolicy;
 use control::{ExportKind, ExportOptions};
-use devices::QueueStats;
-use devices::virtio::InFlight;
 use event_loop::LoopHandle;
 use exports::nbd::SavedClient;
 use exports::vhost_user::ExportError;
 use exports::vhost_user::handover::{SavedRings, SavedServer};
+use stats::InFlight;
+use stats::QueueStats;
 
 use super::statistics::QueueStatistics;
 use super::{Daemon, DaemonError};

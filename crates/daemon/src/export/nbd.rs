@@ -4,9 +4,9 @@ use std::future::ready;
 use std::sync::Arc;
 
 use control::{ExportOptions, NbdOptions};
-use devices::QueueStats;
 use exports::nbd::{NbdExport, NbdExportConfig};
 use exports::vhost_user::ExportError;
+use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
 use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};

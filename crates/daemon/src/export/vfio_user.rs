@@ -4,9 +4,9 @@ use std::future::ready;
 use std::sync::Arc;
 
 use control::{AhciOptions, ExportOptions};
-use devices::QueueStats;
 use exports::vfio_user::{VfioUserConfig, VfioUserExport};
 use exports::vhost_user::ExportError;
+use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
 use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use block::policy::ErrorPolicy;
 use control::{Addr, ExportOptions, ScsiOptions, VhostUserOptions};
-use devices::QueueStats;
 use exports::vhost_user::handover::SavedRings;
 use exports::vhost_user::{ExportError, Listen, TakenOver, VhostUserConfig, VhostUserExport};
+use stats::QueueStats;
 
 use super::super::errors::under;
 use super::super::statistics::QueueStatistics;

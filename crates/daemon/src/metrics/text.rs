@@ -3,7 +3,6 @@
 use std::fmt;
 
 use block::policy::IoStatus;
-use devices::{Kind, KindNumbers, QueueNumbers};
 use event_loop::LoopStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode as encode_registry;
@@ -11,6 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::{Registry, Unit};
+use stats::{Kind, KindNumbers, QueueNumbers};
 
 use crate::statistics::{
     ExportStatistics, ProcessStatistics, QueueStatistics, Statistics, ThreadStatistics,

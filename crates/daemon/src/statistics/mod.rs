@@ -7,11 +7,11 @@ use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use block::policy::IoStatus;
-use devices::QueueNumbers;
 use event_loop::LoopHandle;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use nix::unistd::{Pid, SysconfVar, sysconf};
+use stats::QueueNumbers;
 
 /// What everything has done.
 #[derive(Debug, Clone)]

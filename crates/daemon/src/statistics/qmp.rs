@@ -1,9 +1,9 @@
 //! Statistics as QMP tells them.
 
 use control::qmp::{LatencyBoundaries, QmpError};
-use devices::{Bins, Kind, KindNumbers, QueueNumbers};
 use event_loop::Latencies;
 use serde_json::{Value as Json, json};
+use stats::{Bins, Kind, KindNumbers, QueueNumbers};
 
 use super::{ExportStatistics, QueueStatistics, Statistics, ThreadStatistics};
 

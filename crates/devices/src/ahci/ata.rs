@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use super::config::DriveInfo;
 use super::fis::{ERROR_ABRT, ERROR_IDNF, RegH2d};
-use crate::stats::Kind;
+use stats::Kind;
 
 /// Bytes of a logical sector.
 pub(crate) const SECTOR: u64 = 512;

@@ -21,8 +21,8 @@ use super::fis::{ERROR_ABRT, ERROR_IDNF};
 use super::port::Begun;
 use super::regs::SLOTS;
 use super::trim::{Ranges, read_ranges};
-use crate::stats::{Batch, QueueStats};
-use crate::virtio::InFlight as InFlightRequest;
+use stats::InFlight as InFlightRequest;
+use stats::{Batch, QueueStats};
 
 /// Pieces of commands that one turn takes on, for the sake of the loop's other sources (contract E11):
 /// segments to translate, ranges to discard. The command that exceeds it is the last of its turn.

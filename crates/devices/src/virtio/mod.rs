@@ -9,7 +9,7 @@ use event_loop::Signal;
 use guest_memory::MemoryView;
 use queue::QueueError;
 
-use crate::stats::Kind;
+use stats::InFlight;
 
 pub use cache_record::CacheRecord;
 pub(crate) use cache_record::KeptModes;
@@ -59,21 +59,4 @@ pub enum Held {
     /// They fail: the guest may be about to go where the record does not follow, with an available index
     /// behind them.
     Failed,
-}
-
-/// A request in flight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InFlight {
-    /// What tells it from others of its queue and start.
-    pub id: u64,
-    /// What it is counted as.
-    pub kind: Kind,
-    /// The logical unit that it is for, where there are any.
-    pub lun: Option<u16>,
-    /// Its first byte.
-    pub offset: u64,
-    /// Bytes; 0 of a flush.
-    pub len: u64,
-    /// Loop time at which it was taken, nanoseconds.
-    pub started_ns: u64,
 }

@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use super::requests::Requests;
 use super::slots::Slot;
 use super::wire::{SECTOR, Status};
-use crate::stats::Kind;
 use crate::virtio::Runner;
+use stats::Kind;
 
 impl Completion for Runner<Requests> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {

@@ -9,8 +9,8 @@ use super::wire::{
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use crate::stats::Kind;
 use crate::virtio::Broken;
+use stats::Kind;
 
 /// What a request begins with, in errors.
 const HEADER: &str = "a request's header";

@@ -18,8 +18,8 @@ use super::wire::{
     ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use crate::stats::{Batch, Kind, QueueStats};
-use crate::virtio::{Broken, InFlight, RANGE_BYTES, Runner, Service, Virtqueue};
+use crate::virtio::{Broken, RANGE_BYTES, Runner, Service, Virtqueue};
+use stats::{Batch, InFlight, Kind, QueueStats};
 
 /// What a request queue does.
 pub(crate) struct Requests {

@@ -7,7 +7,7 @@ use event_loop::IoBufs;
 use guest_memory::MemoryView;
 
 use super::wire::Status;
-use crate::stats::Kind;
+use stats::Kind;
 
 /// A request in flight.
 pub(crate) struct Slot {

@@ -15,8 +15,8 @@ use super::events::Events;
 use super::requests::Requests;
 use super::tasks::{Order, Tally};
 use super::wire::{CONTROL_QUEUE, EVENT_QUEUE};
-use crate::stats::QueueStats;
 use crate::virtio::{Runner, Virtqueue};
+use stats::QueueStats;
 
 /// A device on one loop.
 pub struct DeviceOnLoop {

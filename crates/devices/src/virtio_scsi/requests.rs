@@ -16,8 +16,8 @@ use super::sense::{CHECK_CONDITION, GOOD, Sense};
 use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
 use super::wire::{Address, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
-use crate::stats::{Batch, Kind, QueueStats};
-use crate::virtio::{Broken, InFlight, RANGE_BYTES, Runner, Service};
+use crate::virtio::{Broken, RANGE_BYTES, Runner, Service};
+use stats::{Batch, InFlight, Kind, QueueStats};
 
 /// What a request queue does.
 pub(crate) struct Requests {

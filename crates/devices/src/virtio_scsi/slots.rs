@@ -11,7 +11,7 @@ use queue::{Segment, Segments};
 use super::sense::Sense;
 use super::tasks::Tasks;
 use super::wire::Response;
-use crate::stats::Kind;
+use stats::Kind;
 
 /// A command in flight.
 pub(crate) struct Slot {

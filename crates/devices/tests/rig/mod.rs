@@ -8,7 +8,6 @@ use std::sync::Arc;
 use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::{BlockdevOptions, Discard, Driver as NodeDriver, NullOptions};
-use devices::QueueStats;
 use devices::virtio::Virtqueue;
 use devices::virtio_blk::{Device, DeviceConfig, start_queue};
 use event_loop::{EventLoop, LoopConfig, PollParams, Signal};
@@ -16,6 +15,7 @@ use guest_memory::MemoryView;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use queue::driver::Driver;
 use queue::{Chain, Inflight, Queue, Segment};
+use stats::QueueStats;
 
 pub const IN: u32 = 0;
 pub const OUT: u32 = 1;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
-use devices::QueueStats;
 use devices::virtio::{Held, Virtqueue};
 use devices::virtio_scsi::{Device, DeviceConfig, DeviceOnLoop, LunConfig};
 use event_loop::{EventLoop, LoopConfig};
@@ -15,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use queue::driver::Driver;
 use queue::{Inflight, Queue, Segment};
+use stats::QueueStats;
 
 /// Bytes of a disk.
 pub(crate) const SIZE: usize = 1 << 20;

@@ -15,14 +15,14 @@ use std::sync::Arc;
 use block::node::{BlockNode, Channel};
 use block::request::{Completion, Op, Request as NodeRequest};
 use block::status::{self, State as ExtentState};
-use devices::virtio::InFlight;
-use devices::{Batch, QueueStats};
 use event_loop::{
     DeferredCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, IoTarget, LoopFile,
     Progress, Trigger, mailbox, oneshot,
 };
 use nix::errno::Errno;
 use nix::libc;
+use stats::InFlight;
+use stats::{Batch, QueueStats};
 
 use super::attributes::FileAttributes;
 use super::session::{Todo, counted, judge};

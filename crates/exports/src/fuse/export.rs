@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::node::{BlockNode, Watcher};
-use devices::QueueStats;
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
+use stats::InFlight;
+use stats::QueueStats;
 
 use super::FileAttributes;
 use super::connection::{Connection, Event, Service, Size};

@@ -3,9 +3,9 @@
 #![forbid(unsafe_code)]
 
 use block::request::Op;
-use devices::Kind;
 use nix::errno::Errno;
 use nix::libc;
+use stats::Kind;
 
 use super::FileAttributes;
 use super::wire::{Answer, Request, SetAttributes};

@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use devices::virtio::InFlight;
 use event_loop::{AlignedBuf, IoBufs};
+use stats::InFlight;
 
 use super::session::counted;
 use super::wire::{

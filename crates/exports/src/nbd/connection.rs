@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
-use devices::virtio::InFlight;
-use devices::{Batch, Kind, QueueStats};
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
+use stats::InFlight;
+use stats::{Batch, Kind, QueueStats};
 use tls::{Progress, Secure, Server};
 
 pub(super) use self::pause::MAX_LEFT;

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::node::{BlockNode, Changes, Watcher};
-use devices::QueueStats;
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, oneshot};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use stats::InFlight;
+use stats::QueueStats;
 use tls::Acceptor;
 
 use super::handshake::{Failure, Negotiated, Secured, negotiate};

@@ -1,7 +1,7 @@
 //! A connection's requests under way: preallocated, and as many as a client may have.
 
-use devices::Kind;
 use event_loop::IoBufs;
+use stats::Kind;
 
 use super::arena::Extent;
 use super::session::transmission::Command;

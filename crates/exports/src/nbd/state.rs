@@ -7,9 +7,9 @@ use std::os::fd::RawFd;
 
 use block::request::Op;
 use block::status::{self, EXTENT_LEN, State as ExtentState};
-use devices::virtio::InFlight;
 use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
+use stats::InFlight;
 
 use super::arena::{Arena, HEADERS, INPUT};
 use super::holes::Out;

@@ -10,10 +10,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
-use devices::QueueStats;
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
+use stats::InFlight;
+use stats::QueueStats;
 
 use super::connection::{Connection, MAX_LEFT, SavedClient, Service};
 use super::handshake::Secured;

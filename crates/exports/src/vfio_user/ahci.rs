@@ -6,13 +6,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
-use devices::QueueStats;
 use devices::ahci::{ABAR_SIZE, Ahci, Drive, DriveConfig};
 use devices::pci::{Bar, Description, Identity, InterruptPin, Msi};
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
+use stats::InFlight;
+use stats::QueueStats;
 
 use super::device::Device;
 use super::interrupts::Interrupts;

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::BlockNode;
-use devices::QueueStats;
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle};
+use stats::InFlight;
+use stats::QueueStats;
 
 use super::ahci::{AhciDevice, DriveOptions};
 use super::device::Device;

@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel, Watcher};
-use devices::QueueStats;
 use devices::virtio::{CacheRecord, Virtqueue};
 use devices::virtio_blk::{self, DeviceConfig, start_queue};
 use event_loop::{EventLoop, Signal};
 use queue::Queue;
+use stats::QueueStats;
 
 use super::device::{Device, DeviceOnLoop, FlushDone};
 use super::error::ExportError;

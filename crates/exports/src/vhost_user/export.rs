@@ -5,9 +5,9 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use devices::QueueStats;
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle};
+use stats::InFlight;
+use stats::QueueStats;
 
 use super::device::Device;
 use super::error::ExportError;

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel, Watcher};
-use devices::QueueStats;
 use devices::virtio::{CacheRecord, Virtqueue};
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
 use event_loop::{EventLoop, Signal};
 use queue::Queue;
+use stats::QueueStats;
 
 use super::device::{Device, DeviceOnLoop, FlushDone};
 use super::error::ExportError;

@@ -17,8 +17,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use block::node::{Changes, Watcher};
-use devices::virtio::InFlight;
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
+use stats::InFlight;
 
 use self::hand_over::Waiting;
 use super::backend::Backend;

@@ -12,11 +12,12 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use devices::virtio::{Held, InFlight, Virtqueue};
+use devices::virtio::{Held, Virtqueue};
 use event_loop::{EventLoop, LoopGone, LoopHandle, Signal, mailbox, oneshot};
 use guest_memory::{DirtyLog, GuestMemory, Logging, MemoryView};
 use nix::errno::Errno;
 use queue::{Inflight, Queue, QueueError};
+use stats::InFlight;
 
 use super::device::{Device, DeviceOnLoop};
 use super::eventfd::EventFd;

@@ -10,7 +10,7 @@ use event_loop::mailbox::{self, Receiver, Sender};
 use event_loop::sync::lock;
 use nix::errno::Errno;
 
-use crate::stats::Kind;
+use crate::queue::Kind;
 
 /// Kinds of failures that are counted apart until the task takes them.
 const PLACES: usize = 16;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use event_loop::Counter;
 
-use crate::stats::Kind;
+use crate::queue::Kind;
 
 /// Where the latencies of a queue's reads, writes and flushes are counted.
 #[derive(Debug, Clone, Default)]

@@ -1,0 +1,28 @@
+//! What an export reports of its requests: counters and latencies per queue, failures, and the requests in
+//! flight. The same for each protocol.
+#![forbid(unsafe_code)]
+
+mod bins;
+mod failures;
+mod queue;
+
+pub use bins::Bins;
+pub use failures::{Failure, Failures};
+pub use queue::{Batch, Kind, KindNumbers, QueueNumbers, QueueStats};
+
+/// A request in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InFlight {
+    /// Unique within its queue until the queue is started again.
+    pub id: u64,
+    /// What it is counted as.
+    pub kind: Kind,
+    /// The logical unit that it is for, where there are any.
+    pub lun: Option<u16>,
+    /// Its first byte.
+    pub offset: u64,
+    /// Bytes; 0 of a flush.
+    pub len: u64,
+    /// Loop time at which it was taken, nanoseconds.
+    pub started_ns: u64,
+}
