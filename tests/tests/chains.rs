@@ -87,6 +87,29 @@ fn a_stream_makes_an_image_do_without_those_behind_it() {
 }
 
 #[test]
+fn a_stream_of_a_throttle_copies_into_the_image_below_it() {
+    let scratch = Scratch::new();
+    Image::filled(&scratch, "base.img", MIB);
+    run(
+        "qemu-img",
+        scratch.dir(),
+        &["create", "-q", "-f", "qcow2", "-b", "base.img", "-F", "raw", "DIR/top.qcow2"],
+    );
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "group"}));
+    let file = json!({"driver": "file", "filename": scratch.path("top.qcow2")});
+    qmp.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "top", "file": file}));
+    let throttle = json!({"driver": "throttle", "node-name": "limited", "throttle-group": "group", "file": "top"});
+    qmp.execute("blockdev-add", throttle);
+    qmp.execute("block-stream", json!({"job-id": "s", "device": "limited"}));
+    wait_for_end(&mut qmp, "s");
+    server.stop();
+    assert_eq!(backing_of(&scratch, "top.qcow2"), Value::Null);
+    run("qemu-img", scratch.dir(), &["compare", "DIR/base.img", "DIR/top.qcow2"]);
+}
+
+#[test]
 fn a_stream_that_is_cancelled_leaves_the_chain_as_it_was() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);

@@ -181,7 +181,17 @@ impl World {
                 let effect = Effect::Overlay { node, overlay };
                 Step { command: "blockdev-snapshot", arguments, undo: Undo::Impossible, effect }
             }
-            91..97 if free.len() > 1 => {
+            91..93 if !free.is_empty() => {
+                let node = chance.one_of(&free).cloned().unwrap_or_default();
+                let id = format!("j{n}");
+                Step {
+                    command: "block-stream",
+                    arguments: json!({"job-id": id, "device": node, "auto-dismiss": true}),
+                    undo: Undo::Cancel(id.clone()),
+                    effect: Effect::Job { id, ends: [node.clone(), node] },
+                }
+            }
+            93..97 if free.len() > 1 => {
                 let source = chance.one_of(&free).cloned().unwrap_or_default();
                 let target = chance.one_of(&free).cloned().unwrap_or_default();
                 let id = format!("j{n}");

@@ -244,23 +244,25 @@ impl Graph {
     }
 
     /// With a job of that kind that works on a chain of images. `chain` are the nodes that are to stay as they are, the
-    /// source among them. `filters`: a filter lies above the source.
+    /// source among them; to the `steady` ones nothing else may write. `filters`: a filter lies above the source.
     ///
     /// # Errors
     ///
-    /// A node is inactive, or a job has it already.
+    /// A node is inactive, a job has it already, or another user changes what the job reads.
     pub fn with_chain_job(
         &self,
         id: &str,
         kind: &'static str,
         source: &str,
         chain: &[String],
+        steady: &[String],
         filters: bool,
     ) -> Result<Graph, OptionError> {
         for name in chain {
             self.is_active(name)?;
             self.free_of_jobs(name)?;
         }
+        self.check_chain(source, steady)?;
         let mut graph = self.clone();
         let serial = graph.serial();
         let (source, chain) = (source.to_owned(), chain.to_vec());
@@ -305,9 +307,15 @@ impl Graph {
     /// With a node that can be written to.
     #[must_use]
     pub fn with_writable(&self, name: &str) -> Graph {
+        self.with_read_only(name, false)
+    }
+
+    /// With a node that is read-only, or not any more.
+    #[must_use]
+    pub fn with_read_only(&self, name: &str, read_only: bool) -> Graph {
         let mut graph = self.clone();
         if let Some(node) = graph.nodes.get_mut(name) {
-            node.read_only = false;
+            node.read_only = read_only;
         }
         graph
     }

@@ -28,6 +28,19 @@ impl NodeRegistry {
         names
     }
 
+    /// The nodes below a filter, such as a throttle, down to the one that is no filter; of any other node none.
+    pub fn filtered(&self, name: &str) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        while let Some(entry) = self.nodes.get(names.last().map_or(name, String::as_str))
+            && entry.options.driver.layer() == Layer::Filter
+            && let Some(child) = entry.children.first()
+        {
+            let child = self.below_filter(child.edge.node().name());
+            names.push(child);
+        }
+        names
+    }
+
     /// Whether a node lies below another one.
     pub fn is_child(&self, name: &str) -> bool {
         let mut children = self.nodes.values().flat_map(|entry| &entry.children);

@@ -69,6 +69,21 @@ impl Graph {
         self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX }))
     }
 
+    /// Checks that a job on a chain may read `top` to its end, and that no other user writes to the `steady` nodes.
+    ///
+    /// Later users are refused because the job uses the nodes.
+    pub(super) fn check_chain(&self, top: &str, steady: &[String]) -> Result<(), OptionError> {
+        let shares = Permissions::ALL.without(Permissions::RESIZE);
+        let check = |node: &str, shares| {
+            let claim = Claim { shares, ..Claim::NOTHING };
+            self.check_with(Some(UserUse { node, claim, serial: u64::MAX }))
+        };
+        check(top, shares)?;
+        // No other user can name a node that was opened for the one above it.
+        let mut steady = steady.iter().filter(|node| !node.starts_with('#'));
+        steady.try_for_each(|node| check(node, shares.without(Permissions::WRITE)))
+    }
+
     /// Checks that no two users of a node exclude each other.
     pub(super) fn check_permissions(&self) -> Result<(), OptionError> {
         self.check_with(None)
@@ -115,11 +130,11 @@ impl Graph {
             let user = move |node| UserUse { node: through_filter(node), claim, serial };
             export.nodes.iter().map(String::as_str).map(user)
         });
-        let jobs = self.jobs.values().filter_map(|job| {
+        let targets = self.jobs.values().filter_map(|job| {
             let (claim, serial) = (job.target_claim(), job.serial);
             job.target.as_deref().map(|node| UserUse { node, claim, serial })
         });
-        let users = exports.chain(jobs).chain(user);
+        let users = exports.chain(targets).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)
             .map_err(|conflict| OptionError::new(conflict.to_string()))
     }

@@ -80,8 +80,11 @@ impl Daemon {
                 return Err(refused(format!("{words} cannot be specified at the same time")));
             }
         }
-        let device = copy.device.clone();
-        self.nodes.node(&device).map_err(|_| missing(&device, &device))?;
+        let top = copy.device.clone();
+        self.nodes.node(&top).map_err(|_| missing(&top, &top))?;
+        // What is behind the image below a filter is what the filter shows.
+        let mut steady = self.nodes.filtered(&top);
+        let device = steady.last().unwrap_or(&top).clone();
         let chain = self.nodes.chain(&device);
         let place = match (base.file, base.node, bottom) {
             (Some(file), ..) => Some(self.find_file(&chain, &file)?),
@@ -108,7 +111,9 @@ impl Daemon {
         let base = place.and_then(|place| chain.get(place)).cloned();
         self.check_chain_job(&copy)?;
         let used: Vec<_> = [&device].into_iter().chain(&chain).cloned().collect();
-        let graph = self.graph.with_chain_job(&copy.job.id, "stream", &device, &used, true);
+        steady.extend_from_slice(&dropped);
+        let graph =
+            self.graph.with_chain_job(&copy.job.id, "stream", &device, &used, &steady, true);
         let mut graph = graph.map_err(DaemonError::from)?;
         let size = self.nodes.node(&device).map_err(DaemonError::from)?.geometry().size;
         let size = if chain.is_empty() { 0 } else { size };
@@ -123,6 +128,7 @@ impl Daemon {
         if end.read_only_again.is_some() {
             graph = graph.with_writable(&device);
         }
+        copy.device.clone_from(&device);
         copy.target.clone_from(&device);
         let name = self.filter_name(&copy)?;
         let backup = Backup::stream(size, CLUSTER, place.map_or(ALL, depth));
@@ -199,7 +205,10 @@ impl Daemon {
             )));
         }
         self.check_chain_job(&copy)?;
-        let graph = self.graph.with_chain_job(&copy.job.id, "commit", &top_name, &whole, top == 0);
+        // An active commit shares the base with writers, as QEMU's does.
+        let steady = if top == 0 { &[] } else { std::slice::from_ref(&base_name) };
+        let id = &copy.job.id;
+        let graph = self.graph.with_chain_job(id, "commit", &top_name, &whole, steady, top == 0);
         let mut graph = graph.map_err(DaemonError::from)?;
         let sizes = [&top_name, &base_name].map(|name| self.nodes.node(name));
         let [size, base_size] = sizes.map(|node| node.map_or(0, |node| node.geometry().size));
@@ -325,6 +334,7 @@ impl Daemon {
     }
 
     async fn make_read_only(&mut self, name: &str) {
+        self.graph = self.graph.with_read_only(name, true);
         if let Err(error) = self.nodes.make_read_only(name).await {
             // No user of the node writes to it in any case.
             log::warn!("node {name}: stays open for writing: {error}");
