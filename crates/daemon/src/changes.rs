@@ -7,7 +7,6 @@ use std::rc::Rc;
 use block::options::BlockdevOptions;
 use block::throttle::ThrottleGroup;
 use block::{ConnectContext, Connections, OpenError};
-use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
     Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, ObjectOptions, Step,
@@ -17,6 +16,7 @@ use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
+use super::commands::DeleteMode;
 use super::errors::{policy_of, watch};
 use super::exports::State;
 use super::monitor::{Clients, Monitor};

@@ -110,8 +110,8 @@ pub fn object_types() -> impl Iterator<Item = &'static str> {
     TYPES.iter().map(|row| row.name)
 }
 
-/// What an object may have.
-pub(crate) fn options() -> Union {
+/// Returns what an object may have.
+pub fn options() -> Union {
     let variant = |row: &&TypeRow| Variant {
         name: row.name,
         help: row.help,
@@ -127,7 +127,11 @@ pub(crate) fn options() -> Union {
 }
 
 /// Reads one `--object`.
-pub(crate) fn read(mut object: Object, at: &Context) -> Result<ObjectOptions, OptionError> {
+///
+/// # Errors
+///
+/// What is wrong with its options.
+pub fn read(mut object: Object, at: &Context) -> Result<ObjectOptions, OptionError> {
     let names = || TYPES.iter().map(|row| row.name);
     let qom_type = match table::take(&mut object, "qom-type") {
         Some(name) => table::text(name, "qom-type", at)?,
