@@ -5,12 +5,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use block::options::BlockdevOptions;
-use block::throttle::ThrottleGroup;
 use block::{ConnectContext, Connections, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::{
-    Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, ObjectOptions, Step,
-};
+use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
@@ -55,12 +52,7 @@ impl Daemon {
         self.check_paths(action)?;
         let graph = self.graph.with(action)?;
         match action {
-            Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
-            Action::Object(ObjectOptions::ThrottleGroup(group)) => {
-                let made = ThrottleGroup::new(group.limits).map_err(DaemonError::new)?;
-                self.nodes.add_throttle_group(&group.id, made);
-            }
-            Action::Object(object) => self.objects.add(object, self.nodes.credentials())?,
+            Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
                 self.be_active_for(options).await?;
@@ -169,18 +161,6 @@ impl Daemon {
                 return Err(error);
             }
         }
-        Ok(())
-    }
-
-    /// `object-del`.
-    pub(super) fn delete_object(&mut self, id: &str) -> Result<(), DaemonError> {
-        let graph = self.graph.without_object(id)?;
-        self.threads.remove(id);
-        self.objects.remove(id);
-        self.nodes.credentials().remove(id);
-        self.nodes.remove_throttle_group(id);
-        self.definitions.remove_object(id);
-        self.graph = graph;
         Ok(())
     }
 
@@ -298,7 +278,7 @@ impl Daemon {
             listen,
             max_connections: open_files::connections(options.max_connections),
             handshake_max_seconds: options.handshake_max_seconds,
-            tls: self.objects.acceptor(options)?,
+            tls: self.acceptor(options)?,
             held: !self.serves,
         };
         let server = NbdServer::start(&self.control, config);

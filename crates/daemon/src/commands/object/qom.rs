@@ -1,42 +1,44 @@
 //! The tree of objects, as the commands `qom-*` see it.
 
+use std::rc::Rc;
+
 use control::qmp::QmpError;
-use control::{ThrottleGroupOptions, Value};
+use control::{Property, Value};
 use options::shape::Shape;
 use options::table::{Field, Kind, Need, put};
 
 use crate::Daemon;
 use crate::monitor::Outcome;
-use crate::threads::Thread;
+use crate::objects::Object;
 
 /// The arguments of the commands: which property, and its new value.
-pub(super) struct Property {
+pub(super) struct QomArguments {
     pub(super) path: String,
     pub(super) property: String,
     pub(super) value: Value,
 }
 
-impl Default for Property {
+impl Default for QomArguments {
     fn default() -> Self {
-        Property { path: String::new(), property: String::new(), value: Value::Null }
+        QomArguments { path: String::new(), property: String::new(), value: Value::Null }
     }
 }
 
-pub(super) const PATH: Field<Property> = Field {
+pub(super) const PATH: Field<QomArguments> = Field {
     name: "path",
     kind: Kind::Text { meta: "<path>", set: |to, path| put(&mut to.path, path) },
     need: Need::Required,
     help: "the object: /objects/<id>, or <id> alone",
 };
 
-pub(super) const PROPERTY: Field<Property> = Field {
+pub(super) const PROPERTY: Field<QomArguments> = Field {
     name: "property",
     kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.property, name) },
     need: Need::Required,
     help: "the property's name",
 };
 
-pub(super) const VALUE: Field<Property> = Field {
+pub(super) const VALUE: Field<QomArguments> = Field {
     name: "value",
     kind: Kind::Nested { shape: || Shape::Any, read: |to, value, _| put(&mut to.value, value) },
     need: Need::Required,
@@ -44,20 +46,17 @@ pub(super) const VALUE: Field<Property> = Field {
 };
 
 /// What a path leads to.
-pub(super) enum Place<'a> {
+pub(super) enum Place {
     /// `/`.
     Root,
     /// `/objects`.
     Objects,
-    Thread(&'a Thread),
-    Throttle(ThrottleGroupOptions),
-    /// An object without properties, by its type.
-    Object(&'static str),
+    Object(Rc<Object>),
 }
 
-impl<'a> Place<'a> {
+impl Place {
     /// Returns what `path` leads to.
-    pub(super) fn find(daemon: &'a Daemon, path: &str) -> Result<Self, QmpError> {
+    pub(super) fn find(daemon: &Daemon, path: &str) -> Result<Self, QmpError> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let place = match (path.starts_with('/'), parts.as_slice()) {
             (true, []) => Some(Place::Root),
@@ -66,57 +65,42 @@ impl<'a> Place<'a> {
                 return Err(QmpError::generic(format!("Path '{path}' is ambiguous")));
             }
             (_, ["objects"]) => Some(Place::Objects),
-            (_, ["objects", id]) | (false, [id]) => Place::of_object(daemon, id),
+            (_, ["objects", id]) | (false, [id]) => daemon.objects.get(id).map(Place::Object),
             _ => None,
         };
         place.ok_or_else(|| QmpError::device_not_found(path))
     }
 
-    /// Returns an object by its name.
-    pub(super) fn of_object(daemon: &'a Daemon, id: &str) -> Option<Self> {
-        let group = |id: &str| {
-            let limits = daemon.nodes.throttle_group(id)?.limits();
-            Some(Place::Throttle(ThrottleGroupOptions { id: id.to_owned(), limits }))
-        };
-        let other = |id: &str| daemon.objects.kind(id).map(Place::Object);
-        daemon.threads.get(id).map(Place::Thread).or_else(|| group(id)).or_else(|| other(id))
-    }
-
     /// Returns the type.
-    pub(super) fn kind(&self) -> &'static str {
+    pub(super) fn type_name(&self) -> &'static str {
         match self {
             Place::Root | Place::Objects => "container",
-            Place::Thread(_) => "iothread",
-            Place::Object(kind) => kind,
-            Place::Throttle(_) => "throttle-group",
+            Place::Object(object) => object.type_name,
         }
     }
 
     /// Returns the properties, but for the type and for children.
-    pub(super) fn properties(&self) -> Vec<control::Property> {
+    pub(super) fn properties(&self, daemon: &Daemon) -> Vec<Property> {
         match self {
-            Place::Root | Place::Objects | Place::Object(_) => Vec::new(),
-            Place::Thread(thread) => thread.options.properties(thread.poll_max_ns()),
-            Place::Throttle(group) => group.properties(),
+            Place::Root | Place::Objects => Vec::new(),
+            Place::Object(object) => object.made.properties(daemon),
         }
     }
 
     /// Returns the value of a property.
     pub(super) fn get(&self, daemon: &Daemon, name: &str) -> Outcome {
         let found = match (self, name) {
-            (_, "type") => Some(self.kind().into()),
+            (_, "type") => Some(self.type_name().into()),
             (Place::Root, "objects") => Some("/objects".into()),
-            (Place::Root | Place::Object(_), _) => None,
-            (Place::Objects, id) => {
-                Place::of_object(daemon, id).map(|_| format!("/objects/{id}").into())
-            }
-            (Place::Thread(_) | Place::Throttle(_), name) => {
-                let mut own = self.properties().into_iter();
+            (Place::Root, _) => None,
+            (Place::Objects, id) => daemon.objects.get(id).map(|_| format!("/objects/{id}").into()),
+            (Place::Object(_), name) => {
+                let mut own = self.properties(daemon).into_iter();
                 own.find(|own| own.name == name).map(|own| own.value.into())
             }
         };
         found.ok_or_else(|| {
-            QmpError::generic(format!("Property '{}.{name}' not found", self.kind()))
+            QmpError::generic(format!("Property '{}.{name}' not found", self.type_name()))
         })
     }
 }
