@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::qmp::{
-    Event, MAX_DEPTH, MAX_VALUE, Parser, QmpCommand, QmpError, Returns, Session, Step, add,
+    Event, MAX_DEPTH, MAX_VALUE, Parser, QmpCommand, QmpError, Received, Returns, Session, add,
 };
 use control::{Object, OptionError};
 use options::shape::Shape;
@@ -227,11 +227,11 @@ fn session() -> Session {
 fn send(session: &mut Session, line: &str) -> Result<&'static str, Json> {
     let mut input = line.as_bytes();
     match session.next(&mut input).expect("a whole line") {
-        Step::Reply(reply) => {
+        Received::Reply(reply) => {
             assert!(reply.is_ascii() && reply.ends_with("\r\n"), "{reply:?}");
             Err(serde_json::from_str(&reply).expect("JSON"))
         }
-        Step::Call(_, command, _) => Ok(command.name()),
+        Received::Call(_, command, _) => Ok(command.name()),
     }
 }
 
@@ -319,7 +319,7 @@ fn answers_and_events() {
     assert_eq!(session.event(&event).as_deref(), Some(expected));
 
     let mut input = &b"{'execute':'quit','id':'x'}"[..];
-    let Some(Step::Call(ticket, ..)) = session.next(&mut input) else { panic!() };
+    let Some(Received::Call(ticket, ..)) = session.next(&mut input) else { panic!() };
     let failed = session.answer(ticket, Err(QmpError::device_not_found("/x")));
     let expected = "{\"id\": \"x\", \"error\": {\"class\": \"DeviceNotFound\", \
                     \"desc\": \"Device '/x' not found\"}}\r\n";
@@ -327,6 +327,6 @@ fn answers_and_events() {
 
     let mut pretty = Session::new(true);
     let mut input = &b"{'execute':'qmp_capabilities'}"[..];
-    let Some(Step::Reply(reply)) = pretty.next(&mut input) else { panic!() };
+    let Some(Received::Reply(reply)) = pretty.next(&mut input) else { panic!() };
     assert_eq!(reply, "{\r\n    \"return\": {\r\n    }\r\n}\r\n");
 }

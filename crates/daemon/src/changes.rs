@@ -15,7 +15,7 @@ use serde_json::json;
 use super::chardev::{self, Chardev};
 use super::commands::DeleteMode;
 use super::errors::{policy_of, watch};
-use super::exports::State;
+use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
 use super::state::{Moving, not_recorded};
 use super::upgrade;
@@ -224,9 +224,11 @@ impl Daemon {
         }
         let refused = match (self.exports.state(id), mode) {
             (None, _) => format!("Export '{id}' is not found"),
-            (Some(State::ShuttingDown), _) => format!("Export '{id}' is already shutting down"),
-            (Some(State::InUse), DeleteMode::Safe) => format!("export '{id}' still in use"),
-            (Some(State::InUse | State::Idle), _) => return Ok(self.exports.stop(id)),
+            (Some(ExportState::ShuttingDown), _) => {
+                format!("Export '{id}' is already shutting down")
+            }
+            (Some(ExportState::InUse), DeleteMode::Safe) => format!("export '{id}' still in use"),
+            (Some(ExportState::InUse | ExportState::Idle), _) => return Ok(self.exports.stop(id)),
         };
         Err(DaemonError::new(refused))
     }
@@ -243,7 +245,7 @@ impl Daemon {
         self.definitions.remove_nbd_server();
         let exports: Vec<String> = graph.nbd_exports().cloned().collect();
         self.graph = graph;
-        let serving = |id: &&String| self.exports.state(id) != Some(State::ShuttingDown);
+        let serving = |id: &&String| self.exports.state(id) != Some(ExportState::ShuttingDown);
         let ids: Vec<&String> = exports.iter().filter(serving).collect();
         Ok(ids.into_iter().map(|id| self.exports.stop(id)).collect())
     }

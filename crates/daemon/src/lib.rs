@@ -304,6 +304,7 @@ fn run_on(
 
 impl Daemon {
     fn new(control: &EventLoop, environment: Environment) -> Self {
+        commands::register();
         let mailbox = Mailbox::default();
         let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
         let journals = Home::of(environment.sandbox.as_ref().and_then(Sandbox::identity));
@@ -542,7 +543,7 @@ mod tests {
 
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-    use super::commands::Asked;
+    use super::commands::Accepted;
     use super::monitor::Request;
     use super::*;
 
@@ -610,7 +611,7 @@ mod tests {
             let arguments = [("qom-type", "iothread"), ("id", "late")];
             let arguments = arguments.map(|(name, value)| (name.into(), value.to_owned().into()));
             let asked = commands::read("object-add", arguments.to_vec());
-            let Ok(Asked::Call(call)) = asked else { panic!("object-add is for the daemon") };
+            let Ok(Accepted::Call(call)) = asked else { panic!("object-add is for the daemon") };
             let (answer, outcome) = event_loop::oneshot::channel();
             daemon.mailbox.push(Message::Request(Request { call, answer }));
             let answered = until(daemon.serve(&mut stop), outcome).await;

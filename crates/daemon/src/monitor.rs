@@ -14,14 +14,14 @@ use std::rc::{Rc, Weak};
 use std::time::SystemTime;
 
 use control::qmp::events::EventRow;
-use control::qmp::{Event, QmpError, Session, Step, Ticket};
+use control::qmp::{Event, QmpError, Received, Session, Ticket};
 use event_loop::{EventLoop, oneshot, take_turns};
 use log::Level;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::chardev::{Chardev, Stream};
-use super::commands::{self, Asked, Call};
+use super::commands::{self, Accepted, Call};
 use super::signal::{Signal, until};
 use super::turn::Turn;
 
@@ -224,11 +224,11 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
                 let step = client.session.borrow_mut().next(&mut input);
                 match step {
                     None => break,
-                    Some(Step::Reply(line)) => client.say(&line),
-                    Some(Step::Call(ticket, command, arguments)) => {
+                    Some(Received::Reply(line)) => client.say(&line),
+                    Some(Received::Call(ticket, command, arguments)) => {
                         match commands::read(command.name(), arguments) {
-                            Ok(Asked::Call(call)) => self.carry_out(client, ticket, call).await,
-                            Ok(Asked::Answer(answer)) => client.answer(ticket, Ok(answer)),
+                            Ok(Accepted::Call(call)) => self.carry_out(client, ticket, call).await,
+                            Ok(Accepted::Answer(answer)) => client.answer(ticket, Ok(answer)),
                             Err(error) => client.answer(ticket, Err(error)),
                         }
                     }

@@ -29,5 +29,5 @@ pub use negotiation::Capabilities;
 pub use parser::{MAX_DEPTH, MAX_VALUE, Parser};
 pub use reply::{Member, Reply, Returns};
 pub use schema::schema;
-pub use session::{Event, Session, Step, Ticket};
+pub use session::{Event, Received, Session, Ticket};
 pub use version::version;

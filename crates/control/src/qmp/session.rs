@@ -22,7 +22,7 @@ pub struct Session {
 }
 
 /// What becomes of something a client has sent.
-pub enum Step {
+pub enum Received {
     /// It is answered by this.
     Reply(String),
     /// It is a command with its arguments, which are to be read. [`Session::answer`] makes a line of the outcome.
@@ -66,7 +66,7 @@ impl Session {
     }
 
     /// What comes of the next thing that it has sent; cuts that off `input`. `None`: all was read.
-    pub fn next(&mut self, input: &mut &[u8]) -> Option<Step> {
+    pub fn next(&mut self, input: &mut &[u8]) -> Option<Received> {
         let parsed = self.parser.next(input)?;
         let takes_oob = self.capabilities.is_some_and(|enabled| enabled.out_of_band);
         let (id, request) = match parsed {
@@ -79,9 +79,9 @@ impl Session {
             Err(error) => Err(error),
         };
         Some(match called {
-            Ok(Some((command, arguments))) => Step::Call(Ticket(id), command, arguments),
-            Ok(None) => Step::Reply(self.answer(Ticket(id), Ok(json!({})))),
-            Err(error) => Step::Reply(self.answer(Ticket(id), Err(error))),
+            Ok(Some((command, arguments))) => Received::Call(Ticket(id), command, arguments),
+            Ok(None) => Received::Reply(self.answer(Ticket(id), Ok(json!({})))),
+            Err(error) => Received::Reply(self.answer(Ticket(id), Err(error))),
         })
     }
 

@@ -8,7 +8,7 @@ use options::table::{self, Context, Field};
 use options::value::Dialect;
 use serde_json::Value as Json;
 
-use super::{Answer, Asked, Call, DaemonCommand, Running};
+use super::{Accepted, Answer, Call, DaemonCommand, Running};
 use crate::Daemon;
 
 /// A command, with arguments that are read into an `A`.
@@ -76,9 +76,9 @@ impl<A: Default, R> QmpCommand for Command<A, R> {
 }
 
 impl<A: Default, R: Into<Answer>> DaemonCommand for Command<A, R> {
-    fn read(&self, arguments: Object) -> Result<Asked, QmpError> {
+    fn read(&self, arguments: Object) -> Result<Accepted, QmpError> {
         let (arguments, run) = (self.parse(arguments)?, self.run);
-        Ok(Asked::Call(Call {
+        Ok(Accepted::Call(Call {
             records: self.records,
             run: Box::new(move |daemon| {
                 Box::pin(async move { Ok(run(daemon, arguments).await?.into()) })

@@ -8,7 +8,7 @@ use options::table::{self, Context};
 use options::value::Dialect;
 use serde_json::Value as Json;
 
-use super::{Asked, DaemonCommand};
+use super::{Accepted, DaemonCommand};
 
 /// A command without arguments that says what the program is. It is answered at once, also while the daemon carries out
 /// another command.
@@ -55,8 +55,8 @@ impl QmpCommand for FixedCommand {
 }
 
 impl DaemonCommand for FixedCommand {
-    fn read(&self, arguments: Object) -> Result<Asked, QmpError> {
+    fn read(&self, arguments: Object) -> Result<Accepted, QmpError> {
         self.check(arguments)?;
-        Ok(Asked::Answer((self.answer)()))
+        Ok(Accepted::Answer((self.answer)()))
     }
 }

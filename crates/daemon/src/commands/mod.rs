@@ -60,7 +60,7 @@ pub(super) struct Call {
 }
 
 /// What becomes of a command whose arguments are right.
-pub(super) enum Asked {
+pub(super) enum Accepted {
     /// It is answered by this.
     Answer(Json),
     /// The daemon carries it out.
@@ -74,7 +74,7 @@ trait DaemonCommand: QmpCommand {
     /// # Errors
     ///
     /// What is wrong with them.
-    fn read(&self, arguments: Object) -> Result<Asked, QmpError>;
+    fn read(&self, arguments: Object) -> Result<Accepted, QmpError>;
 }
 
 fn all() -> impl Iterator<Item = &'static dyn DaemonCommand> {
@@ -101,7 +101,7 @@ pub fn register() {
 /// # Errors
 ///
 /// What is wrong with them, or there is no such command.
-pub(super) fn read(name: &str, arguments: Object) -> Result<Asked, QmpError> {
+pub(super) fn read(name: &str, arguments: Object) -> Result<Accepted, QmpError> {
     let found = all().find(|command| command.name() == name);
     found.ok_or_else(|| QmpError::command_not_found(name))?.read(arguments)
 }

@@ -8,7 +8,7 @@ use options::table::Context;
 use options::value::Dialect;
 use serde_json::{Value as Json, json};
 
-use super::{Asked, Call, DaemonCommand};
+use super::{Accepted, Call, DaemonCommand};
 
 /// A command that makes what an option of the command line makes.
 pub(super) struct OptionCommand {
@@ -66,9 +66,9 @@ impl QmpCommand for OptionCommand {
 }
 
 impl DaemonCommand for OptionCommand {
-    fn read(&self, arguments: Object) -> Result<Asked, QmpError> {
+    fn read(&self, arguments: Object) -> Result<Accepted, QmpError> {
         let step = self.parse(arguments)?;
-        Ok(Asked::Call(Call {
+        Ok(Accepted::Call(Call {
             records: true,
             run: Box::new(move |daemon| {
                 Box::pin(async move {

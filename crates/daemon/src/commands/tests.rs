@@ -1,7 +1,7 @@
 //! The commands as their users see them: in sessions, in the schema, and in `ctl`.
 
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::qmp::{Session, Step};
+use control::qmp::{Received, Session};
 use control::{CtlRequest, parse_args};
 use serde_json::{Map, Value as Json, json};
 
@@ -27,14 +27,14 @@ fn answer(line: &str) -> Option<Result<Json, String>> {
     register();
     let mut session = Session::new(false);
     let mut negotiation = &b"{'execute':'qmp_capabilities'}"[..];
-    assert!(matches!(session.next(&mut negotiation), Some(Step::Reply(_))));
+    assert!(matches!(session.next(&mut negotiation), Some(Received::Reply(_))));
     match session.next(&mut line.as_bytes()) {
-        Some(Step::Call(_, command, arguments)) => match read(command.name(), arguments) {
-            Ok(Asked::Answer(answer)) => Some(Ok(answer)),
-            Ok(Asked::Call(_)) => None,
+        Some(Received::Call(_, command, arguments)) => match read(command.name(), arguments) {
+            Ok(Accepted::Answer(answer)) => Some(Ok(answer)),
+            Ok(Accepted::Call(_)) => None,
             Err(error) => Some(Err(error.desc)),
         },
-        Some(Step::Reply(_)) | None => panic!("{line} is no command"),
+        Some(Received::Reply(_)) | None => panic!("{line} is no command"),
     }
 }
 
