@@ -1,9 +1,9 @@
 //! A QMP client that sends what it likes, in pieces as it likes.
 //!
-//! Where its stream is cut makes no difference, each thing that it sends gets one line or is a command,
-//! and what that line says is JSON.
+//! Where its stream is cut makes no difference, each thing that it sends gets one line or is a command of the daemon whose
+//! arguments are read, and what that line says is JSON.
 
-use control::qmp::{MAX_DEPTH, Parser, QmpError, Session, Step};
+use control::qmp::{MAX_DEPTH, Parser, QmpError, Received, Session};
 use serde_json::Value;
 
 /// Runs one input: a byte that says how the rest is cut, then the stream.
@@ -39,20 +39,19 @@ fn depth(value: &Value) -> usize {
 }
 
 fn converse(stream: &[u8], step: usize) {
+    daemon::register_commands();
     let mut session = Session::new(step % 2 == 0);
     let mut negotiation = &b"{'execute':'qmp_capabilities','arguments':{'enable':['oob']}}"[..];
     if step % 3 != 0 {
-        assert!(matches!(session.next(&mut negotiation), Some(Step::Reply(_))));
+        assert!(matches!(session.next(&mut negotiation), Some(Received::Reply(_))));
     }
     for mut piece in stream.chunks(step) {
         while let Some(next) = session.next(&mut piece) {
             let line = match next {
-                Step::Reply(line) => line,
-                Step::Run(ticket, command) => {
-                    session.answer(ticket, Err(QmpError::generic(format!("{command:?}"))))
-                }
-                Step::Call(ticket, command, _) => {
-                    session.answer(ticket, Err(QmpError::command_not_found(command.name())))
+                Received::Reply(line) => line,
+                Received::Call(ticket, command, arguments) => {
+                    let answer = command.check(arguments).map(|()| Value::from(command.name()));
+                    session.answer(ticket, answer.map_err(QmpError::from))
                 }
             };
             assert!(line.is_ascii() && line.ends_with("\r\n"));

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value as Json};
 
 use crate::error::OptionError;
-use crate::qmp::commands;
+use crate::qmp::command as qmp;
 use crate::shape::{Member, Shape, Union};
 use crate::table::{Field, Kind, Need};
 use crate::value::{Object, Value};
@@ -69,12 +69,12 @@ impl CtlCommand {
     ///
     /// What ringmill would answer, with what is known.
     pub fn check(&self) -> Result<(), OptionError> {
-        let Some(row) = commands::find(&self.name) else {
+        let Some(row) = qmp::find(&self.name) else {
             let message = format!("The command {} has not been found", self.name);
             let hint = "'ringmill ctl <socket>' lists the commands.";
             return Err(OptionError::new(message).hint(hint));
         };
-        row.check(commands::given(self.arguments.clone())).map_err(|error| match error.hint {
+        row.check(qmp::given(self.arguments.clone())).map_err(|error| match error.hint {
             Some(_) => error,
             None => error.hint(arguments_hint(row.name())),
         })
@@ -162,7 +162,7 @@ enum Said {
 }
 
 fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
-    let row = commands::find(name);
+    let row = qmp::find(name);
     let shape = row.map(|row| row.arguments()).map(|shape| match shape {
         Shape::Named(_, union) => Shape::Union(union()),
         shape => shape,
@@ -288,95 +288,6 @@ fn guess(text: String) -> Json {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    fn arguments(words: &[&str]) -> Json {
-        let (name, given) = words.split_first().expect("a command");
-        let given: Vec<String> = given.iter().map(|&word| word.to_owned()).collect();
-        match command(name, &given) {
-            Ok(Said::Command(command)) => command.arguments.into(),
-            Ok(Said::Help(text)) => text.into(),
-            Err(error) => error.to_string().into(),
-        }
-    }
-
-    #[test]
-    fn text_becomes_what_the_command_takes() {
-        let raw =
-            ["blockdev-add", "raw", "node-name=1", "read-only=on", "size=0x100000,offset=512"];
-        let file = ["file.driver=file", "file.filename=a,,b", "file.cache.direct=yes"];
-        assert_eq!(
-            arguments(&[&raw[..], &file].concat()),
-            json!({
-                "driver": "raw", "node-name": "1", "read-only": true, "size": 1 << 20, "offset": 512,
-                "file": {"driver": "file", "filename": "a,b", "cache": {"direct": true}},
-            })
-        );
-        assert_eq!(
-            arguments(&[
-                "block-export-add",
-                "vhost-user-blk",
-                "id=e",
-                "iothread.0=a",
-                "num-queues=2"
-            ]),
-            json!({"type": "vhost-user-blk", "id": "e", "iothread": ["a"], "num-queues": 2})
-        );
-        // Any value: a number where it looks like one.
-        let set = ["qom-set", "path=io0", "property=poll-max-ns"];
-        for (value, json) in [("value=5", json!(5)), ("value=on", json!("on"))] {
-            let expected = json!({"path": "io0", "property": "poll-max-ns", "value": json});
-            assert_eq!(arguments(&[&set[..], &[value]].concat()), expected);
-        }
-        // What cannot be what it should stays text, for whoever reads it to refuse.
-        let wrong = json!({"qom-type": "iothread", "id": "x", "poll-max-ns": "many"});
-        assert_eq!(arguments(&["object-add", "iothread", "id=x", "poll-max-ns=many"]), wrong);
-        let unknown = ["of-another-daemon", "a=1", "b.c=true", "d.0=x", r#"{"e": null}"#];
-        let expected = json!({"e": null, "a": 1, "b": {"c": true}, "d": ["x"]});
-        assert_eq!(arguments(&unknown), expected);
-    }
-
-    #[test]
-    fn help_lists_arguments() {
-        let Json::String(text) = arguments(&["blockdev-del", "help"]) else { panic!("no text") };
-        assert!(text.contains("node-name=<node-name>"), "{text}");
-        let Json::String(text) = arguments(&["blockdev-add", "help"]) else { panic!("no text") };
-        assert!(text.starts_with("blockdev-add: open a block node"), "{text}");
-        assert!(text.contains("\nBlock drivers:\n") && text.contains("host_device"), "{text}");
-        assert!(text.ends_with("blockdev-add <driver> help' lists the options of one."), "{text}");
-        for (command, heading) in [
-            (&["blockdev-add", "raw", "help"][..], "\nraw options:\n"),
-            (&["block-export-add", "help"], "\nExport types:\n"),
-            (&["object-add", "help"], "\nList of user creatable objects:\n"),
-            (&["query-version", "help"], "\nThe command has no arguments."),
-            (&["frob", "help"], "frob: ringmill has no command of this name"),
-        ] {
-            let Json::String(text) = arguments(command) else { panic!("no text") };
-            assert!(text.contains(heading), "{text}");
-        }
-    }
-
-    #[test]
-    fn each_command_has_a_help_text() {
-        for row in commands::all() {
-            let Json::String(text) = arguments(&[row.name(), "help"]) else { panic!("no text") };
-            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-            // Each argument has a description.
-            let short = |line: &&str| line.trim_end().ends_with('=') || line.len() < 12;
-            let bare = text.lines().filter(|line| line.starts_with("  ")).find(short);
-            assert_eq!(bare, None, "{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_is_told_with_where_to_look() {
-        let Json::String(text) = arguments(&["blockdev-del", "disk0"]) else { panic!("no text") };
-        assert_eq!(
-            text,
-            "blockdev-del: Expected '=' after parameter 'disk0'\n\
-             'ringmill ctl <socket> blockdev-del help' lists its arguments."
-        );
-    }
 
     #[test]
     fn sockets_are_paths_or_ports() {

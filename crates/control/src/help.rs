@@ -2,8 +2,7 @@
 
 use crate::QSD_RELEASE;
 use crate::cli::{COMMANDS, Subcommand};
-use crate::qmp::QmpCommand;
-use crate::qmp::commands;
+use crate::qmp::{QmpCommand, command};
 use crate::reference::GENERATED;
 use crate::shape::{self, Row, Shape, Union};
 use crate::table::Need;
@@ -144,7 +143,7 @@ pub(crate) fn qmp_command(row: &dyn QmpCommand, shape: &Shape, tag: Option<&str>
 pub(crate) fn qmp_commands<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut text = Text::default();
     for name in names {
-        text.entry(name, commands::find(name).map_or("", |command| command.help()));
+        text.entry(name, command::find(name).map_or("", |command| command.help()));
     }
     text.line("");
     text.paragraph("'ringmill ctl <socket> <command> help' lists a command's arguments.");

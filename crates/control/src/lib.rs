@@ -29,7 +29,6 @@ mod error;
 mod export;
 mod graph;
 mod help;
-pub mod job;
 mod logging;
 mod metrics;
 mod nbd_server;
@@ -66,14 +65,16 @@ pub use export::{
     Addr, Address, AhciOptions, AllowOther, ExportKind, ExportNeeds, ExportOptions, ExportType,
     FuseOptions, MAX_QUEUES, NbdOptions, ScsiOptions, SizeUse, VhostUserOptions,
 };
+pub use export::{options as export_union, read as read_export};
 pub use graph::Graph;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
-pub use nbd_server::{NbdAddr, NbdServerOptions};
+pub use nbd_server::{NBD_SERVER_START, NbdAddr, NbdServerOptions};
 pub use object::{
-    AuthzOptions, IothreadOptions, ObjectOptions, Property, ThrottleGroupOptions, TlsCredsOptions,
-    object_types,
+    AuthzOptions, IothreadOptions, ObjectOptions, ObjectType, Property, ThrottleGroupOptions,
+    TlsCredsOptions, object_types,
 };
+pub use object::{options as object_union, read as read_object};
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
 pub use serve::{CacheMode, ImageKind, ServeFormat, ServeOptions};

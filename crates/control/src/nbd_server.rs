@@ -106,8 +106,8 @@ static FIELDS: &[Field<NbdServerOptions>] = &[
     TLS_AUTHZ,
 ];
 
-/// The arguments of `nbd-server-start`, whose address is a structure of another shape.
-pub(crate) static LEGACY: &[Field<NbdServerOptions>] = &[
+/// The arguments of `nbd-server-start`. Its address has another structure than the option's.
+pub static NBD_SERVER_START: &[Field<NbdServerOptions>] = &[
     Field {
         name: "addr",
         kind: Kind::Nested { shape: legacy_addr_shape, read: legacy_addr },

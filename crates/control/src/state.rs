@@ -24,7 +24,6 @@ use crate::export::ExportNeeds;
 use crate::graph::Graph;
 use crate::json;
 use crate::nbd_server::NbdAddr;
-use crate::object::ObjectOptions;
 use crate::storage_daemon::{Action, Step};
 use crate::value::{Object, Value};
 
@@ -283,12 +282,7 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
             NbdAddr::Unix { path } => Some(path.as_path()),
             NbdAddr::Inet { .. } | NbdAddr::Fd { .. } => None,
         },
-        Action::Object(object) => match object {
-            ObjectOptions::TlsCreds(creds) => Some(creds.files.dir.as_path()),
-            ObjectOptions::Iothread(_)
-            | ObjectOptions::Authz(_)
-            | ObjectOptions::ThrottleGroup(_) => None,
-        },
+        Action::Object(object) => object.path(),
         Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => None,
     }
     .filter(|found| path(found))

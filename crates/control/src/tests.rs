@@ -192,7 +192,8 @@ fn every_option_and_what_it_can_be_is_in_the_help() {
 
 #[test]
 fn command_lines_of_examples_are_right() {
-    for command in COMMANDS {
+    // Commands of monitors are those of the daemon, whose tests have the examples of ctl.
+    for command in COMMANDS.iter().filter(|command| command.name != "ctl") {
         let mut named = String::new();
         for (line, _) in command.examples {
             parse(&line.split_whitespace().collect::<Vec<_>>());

@@ -5,20 +5,17 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use block::options::BlockdevOptions;
-use block::throttle::ThrottleGroup;
 use block::{ConnectContext, Connections, OpenError};
-use control::qmp::DeleteMode;
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::{
-    Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, ObjectOptions, Step,
-};
+use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
+use super::commands::DeleteMode;
 use super::errors::{policy_of, watch};
-use super::exports::State;
+use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
 use super::state::{Moving, not_recorded};
 use super::upgrade;
@@ -55,12 +52,7 @@ impl Daemon {
         self.check_paths(action)?;
         let graph = self.graph.with(action)?;
         match action {
-            Action::Object(ObjectOptions::Iothread(iothread)) => self.threads.add(iothread)?,
-            Action::Object(ObjectOptions::ThrottleGroup(group)) => {
-                let made = ThrottleGroup::new(group.limits).map_err(DaemonError::new)?;
-                self.nodes.add_throttle_group(&group.id, made);
-            }
-            Action::Object(object) => self.objects.add(object, self.nodes.credentials())?,
+            Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
                 self.be_active_for(options).await?;
@@ -172,18 +164,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// `object-del`.
-    pub(super) fn delete_object(&mut self, id: &str) -> Result<(), DaemonError> {
-        let graph = self.graph.without_object(id)?;
-        self.threads.remove(id);
-        self.objects.remove(id);
-        self.nodes.credentials().remove(id);
-        self.nodes.remove_throttle_group(id);
-        self.definitions.remove_object(id);
-        self.graph = graph;
-        Ok(())
-    }
-
     /// `blockdev-del`.
     pub(super) fn delete_node(&mut self, name: &str) -> Result<(), DaemonError> {
         let graph = self.graph.without_node(name)?;
@@ -244,9 +224,11 @@ impl Daemon {
         }
         let refused = match (self.exports.state(id), mode) {
             (None, _) => format!("Export '{id}' is not found"),
-            (Some(State::ShuttingDown), _) => format!("Export '{id}' is already shutting down"),
-            (Some(State::InUse), DeleteMode::Safe) => format!("export '{id}' still in use"),
-            (Some(State::InUse | State::Idle), _) => return Ok(self.exports.stop(id)),
+            (Some(ExportState::ShuttingDown), _) => {
+                format!("Export '{id}' is already shutting down")
+            }
+            (Some(ExportState::InUse), DeleteMode::Safe) => format!("export '{id}' still in use"),
+            (Some(ExportState::InUse | ExportState::Idle), _) => return Ok(self.exports.stop(id)),
         };
         Err(DaemonError::new(refused))
     }
@@ -263,7 +245,7 @@ impl Daemon {
         self.definitions.remove_nbd_server();
         let exports: Vec<String> = graph.nbd_exports().cloned().collect();
         self.graph = graph;
-        let serving = |id: &&String| self.exports.state(id) != Some(State::ShuttingDown);
+        let serving = |id: &&String| self.exports.state(id) != Some(ExportState::ShuttingDown);
         let ids: Vec<&String> = exports.iter().filter(serving).collect();
         Ok(ids.into_iter().map(|id| self.exports.stop(id)).collect())
     }
@@ -298,7 +280,7 @@ impl Daemon {
             listen,
             max_connections: open_files::connections(options.max_connections),
             handshake_max_seconds: options.handshake_max_seconds,
-            tls: self.objects.acceptor(options)?,
+            tls: self.acceptor(options)?,
             held: !self.serves,
         };
         let server = NbdServer::start(&self.control, config);

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use block::OpenError;
+use control::qmp::QmpError;
 use control::{OptionError, advice_for_serve};
 
 use super::open_files;
@@ -71,5 +72,12 @@ impl From<OpenError> for DaemonError {
             Some(hint) => DaemonError { message: error.to_string(), hint: Some(hint.to_owned()) },
             None => DaemonError::with_advice(error),
         }
+    }
+}
+
+impl From<DaemonError> for QmpError {
+    /// Without the hint, as QSD does it: programs compare descriptions.
+    fn from(error: DaemonError) -> Self {
+        QmpError::generic(error.message)
     }
 }

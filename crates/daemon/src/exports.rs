@@ -52,7 +52,7 @@ struct Export {
 
 /// What an export is at.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ExportState {
     Idle,
     /// Somebody is connected.
     InUse,
@@ -206,12 +206,12 @@ impl Exports {
     }
 
     /// What it is at. `None`: there is no such export.
-    pub(super) fn state(&self, id: &str) -> Option<State> {
+    pub(super) fn state(&self, id: &str) -> Option<ExportState> {
         let export = self.exports.iter().find(|export| export.id == id)?;
         Some(match &export.serving {
-            Some(serving) if serving.is_connected() => State::InUse,
-            Some(_) => State::Idle,
-            None => State::ShuttingDown,
+            Some(serving) if serving.is_connected() => ExportState::InUse,
+            Some(_) => ExportState::Idle,
+            None => ExportState::ShuttingDown,
         })
     }
 

@@ -29,7 +29,6 @@ mod nodes;
 mod objects;
 mod open_files;
 pub mod pidfile;
-mod qmp;
 mod service_manager;
 mod serving;
 mod signal;
@@ -305,6 +304,7 @@ fn run_on(
 
 impl Daemon {
     fn new(control: &EventLoop, environment: Environment) -> Self {
+        commands::register();
         let mailbox = Mailbox::default();
         let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
         let journals = Home::of(environment.sandbox.as_ref().and_then(Sandbox::identity));
@@ -541,10 +541,10 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use control::qmp::Command;
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-    use super::monitor::{Asked, Request};
+    use super::commands::Accepted;
+    use super::monitor::Request;
     use super::*;
 
     /// From here on this thread cannot enter a ring.
@@ -608,13 +608,12 @@ mod tests {
         let mut stop = StopSignals::new(&control, &blocked).unwrap();
         let mut daemon = Daemon::new(&control, Environment::default());
         let end = control.block_on(async move {
-            let iothread = control::IothreadOptions { id: "late".into(), ..Default::default() };
-            let object = control::ObjectOptions::Iothread(iothread);
-            let action = control::Action::Object(object);
-            let command =
-                Asked::Command(Command::Add(Box::new(Step { origin: String::new(), action })));
+            let arguments = [("qom-type", "iothread"), ("id", "late")];
+            let arguments = arguments.map(|(name, value)| (name.into(), value.to_owned().into()));
+            let asked = commands::read("object-add", arguments.to_vec());
+            let Ok(Accepted::Call(call)) = asked else { panic!("object-add is for the daemon") };
             let (answer, outcome) = event_loop::oneshot::channel();
-            daemon.mailbox.push(Message::Request(Request { command, answer }));
+            daemon.mailbox.push(Message::Request(Request { call, answer }));
             let answered = until(daemon.serve(&mut stop), outcome).await;
             assert!(matches!(answered, Err(Ok(Ok(_)))));
             daemon.threads.all().first().unwrap().spawn(|_| deny_rings()).unwrap();

@@ -14,14 +14,14 @@ use std::rc::{Rc, Weak};
 use std::time::SystemTime;
 
 use control::qmp::events::EventRow;
-use control::qmp::{Command, Event, QmpError, Session, Step, Ticket};
+use control::qmp::{Event, QmpError, Received, Session, Ticket};
 use event_loop::{EventLoop, oneshot, take_turns};
 use log::Level;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::chardev::{Chardev, Stream};
-use super::commands::{self, Call};
+use super::commands::{self, Accepted, Call};
 use super::signal::{Signal, until};
 use super::turn::Turn;
 
@@ -45,16 +45,8 @@ pub(super) type Outcome = Result<serde_json::Value, QmpError>;
 
 /// A command, and where its outcome goes.
 pub(super) struct Request {
-    pub(super) command: Asked,
+    pub(super) call: Call,
     pub(super) answer: oneshot::Sender<Outcome>,
-}
-
-/// A command with its arguments.
-pub(super) enum Asked {
-    /// Carried out by a match.
-    Command(Command),
-    /// Carries itself out.
-    Call(Call),
 }
 
 /// All clients of all monitors.
@@ -232,17 +224,12 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
                 let step = client.session.borrow_mut().next(&mut input);
                 match step {
                     None => break,
-                    Some(Step::Reply(line)) => client.say(&line),
-                    Some(Step::Run(ticket, command)) => {
-                        self.carry_out(client, ticket, Asked::Command(command)).await;
-                    }
-                    Some(Step::Call(ticket, command, arguments)) => {
-                        match commands::read(command, arguments) {
-                            Ok(call) => self.carry_out(client, ticket, Asked::Call(call)).await,
-                            Err(error) => {
-                                let line = client.session.borrow().answer(ticket, Err(error));
-                                client.say(&line);
-                            }
+                    Some(Received::Reply(line)) => client.say(&line),
+                    Some(Received::Call(ticket, command, arguments)) => {
+                        match commands::read(command.name(), arguments) {
+                            Ok(Accepted::Call(call)) => self.carry_out(client, ticket, call).await,
+                            Ok(Accepted::Answer(answer)) => client.answer(ticket, Ok(answer)),
+                            Err(error) => client.answer(ticket, Err(error)),
                         }
                     }
                 }
@@ -252,14 +239,13 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
     }
 
     /// Has a command carried out, and sends the answer.
-    async fn carry_out(&self, client: &Client, ticket: Ticket, command: Asked) {
+    async fn carry_out(&self, client: &Client, ticket: Ticket, call: Call) {
         client.waits.set(true);
         let (answer, outcome) = oneshot::channel();
-        (self.requests)(Request { command, answer });
+        (self.requests)(Request { call, answer });
         // Without an answer the daemon is about to end.
         if let Ok(outcome) = outcome.await {
-            let line = client.session.borrow().answer(ticket, outcome);
-            client.say(&line);
+            client.answer(ticket, outcome);
         }
         client.waits.set(false);
         client.changed.notify();
@@ -284,6 +270,12 @@ impl Client {
 
     fn is_settled(&self) -> bool {
         self.lost.get().is_some() || (!self.waits.get() && self.unread() == 0)
+    }
+
+    /// Sends the answer to a command.
+    fn answer(&self, ticket: Ticket, outcome: Outcome) {
+        let line = self.session.borrow().answer(ticket, outcome);
+        self.say(&line);
     }
 
     /// Sends a line that the client waits for.

@@ -1,12 +1,12 @@
 //! What is done while the daemon serves: one message after the other.
 
 use block::job::Report;
-use control::qmp::Command;
 use event_loop::oneshot;
 use exports::fuse::Resize;
 use serde_json::json;
 
-use super::monitor::{Asked, Outcome, Request};
+use super::commands::Leave;
+use super::monitor::{Outcome, Request};
 use super::signal::until;
 use super::signals::StopSignals;
 use super::state::unless_stopped;
@@ -74,37 +74,47 @@ impl Daemon {
                     Ok(Ok(to)) => return End::HandedOver(to),
                     Ok(Err(error)) => log::error!("{error}"),
                 },
-                Ok(Message::Request(Request {
-                    command: Asked::Command(Command::Upgrade),
-                    answer,
-                })) => match self.upgrade_until(stop).await {
-                    Err(end) => return end,
-                    Ok(Ok(to)) => {
-                        answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
-                        return End::HandedOver(to);
-                    }
-                    Ok(Err(error)) => {
-                        log::error!("{error}");
-                        answer.send(Err(error.into()));
-                    }
-                },
-                Ok(Message::Request(Request {
-                    command: Asked::Command(Command::Quit),
-                    answer,
-                })) => {
-                    return End::Quit(answer);
-                }
                 Ok(Message::Request(request)) => {
                     let exports = self.exports.all().count();
                     let carried_out = unless_stopped(self.carry_out(request), &moving, stop);
-                    if let Err(signal) = carried_out.await {
-                        return End::Signal(signal);
-                    }
+                    let leave = match carried_out.await {
+                        Ok(leave) => leave,
+                        Err(signal) => return End::Signal(signal),
+                    };
                     if self.exports.all().count() != exports {
                         self.tell_summary();
                     }
+                    if let Some((leave, answer)) = leave
+                        && let Some(end) = self.leave_for(leave, answer, stop).await
+                    {
+                        return end;
+                    }
                 }
             }
+        }
+    }
+
+    /// Carries out a command that ends serving. Returns `None` if serving goes on: another process could not take over.
+    async fn leave_for(
+        &mut self,
+        leave: Leave,
+        answer: oneshot::Sender<Outcome>,
+        stop: &mut StopSignals,
+    ) -> Option<End> {
+        match leave {
+            Leave::Quit => Some(End::Quit(answer)),
+            Leave::Upgrade => match self.upgrade_until(stop).await {
+                Err(end) => Some(end),
+                Ok(Ok(to)) => {
+                    answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
+                    Some(End::HandedOver(to))
+                }
+                Ok(Err(error)) => {
+                    log::error!("{error}");
+                    answer.send(Err(error.into()));
+                    None
+                }
+            },
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use block::graph::drain;
 use block::options::{
@@ -11,13 +11,29 @@ use block::options::{
 use block::request::Op;
 use block::{CreateQcow2, create_qcow2, submit};
 use control::Action;
-use control::qmp::SnapshotSync;
 use event_loop::IoBufs;
 
 use super::disk_thread::on_a_thread;
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
+
+/// The arguments of `blockdev-snapshot-sync`.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SnapshotSync {
+    /// `device`: a device of QEMU. There are none here.
+    pub(crate) device: String,
+    /// `node-name`: the node that stays as it is.
+    pub(crate) node_name: String,
+    /// `snapshot-file`: where the image is made, or is.
+    pub(crate) snapshot_file: PathBuf,
+    /// `snapshot-node-name`: the image's node.
+    pub(crate) snapshot_node_name: Option<String>,
+    /// `format`; `None`: qcow2.
+    pub(crate) format: Option<String>,
+    /// `mode=existing`: the image is there.
+    pub(crate) existing: bool,
+}
 
 impl Daemon {
     /// `blockdev-snapshot-sync`.

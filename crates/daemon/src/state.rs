@@ -12,7 +12,7 @@ use std::sync::Arc;
 use control::{Action, State, Step, configuration, relative_path};
 
 use super::disk_thread::on_a_thread;
-use super::exports::State as ExportState;
+use super::exports::ExportState;
 use super::signal::until;
 use super::signals::StopSignals;
 use super::upgrade::words;

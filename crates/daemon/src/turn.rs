@@ -8,12 +8,12 @@ use super::signal::Signal;
 /// the one that serves.
 #[derive(Default)]
 pub(super) struct Turn {
-    state: Cell<State>,
+    phase: Cell<Phase>,
     changed: Signal,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum State {
+enum Phase {
     /// This process is still starting. Another process may be serving.
     #[default]
     NotYet,
@@ -25,33 +25,33 @@ enum State {
 impl Turn {
     /// This process serves.
     pub(super) fn begin(&self) {
-        self.become_now(State::Now);
+        self.become_now(Phase::Now);
     }
 
     /// Another process serves.
     pub(super) fn end(&self) {
-        self.become_now(State::Over);
+        self.become_now(Phase::Over);
     }
 
-    fn become_now(&self, state: State) {
-        self.state.set(state);
+    fn become_now(&self, phase: Phase) {
+        self.phase.set(phase);
         self.changed.notify();
     }
 
     /// Whether this process has not begun to serve.
     pub(super) fn is_not_yet(&self) -> bool {
-        self.state.get() == State::NotYet
+        self.phase.get() == Phase::NotYet
     }
 
     /// Waits until it has begun.
     pub(super) async fn begun(&self) {
-        self.changed.until(|| (self.state.get() != State::NotYet).then_some(())).await;
+        self.changed.until(|| (self.phase.get() != Phase::NotYet).then_some(())).await;
     }
 
     /// What the future gives, unless it is over: then nothing ever. Who waits keeps what it has, such as a
     /// listening socket, whose file belongs to the other process.
     pub(super) async fn unless_over<T>(&self, future: impl Future<Output = T>) -> T {
-        let over = self.changed.until(|| (self.state.get() == State::Over).then_some(()));
+        let over = self.changed.until(|| (self.phase.get() == Phase::Over).then_some(()));
         match super::until(over, future).await {
             Ok(()) => std::future::pending().await,
             Err(given) => given,

@@ -288,8 +288,8 @@ fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, Opti
     }
 }
 
-/// What an export may have.
-pub(crate) fn options() -> Union {
+/// Returns what an export may have.
+pub fn options() -> Union {
     let variant = |kind: &Type| Variant {
         name: kind.name,
         help: kind.help,
@@ -305,7 +305,11 @@ pub(crate) fn options() -> Union {
 }
 
 /// Reads one `--export`.
-pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, OptionError> {
+///
+/// # Errors
+///
+/// What is wrong with its options.
+pub fn read(mut object: Object, at: &Context) -> Result<ExportOptions, OptionError> {
     let names = || TYPES.iter().map(|kind| kind.name);
     let name = match table::take(&mut object, "type") {
         Some(name) => table::text(name, "type", at)?,

@@ -1,8 +1,10 @@
 //! `authz-simple` and `authz-list`: who is let in.
 
+use std::path::Path;
+
 use tls::{Authorization, Format, Policy, Rule};
 
-use super::{ObjectOptions, TypeRow, check_id};
+use super::{ObjectOptions, ObjectType, TypeRow, check_id};
 use crate::shape::Shape;
 use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 
@@ -15,10 +17,28 @@ pub struct AuthzOptions {
     pub authorization: Authorization,
 }
 
+impl ObjectType for AuthzOptions {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn type_name(&self) -> &'static str {
+        match self.authorization {
+            Authorization::Simple { .. } => "authz-simple",
+            Authorization::List { .. } => "authz-list",
+        }
+    }
+
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+}
+
 pub(super) static AUTHZ_SIMPLE: TypeRow = TypeRow {
     name: "authz-simple",
     help: "lets in one client, by the name in its certificate",
     example: "authz-simple,id=auth0,identity=CN=host1",
+    parent: "authz",
     table: &Table {
         fields: SIMPLE,
         build: |Simple { id, identity }| {
@@ -32,6 +52,7 @@ pub(super) static AUTHZ_LIST: TypeRow = TypeRow {
     name: "authz-list",
     help: "lets in clients, by the names in their certificates",
     example: "authz-list,id=auth1,rules.0.match=CN=host*,rules.0.format=glob,rules.0.policy=allow",
+    parent: "authz",
     table: &Table {
         fields: LIST,
         build: |List { id, policy, rules }| {

@@ -1,8 +1,10 @@
 //! `iothread`: a thread that runs an event loop.
 
+use std::path::Path;
+
 use event_loop::{PollGoal, PollPolicy};
 
-use super::{ObjectOptions, Property, TypeRow, check_id};
+use super::{ObjectOptions, ObjectType, Property, TypeRow, check_id};
 use crate::error::OptionError;
 use crate::rows::ThreadDraft;
 use crate::shape::Shape;
@@ -124,10 +126,25 @@ impl IothreadOptions {
 
 const ANY: std::ops::RangeInclusive<i64> = 0..=i64::MAX;
 
+impl ObjectType for IothreadOptions {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn type_name(&self) -> &'static str {
+        "iothread"
+    }
+
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+}
+
 pub(super) static IOTHREAD: TypeRow = TypeRow {
     name: "iothread",
     help: "a thread that runs an event loop, for exports to be served by",
     example: "iothread,id=o,poll-max-ns=0,cpu-affinity=0-3",
+    parent: "event-loop-base",
     table: &Table {
         fields: FIELDS,
         build: |iothread| {

@@ -1,19 +1,20 @@
 //! `--object`: things that are neither nodes nor exports, which those refer to.
 //!
-//! A type of object is a [`TypeRow`] in a file of its own, a line in [`TYPES`] and a variant of
-//! [`ObjectOptions`].
+//! A type of object is a file here, a line in [`TYPES`] and a variant of [`ObjectOptions`].
 
 mod authz;
 mod iothread;
+mod kind;
 mod throttle_group;
 mod tls_creds;
 
 pub use authz::AuthzOptions;
 pub use iothread::IothreadOptions;
+pub use kind::ObjectType;
 pub use throttle_group::ThrottleGroupOptions;
 pub use tls_creds::TlsCredsOptions;
 
-use tls::Authorization;
+use std::ops::Deref;
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
@@ -57,27 +58,15 @@ pub enum ObjectOptions {
     ThrottleGroup(Box<ThrottleGroupOptions>),
 }
 
-impl ObjectOptions {
-    /// `id`: its name, which no two objects have in common.
-    pub fn id(&self) -> &str {
-        match self {
-            ObjectOptions::Iothread(iothread) => &iothread.id,
-            ObjectOptions::TlsCreds(creds) => &creds.id,
-            ObjectOptions::Authz(authz) => &authz.id,
-            ObjectOptions::ThrottleGroup(group) => &group.id,
-        }
-    }
+impl Deref for ObjectOptions {
+    type Target = dyn ObjectType;
 
-    /// `qom-type`.
-    pub fn type_name(&self) -> &'static str {
+    fn deref(&self) -> &Self::Target {
         match self {
-            ObjectOptions::Iothread(_) => "iothread",
-            ObjectOptions::TlsCreds(_) => "tls-creds-x509",
-            ObjectOptions::Authz(authz) => match authz.authorization {
-                Authorization::Simple { .. } => "authz-simple",
-                Authorization::List { .. } => "authz-list",
-            },
-            ObjectOptions::ThrottleGroup(_) => "throttle-group",
+            ObjectOptions::Iothread(iothread) => iothread,
+            ObjectOptions::TlsCreds(creds) => creds,
+            ObjectOptions::Authz(authz) => authz,
+            ObjectOptions::ThrottleGroup(group) => &**group,
         }
     }
 }
@@ -101,17 +90,19 @@ pub(crate) struct TypeRow {
     pub(crate) help: &'static str,
     /// A whole value of the option.
     pub(crate) example: &'static str,
+    /// The type that it is derived from, in QEMU's tree of types.
+    pub(crate) parent: &'static str,
     /// Its options.
     pub(crate) table: &'static dyn Reads<ObjectOptions>,
 }
 
-/// Returns the types of objects that can be created.
-pub fn object_types() -> impl Iterator<Item = &'static str> {
-    TYPES.iter().map(|row| row.name)
+/// Returns the types of objects that can be created, each with the type that it is derived from.
+pub fn object_types() -> impl Iterator<Item = (&'static str, &'static str)> {
+    TYPES.iter().map(|row| (row.name, row.parent))
 }
 
-/// What an object may have.
-pub(crate) fn options() -> Union {
+/// Returns what an object may have.
+pub fn options() -> Union {
     let variant = |row: &&TypeRow| Variant {
         name: row.name,
         help: row.help,
@@ -127,7 +118,11 @@ pub(crate) fn options() -> Union {
 }
 
 /// Reads one `--object`.
-pub(crate) fn read(mut object: Object, at: &Context) -> Result<ObjectOptions, OptionError> {
+///
+/// # Errors
+///
+/// What is wrong with its options.
+pub fn read(mut object: Object, at: &Context) -> Result<ObjectOptions, OptionError> {
     let names = || TYPES.iter().map(|row| row.name);
     let qom_type = match table::take(&mut object, "qom-type") {
         Some(name) => table::text(name, "qom-type", at)?,

@@ -1,8 +1,10 @@
 //! `throttle-group`: limits that block nodes of the driver `throttle` keep to together.
 
+use std::path::Path;
+
 use block::throttle::ThrottleLimits;
 
-use super::{ObjectOptions, Property, TypeRow, check_id};
+use super::{ObjectOptions, ObjectType, Property, TypeRow, check_id};
 use crate::error::OptionError;
 use crate::table::{self, Context, Field, Kind, Need, Table, put};
 use crate::value::{Dialect, Value};
@@ -57,11 +59,26 @@ impl ThrottleGroupOptions {
     }
 }
 
+impl ObjectType for ThrottleGroupOptions {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn type_name(&self) -> &'static str {
+        "throttle-group"
+    }
+
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+}
+
 pub(super) static THROTTLE_GROUP: TypeRow = TypeRow {
     name: "throttle-group",
     help: "limits on requests and bytes per second, for nodes of the driver throttle",
     example: "throttle-group,id=slow,limits.iops-total=500,limits.iops-total-max=5000,\
               limits.iops-total-max-length=60",
+    parent: "object",
     table: &Table {
         fields: FIELDS,
         build: |group| {

@@ -1,8 +1,10 @@
 //! `tls-creds-x509`: certificates and keys for TLS.
 
+use std::path::Path;
+
 use tls::{Endpoint, X509Files};
 
-use super::{ObjectOptions, TypeRow, check_id};
+use super::{ObjectOptions, ObjectType, TypeRow, check_id};
 use crate::error::OptionError;
 use crate::table::{Choice, Field, Kind, Need, Table, not_yet, put};
 
@@ -27,10 +29,25 @@ impl Default for TlsCredsOptions {
     }
 }
 
+impl ObjectType for TlsCredsOptions {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn type_name(&self) -> &'static str {
+        "tls-creds-x509"
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.files.dir)
+    }
+}
+
 pub(super) static TLS_CREDS_X509: TypeRow = TypeRow {
     name: "tls-creds-x509",
     help: "certificates and a key for TLS, from the files of a folder",
     example: "tls-creds-x509,id=tls0,endpoint=server,dir=/etc/pki/qemu",
+    parent: "tls-creds",
     table: &Table {
         fields: FIELDS,
         build: |creds: TlsCredsOptions| {

@@ -91,7 +91,7 @@ pub static BLOCK_WRITE_THRESHOLD: EventRow = EventRow {
 };
 
 /// What a job is at.
-pub(super) const JOB_STATUS: Reply = Reply::Word(&[
+pub const JOB_STATUS: Reply = Reply::Word(&[
     "undefined",
     "created",
     "running",
@@ -106,7 +106,7 @@ pub(super) const JOB_STATUS: Reply = Reply::Word(&[
 ]);
 
 /// What kinds of jobs there are.
-pub(super) const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror", "stream", "commit"]);
+pub const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror", "stream", "commit"]);
 
 const JOB_DEVICE: Member = Member::new("device", Reply::Text, "the job's name");
 const JOB_KIND: Member = Member::new("type", JOB_TYPE, "what it does");

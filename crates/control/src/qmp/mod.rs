@@ -1,32 +1,33 @@
 //! QMP, the protocol by which programs control the daemon: JSON objects, one to a line.
 //!
 //! ```text
-//! bytes ── lexer ── parser ── request ── commands ── Command ── (the daemon)
-//!                                session ◄────────── Result  ◄──┘
+//! bytes ── lexer ── parser ── request ── command ── (the daemon)
+//!                                session ◄── Result ◄──┘
 //! ```
 //!
 //! [`Session`] is one client's conversation. It is pure: whoever owns the socket gives it what came and
 //! sends what it says. What a client can send is bounded in length and depth, and is answered whatever
 //! it is.
 
-pub(crate) mod commands;
+pub(crate) mod command;
 mod error;
 pub mod events;
 mod lexer;
+mod negotiation;
 mod parser;
 mod print;
 mod reply;
 mod request;
 mod schema;
 mod session;
+mod version;
 
-pub(crate) use commands::all as commands;
-pub use commands::{
-    AddError, Command, DeleteMode, LatencyBoundaries, QmpCommand, SnapshotSync, add, arguments_of,
-    read_command,
-};
+pub use command::{AddError, QmpCommand, add, commands};
 pub use error::{ErrorClass, QmpError};
 pub(crate) use events::EVENTS;
+pub use negotiation::Capabilities;
 pub use parser::{MAX_DEPTH, MAX_VALUE, Parser};
 pub use reply::{Member, Reply, Returns};
-pub use session::{Capabilities, Event, Session, Step, Ticket};
+pub use schema::schema;
+pub use session::{Event, Received, Session, Ticket};
+pub use version::version;

@@ -86,8 +86,8 @@ impl Reply {
 }
 
 impl Member {
-    /// As a member of a shape.
-    pub(crate) fn shape(&self) -> shape::Member {
+    /// Returns the member as one of a shape.
+    pub fn shape(&self) -> shape::Member {
         let need = if self.always { Need::Required } else { Need::Optional("") };
         shape::Member { name: self.name, shape: self.is.shape(), need, help: self.help }
     }

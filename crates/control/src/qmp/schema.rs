@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::commands;
+use super::command::commands;
 use super::events::EVENTS;
 use crate::shape::{Member, Shape, Union};
 use crate::table::Need;
@@ -13,10 +13,10 @@ use crate::table::Need;
 /// The whole schema: commands, events, and the types that they refer to.
 ///
 /// As with QEMU, types that only this program has names for are numbered; the numbers mean nothing.
-pub(super) fn schema() -> Json {
+pub fn schema() -> Json {
     let mut types = Types::default();
     let mut entries = Vec::new();
-    for row in commands::all() {
+    for row in commands() {
         let (arguments, returned) = (types.of(&row.arguments()), types.of(&row.returns().shape()));
         entries.push(json!({
             "name": row.name(),

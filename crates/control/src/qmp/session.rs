@@ -4,12 +4,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::commands::{self, Command, Job, QmpCommand};
+use super::command::{self, QmpCommand};
 use super::error::QmpError;
 use super::events::EventRow;
+use super::negotiation::{Capabilities, NEGOTIATION};
 use super::parser::Parser;
 use super::print;
-use super::request::{self, Id};
+use super::request::{self, Id, Request};
+use super::version::version;
 use crate::value::Object;
 
 /// A conversation from its greeting on. Pure: text in, commands and text out.
@@ -19,27 +21,12 @@ pub struct Session {
     capabilities: Option<Capabilities>,
 }
 
-/// What the client has enabled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Capabilities {
-    /// `oob`: commands with `exec-oob`.
-    pub out_of_band: bool,
-}
-
 /// What becomes of something a client has sent.
-pub enum Step {
+pub enum Received {
     /// It is answered by this.
     Reply(String),
-    /// It is to be carried out; [`Session::answer`] makes a line of the outcome.
-    Run(Ticket, Command),
-    /// The same, of a command that the program has [added](super::add). Its arguments are to be read.
+    /// It is a command with its arguments, which are to be read. [`Session::answer`] makes a line of the outcome.
     Call(Ticket, &'static dyn QmpCommand, Object),
-}
-
-/// What a request comes to.
-enum Asked {
-    Job(Job),
-    Call(&'static dyn QmpCommand, Object),
 }
 
 /// Belongs to a command under way.
@@ -65,7 +52,7 @@ impl Session {
 
     /// What it is sent first.
     pub fn greeting(&self) -> String {
-        self.line(json!({"QMP": {"version": commands::version(), "capabilities": ["oob"]}}))
+        self.line(json!({"QMP": {"version": version(), "capabilities": ["oob"]}}))
     }
 
     /// Returns an error line for a client that cannot be served, in place of the greeting.
@@ -79,60 +66,34 @@ impl Session {
     }
 
     /// What comes of the next thing that it has sent; cuts that off `input`. `None`: all was read.
-    pub fn next(&mut self, input: &mut &[u8]) -> Option<Step> {
+    pub fn next(&mut self, input: &mut &[u8]) -> Option<Received> {
         let parsed = self.parser.next(input)?;
         let takes_oob = self.capabilities.is_some_and(|enabled| enabled.out_of_band);
-        let (id, job) = match parsed {
-            Ok(value) => {
-                let (id, request) = request::parse(value, takes_oob);
-                (id, request.and_then(|request| self.look_up(request)))
-            }
+        let (id, request) = match parsed {
+            Ok(value) => request::parse(value, takes_oob),
             Err(desc) => (None, Err(QmpError::generic(desc))),
         };
-        let result = match job {
-            Ok(Asked::Call(command, arguments)) => {
-                return Some(Step::Call(Ticket(id), command, arguments));
-            }
-            Ok(Asked::Job(Job::Run(command))) => return Some(Step::Run(Ticket(id), command)),
-            Ok(Asked::Job(Job::Negotiate(capabilities))) => {
-                self.capabilities = Some(capabilities);
-                Ok(json!({}))
-            }
-            Ok(Asked::Job(Job::Answer(answer))) => Ok(answer()),
+        let called = match request {
+            Ok(request) if self.capabilities.is_none() => self.negotiate(request).map(|()| None),
+            Ok(request) => look_up(request).map(Some),
             Err(error) => Err(error),
         };
-        Some(Step::Reply(self.answer(Ticket(id), result)))
+        Some(match called {
+            Ok(Some((command, arguments))) => Received::Call(Ticket(id), command, arguments),
+            Ok(None) => Received::Reply(self.answer(Ticket(id), Ok(json!({})))),
+            Err(error) => Received::Reply(self.answer(Ticket(id), Err(error))),
+        })
     }
 
-    fn look_up(&self, request: request::Request) -> Result<Asked, QmpError> {
-        let name = &request.command;
-        let negotiates = name == commands::NEGOTIATION;
-        match (self.capabilities, negotiates) {
-            (None, false) => {
-                return Err(QmpError::command_not_found(
-                    "Expecting capabilities negotiation with 'qmp_capabilities'",
-                ));
-            }
-            (Some(_), true) => {
-                return Err(QmpError::command_not_found(
-                    "Capabilities negotiation is already complete, command ignored",
-                ));
-            }
-            _ => {}
+    /// Carries out the first command.
+    fn negotiate(&mut self, request: Request) -> Result<(), QmpError> {
+        if request.command != NEGOTIATION.name() {
+            return Err(QmpError::command_not_found(
+                "Expecting capabilities negotiation with 'qmp_capabilities'",
+            ));
         }
-        let command = commands::find(name).ok_or_else(|| {
-            QmpError::command_not_found(format!("The command {name} has not been found"))
-        })?;
-        if request.out_of_band {
-            // None is both urgent and quick enough.
-            let desc = format!("The command {name} does not support OOB");
-            return Err(QmpError::generic(desc));
-        }
-        let arguments = commands::given(request.arguments);
-        match commands::find_row(name) {
-            Some(row) => Ok(Asked::Job(row.read(arguments)?)),
-            None => Ok(Asked::Call(command, arguments)),
-        }
+        self.capabilities = Some(NEGOTIATION.parse(command::given(request.arguments))?);
+        Ok(())
     }
 
     /// The answer to a command.
@@ -166,4 +127,23 @@ impl Session {
     fn line(&self, value: Value) -> String {
         print::line(&value, self.pretty)
     }
+}
+
+/// Finds a command that comes after the negotiation.
+fn look_up(request: Request) -> Result<(&'static dyn QmpCommand, Object), QmpError> {
+    let name = &request.command;
+    if name == NEGOTIATION.name() {
+        return Err(QmpError::command_not_found(
+            "Capabilities negotiation is already complete, command ignored",
+        ));
+    }
+    let found = command::find(name).ok_or_else(|| {
+        QmpError::command_not_found(format!("The command {name} has not been found"))
+    })?;
+    if request.out_of_band {
+        // No command is both urgent and quick enough.
+        let desc = format!("The command {name} does not support OOB");
+        return Err(QmpError::generic(desc));
+    }
+    Ok((found, command::given(request.arguments)))
 }

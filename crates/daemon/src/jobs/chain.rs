@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use block::job::{Backup, Bitmap, MirrorTop};
 use block::node::{BackingName, BlockNode};
-use control::job::{CopyOptions, JobOptions};
 use control::qmp::{ErrorClass, QmpError};
 
 use super::super::state::Moving;
 use super::super::{Daemon, DaemonError, nodes};
 use super::job::{ChainEnd, Copying, How, Parts};
+use super::options::{CopyOptions, JobOptions};
 use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
 use super::worker;
 

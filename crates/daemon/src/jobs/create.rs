@@ -8,11 +8,11 @@ use std::path::Path;
 use std::thread;
 
 use block::CreationLock;
-use control::job::{CreateOptions, Preallocation};
 use event_loop::oneshot;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
+use super::options::{CreateOptions, Preallocation};
 use crate::errno::words;
 
 /// Bytes written at once.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use block::job::{Backup, Bitmap, Control};
 use block::node::{BackingName, BlockNode};
 use block::track::DirtyBitmap;
-use control::job::{BitmapMode, CopyOptions, JobOptions, JobVerb};
 use control::qmp::QmpError;
 use control::qmp::events::{EventRow, JOB_STATUS_CHANGE};
 use event_loop::{mailbox, oneshot};
 use serde_json::{Value as Json, json};
 
 use super::super::monitor::Clients;
+use super::options::{BitmapMode, CopyOptions, JobOptions, JobVerb};
 use super::worker::Order;
 
 /// What a job is at: QEMU's `JobStatus`.

@@ -3,12 +3,12 @@
 mod chain;
 mod create;
 mod job;
+mod options;
 mod start;
 mod worker;
 
 use block::graph::drain;
 use block::job::{End, Failure, OnError, Report, Side};
-use control::job::{JobCommand, JobVerb};
 use control::qmp::QmpError;
 use control::qmp::events::{
     BLOCK_JOB_CANCELLED, BLOCK_JOB_COMPLETED, BLOCK_JOB_ERROR, BLOCK_JOB_PENDING, BLOCK_JOB_READY,
@@ -20,6 +20,10 @@ use serde_json::{Value as Json, json};
 
 pub(super) use self::chain::ChainOptions;
 use self::job::{Copying, How, Job, Open, Parts, Status};
+pub(super) use self::options::{
+    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, JobVerb, MirrorOptions,
+    Preallocation, Sync,
+};
 use self::worker::Order;
 use super::state::Moving;
 use super::{Daemon, DaemonError};
@@ -43,6 +47,16 @@ impl Jobs {
         job.copying().map(|_| job.kind())
     }
 
+    /// Describes all jobs as `query-jobs` does. As in QEMU, the newest is first.
+    pub(super) fn info(&self) -> Json {
+        self.jobs.iter().rev().map(Job::info).collect()
+    }
+
+    /// Describes the jobs that copy as `query-block-jobs` does. As in QEMU, the newest is first.
+    pub(super) fn block_info(&self) -> Json {
+        self.jobs.iter().rev().filter_map(Job::block_info).collect()
+    }
+
     fn find(&mut self, id: &str) -> Option<&mut Job> {
         self.jobs.iter_mut().find(|job| job.options.id == id)
     }
@@ -60,42 +74,31 @@ impl Jobs {
 }
 
 impl Daemon {
-    /// Carries out a command about jobs.
-    pub(super) async fn job_command(&mut self, command: JobCommand) -> Result<Json, QmpError> {
-        match command {
-            JobCommand::Create(job, options) => self.start_create(job, options)?,
-            JobCommand::Backup(options) => self.start_backup(options).await?,
-            JobCommand::Mirror(options) => self.start_mirror(options).await?,
-            // As QEMU lists them: the newest first.
-            JobCommand::Query => return Ok(self.jobs.jobs.iter().rev().map(Job::info).collect()),
-            JobCommand::QueryBlock => {
-                return Ok(self.jobs.jobs.iter().rev().filter_map(Job::block_info).collect());
-            }
-            JobCommand::Tell(id, verb) => {
-                let Some(job) = self.jobs.find(&id) else {
-                    return Err(QmpError::generic("Job not found"));
-                };
-                let serial = job.serial;
-                self.tell_job(serial, verb).await?;
-            }
-            JobCommand::TellBlock(id, verb) => {
-                let found = self.jobs.find(&id).filter(|job| job.copying().is_some());
-                let Some(job) = found else { return Err(QmpError::block_job_not_found(&id)) };
-                let serial = job.serial;
-                if let Some(copying) = job.copying()
-                    && copying.user_paused
-                    && verb == (JobVerb::Cancel { force: false })
-                {
-                    let desc = format!("The block job for device '{id}' is currently paused");
-                    return Err(QmpError::generic(desc));
-                }
-                self.tell_job(serial, verb).await?;
-            }
-        }
-        Ok(json!({}))
+    /// Tells a job something: `job-*`.
+    pub(super) async fn tell_job(&mut self, id: &str, verb: JobVerb) -> Result<(), QmpError> {
+        let Some(job) = self.jobs.find(id) else {
+            return Err(QmpError::generic("Job not found"));
+        };
+        let serial = job.serial;
+        self.tell_by_serial(serial, verb).await
     }
 
-    async fn tell_job(&mut self, serial: u64, verb: JobVerb) -> Result<(), QmpError> {
+    /// Tells a job that copies something: `block-job-*`.
+    pub(super) async fn tell_block_job(&mut self, id: &str, verb: JobVerb) -> Result<(), QmpError> {
+        let found = self.jobs.find(id).filter(|job| job.copying().is_some());
+        let Some(job) = found else { return Err(QmpError::block_job_not_found(id)) };
+        let serial = job.serial;
+        if let Some(copying) = job.copying()
+            && copying.user_paused
+            && verb == (JobVerb::Cancel { force: false })
+        {
+            let desc = format!("The block job for device '{id}' is currently paused");
+            return Err(QmpError::generic(desc));
+        }
+        self.tell_by_serial(serial, verb).await
+    }
+
+    async fn tell_by_serial(&mut self, serial: u64, verb: JobVerb) -> Result<(), QmpError> {
         let Some(mut job) = self.jobs.take(serial) else { return Ok(()) };
         let told = self.tell_to(&mut job, verb).await;
         if job.status != Status::Null {

@@ -6,14 +6,14 @@ use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, Control, MirrorTop, WorkerConfig};
 use block::node::BlockNode;
 use control::Graph;
-use control::job::{
-    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync,
-};
 use control::qmp::QmpError;
 use event_loop::mailbox;
 
 use super::super::{Daemon, DaemonError, Message};
 use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
+use super::options::{
+    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync,
+};
 use super::{create, worker};
 
 /// Bytes that a backup copies before one of them is overwritten.
@@ -36,7 +36,7 @@ pub(super) struct Ends {
 
 impl Daemon {
     /// `blockdev-create`.
-    pub(super) fn start_create(
+    pub(in super::super) fn start_create(
         &mut self,
         job: JobOptions,
         options: CreateOptions,
@@ -101,7 +101,10 @@ impl Daemon {
     }
 
     /// `blockdev-mirror`.
-    pub(super) async fn start_mirror(&mut self, options: MirrorOptions) -> Result<(), QmpError> {
+    pub(in super::super) async fn start_mirror(
+        &mut self,
+        options: MirrorOptions,
+    ) -> Result<(), QmpError> {
         let MirrorOptions { copy, replaces, granularity, buf_size } = options;
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
         if ends.size != ends.target.geometry().size {

@@ -1,8 +1,6 @@
 //! What the daemon has done, as it stands at a moment: read from counters that their threads go on
 //! writing.
 
-pub(super) mod qmp;
-
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,13 +1,12 @@
 //! `block-stream`.
 
-use control::job::CopyOptions;
 use control::qmp::Returns;
 use options::table::{Field, Kind, Need, only_off, put};
 use serde_json::json;
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
-use crate::jobs::ChainOptions;
+use crate::jobs::{ChainOptions, CopyOptions};
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "block-stream",

@@ -1,7 +1,21 @@
-//! Monitors, and the character devices that they are on.
+//! The daemon itself, its monitors, and what they take.
 
 mod query_chardev;
+mod query_commands;
+mod query_qmp_schema;
+mod query_version;
+mod quit;
+mod x_query_sandbox;
+mod x_upgrade;
 
 use super::DaemonCommand;
 
-pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[&query_chardev::COMMAND];
+pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[
+    &query_version::COMMAND,
+    &query_commands::COMMAND,
+    &query_qmp_schema::COMMAND,
+    &query_chardev::COMMAND,
+    &x_query_sandbox::COMMAND,
+    &x_upgrade::COMMAND,
+    &quit::COMMAND,
+];

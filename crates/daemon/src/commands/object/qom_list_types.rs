@@ -83,20 +83,9 @@ static ABSTRACT: &[Type] = &[
 static CONTAINER: Type = Type { name: "container", parent: Some("object"), is_abstract: false };
 
 impl Type {
-    /// A type that objects can be created of.
-    fn of_object(name: &'static str) -> Type {
-        let parent = match name {
-            "iothread" => "event-loop-base",
-            _ if name.starts_with("tls-creds-") => "tls-creds",
-            _ if name.starts_with("authz-") => "authz",
-            _ => "object",
-        };
-        Type { name, parent: Some(parent), is_abstract: false }
-    }
-
     fn implements(&self, name: &str) -> bool {
         if name == USER_CREATABLE {
-            return control::object_types().any(|own| own == self.name);
+            return control::object_types().any(|(own, _)| own == self.name);
         }
         let parent =
             self.parent.and_then(|parent| ABSTRACT.iter().find(|kind| kind.name == parent));
@@ -107,5 +96,6 @@ impl Type {
 fn types() -> impl Iterator<Item = Type> {
     let fixed = ABSTRACT.iter().chain([&CONTAINER]);
     let fixed = fixed.map(|kind| Type { name: kind.name, ..*kind });
-    fixed.chain(control::object_types().map(Type::of_object))
+    let own = control::object_types();
+    fixed.chain(own.map(|(name, parent)| Type { name, parent: Some(parent), is_abstract: false }))
 }

@@ -5,15 +5,18 @@ use std::sync::Arc;
 use block::job::Bitmap;
 use block::track::DirtyBitmap;
 use control::Object;
-use control::job::{BackupOptions, JobCommand};
-use control::qmp::{self, QmpError, SnapshotSync};
+use control::qmp::{QmpCommand, QmpError};
 use options::OptionError;
 use options::shape::Shape;
 use options::table::{self, Context, Field};
 use options::value::Dialect;
 
 use super::super::bitmap::arguments::{MERGE, NAME, NEW};
+use super::super::job::blockdev_backup;
+use super::super::snapshot::{blockdev_snapshot, blockdev_snapshot_sync};
 use crate::bitmaps::{BitmapName, Merge, NewBitmap};
+use crate::jobs::BackupOptions;
+use crate::snapshot::SnapshotSync;
 use crate::{Daemon, DaemonError};
 
 /// What is done.
@@ -24,10 +27,7 @@ pub(super) enum Action {
     BitmapEnable(BitmapName, bool),
     BitmapMerge(Merge),
     Backup(Box<BackupOptions>),
-    Snapshot {
-        node: String,
-        overlay: String,
-    },
+    Snapshot(blockdev_snapshot::Arguments),
     SnapshotSync(Box<SnapshotSync>),
     /// Fails.
     Abort,
@@ -117,42 +117,30 @@ pub(super) static KINDS: &[Kind] = &[
     Kind {
         name: "blockdev-backup",
         help: "begin a backup",
-        arguments: || qmp::arguments_of("blockdev-backup"),
-        read: |object| match qmp::read_command("blockdev-backup", object)? {
-            qmp::Command::Job(command) => match *command {
-                JobCommand::Backup(options) => Ok(Action::Backup(Box::new(options))),
-                other => Err(unexpected(&other)),
-            },
-            other => Err(unexpected(&other)),
+        arguments: || blockdev_backup::COMMAND.arguments(),
+        read: |object| {
+            let options = blockdev_backup::COMMAND.parse(object)?;
+            blockdev_backup::check(&options)?;
+            Ok(Action::Backup(Box::new(options)))
         },
     },
     Kind {
         name: "blockdev-snapshot",
         help: "put an image above a node",
-        arguments: || qmp::arguments_of("blockdev-snapshot"),
-        read: |object| match qmp::read_command("blockdev-snapshot", object)? {
-            qmp::Command::BlockdevSnapshot { node, overlay } => {
-                Ok(Action::Snapshot { node, overlay })
-            }
-            other => Err(unexpected(&other)),
-        },
+        arguments: || blockdev_snapshot::COMMAND.arguments(),
+        read: |object| Ok(Action::Snapshot(blockdev_snapshot::COMMAND.parse(object)?)),
     },
     Kind {
         name: "blockdev-snapshot-sync",
         help: "create an image above a node",
-        arguments: || qmp::arguments_of("blockdev-snapshot-sync"),
-        read: |object| match qmp::read_command("blockdev-snapshot-sync", object)? {
-            qmp::Command::BlockdevSnapshotSync(snapshot) => Ok(Action::SnapshotSync(snapshot)),
-            other => Err(unexpected(&other)),
+        arguments: || blockdev_snapshot_sync::COMMAND.arguments(),
+        read: |object| {
+            Ok(Action::SnapshotSync(Box::new(blockdev_snapshot_sync::COMMAND.parse(object)?)))
         },
     },
 ];
 
 static NOTHING: &[Field<()>] = &[];
-
-fn unexpected(command: &dyn std::fmt::Debug) -> OptionError {
-    OptionError::new(format!("{command:?} is no action"))
-}
 
 impl Daemon {
     /// Carries an action out. Returns what undoes it.
@@ -187,7 +175,7 @@ impl Daemon {
                 self.start_backup(*options).await?;
                 Undo::CancelJob(id)
             }
-            Action::Snapshot { node, overlay } => {
+            Action::Snapshot(blockdev_snapshot::Arguments { node, overlay }) => {
                 self.snapshot(&node, &overlay).await?;
                 Undo::RemoveOverlay { node, overlay, is_new: false }
             }

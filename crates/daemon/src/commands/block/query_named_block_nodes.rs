@@ -1,0 +1,143 @@
+//! `query-named-block-nodes`.
+
+use control::qmp::{Member, Reply, Returns};
+use options::shape::{Shape, Union, Variant};
+use options::table::{Field, Kind, Need, put};
+
+use super::super::Command;
+use crate::nodes;
+
+pub(super) static COMMAND: Command<Arguments> = Command {
+    name: "query-named-block-nodes",
+    help: "list the block nodes that have names",
+    example: r#"{"flat": true}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Data("one for each node", Reply::List(&Reply::Object(NODE))),
+    records: false,
+    run: |daemon, Arguments { flat }| Box::pin(async move { Ok(nodes::all(&daemon.nodes, flat)) }),
+};
+
+#[derive(Default)]
+pub(super) struct Arguments {
+    flat: bool,
+}
+
+static ARGUMENTS: &[Field<Arguments>] = &[Field {
+    name: "flat",
+    kind: Kind::Bool(|to, flat| put(&mut to.flat, flat)),
+    need: Need::Default("off"),
+    help: "leave out what lies below each node's image",
+}];
+
+static NODE: &[Member] = &[
+    Member::new("node-name", Reply::Text, "the node's name"),
+    Member::new("drv", Reply::Text, "its driver"),
+    Member::new("file", Reply::Text, "its image: a path, or options in JSON"),
+    Member::new("ro", Reply::Bool, "it is read-only"),
+    Member::new("encrypted", Reply::Bool, "it is encrypted; always false"),
+    Member::new(
+        "active",
+        Reply::Bool,
+        "the node has its image open; false after blockdev-set-active active=false",
+    ),
+    Member::new(
+        "detect_zeroes",
+        Reply::Word(&["off", "on", "unmap"]),
+        "what happens to writes of zeroes",
+    ),
+    Member::new("cache", Reply::Object(CACHE), "how the host's page cache is used"),
+    Member::new("children", Reply::List(&Reply::Object(CHILD)), "the nodes below that have names"),
+    Member::new("image", Reply::Object(IMAGE), "what is known of the image"),
+    Member::new("backing_file_depth", Reply::Int, "images below it that it shows as they are"),
+    Member::optional("dirty-bitmaps", Reply::List(&Reply::Object(BITMAP)), "its dirty bitmaps"),
+    Member::optional(
+        "backing_file",
+        Reply::Text,
+        "the image behind it: a path, or options in JSON",
+    ),
+    Member::new(
+        "write_threshold",
+        Reply::Int,
+        "the byte that block-set-write-threshold has set; 0: none",
+    ),
+    Member::new("bps", Reply::Int, "always 0"),
+    Member::new("bps_rd", Reply::Int, "always 0"),
+    Member::new("bps_wr", Reply::Int, "always 0"),
+    Member::new("iops", Reply::Int, "always 0"),
+    Member::new("iops_rd", Reply::Int, "always 0"),
+    Member::new("iops_wr", Reply::Int, "always 0"),
+];
+
+static BITMAP: &[Member] = &[
+    Member::new("name", Reply::Text, "the bitmap's name"),
+    Member::new("recording", Reply::Bool, "it notes writes"),
+    Member::new("busy", Reply::Bool, "a job or an export uses it"),
+    Member::new("persistent", Reply::Bool, "it is kept in the image; always false"),
+    Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
+    Member::new("count", Reply::Int, "bytes in parts that were written to"),
+];
+
+static CACHE: &[Member] = &[
+    Member::new("writeback", Reply::Bool, "writes are answered before they are flushed"),
+    Member::new("direct", Reply::Bool, "the page cache is bypassed"),
+    Member::new("no-flush", Reply::Bool, "flushes are ignored"),
+];
+
+static CHILD: &[Member] = &[
+    Member::new("child", Reply::Text, "what it is to the node above"),
+    Member::new("node-name", Reply::Text, "its name"),
+];
+
+static IMAGE: &[Member] = &[
+    Member::new("filename", Reply::Text, "its path, or options in JSON"),
+    Member::new("format", Reply::Text, "its driver"),
+    Member::new("virtual-size", Reply::Int, "size of the disk, in bytes"),
+    Member::new("actual-size", Reply::Int, "what it takes on its file system, in bytes"),
+    Member::new("limits", Reply::Object(LIMITS), "what requests to it should keep to"),
+    Member::optional("dirty-flag", Reply::Bool, "it was not closed properly; always false"),
+    Member::optional("cluster-size", Reply::Int, "of an image format: bytes of a cluster"),
+    Member::optional("backing-filename", Reply::Text, "the backing file that the image names"),
+    Member::optional("backing-filename-format", Reply::Text, "its format, as the image names it"),
+    Member::optional("full-backing-filename", Reply::Text, "the path of that file"),
+    Member::optional("format-specific", Reply::As(specific), "what only its driver knows"),
+    Member::optional("backing-image", Reply::Any, "the same of the image that it shows as it is"),
+];
+
+static LIMITS: &[Member] = &[
+    Member::new("request-alignment", Reply::Int, "of ranges, in bytes"),
+    Member::new("min-mem-alignment", Reply::Int, "of memory, in bytes; less costs a copy"),
+    Member::new("opt-mem-alignment", Reply::Int, "of memory, in bytes, where it can be chosen"),
+    Member::new("max-iov", Reply::Int, "most segments of memory at once"),
+    Member::optional("discard-alignment", Reply::Int, "of discards that give space back, in bytes"),
+    Member::optional("write-zeroes-alignment", Reply::Int, "of efficient write-zeroes, in bytes"),
+];
+
+/// QEMU's `ImageInfoSpecific`.
+fn specific() -> Shape {
+    let variant = |name, help, data| Variant {
+        name,
+        help,
+        example: "",
+        members: vec![Member::new("data", Reply::Object(data), "what is known").shape()],
+    };
+    Shape::Union(Union {
+        tag: "type",
+        help: "the driver",
+        common: Vec::new(),
+        variants: vec![
+            variant("file", "a file: nothing more is known", &[]),
+            variant("qcow2", "a qcow2 image", QCOW2),
+        ],
+    })
+}
+
+static QCOW2: &[Member] = &[
+    Member::new("compat", Reply::Text, "the version: 0.10 (2) or 1.1 (3)"),
+    Member::optional("lazy-refcounts", Reply::Bool, "reference counts may be written late"),
+    Member::optional("corrupt", Reply::Bool, "the image is marked as corrupt"),
+    Member::optional("extended-l2", Reply::Bool, "always false"),
+    Member::optional("data-file", Reply::Text, "the external data file that the image names"),
+    Member::optional("data-file-raw", Reply::Bool, "the data file has the disk's bytes one to one"),
+    Member::new("refcount-bits", Reply::Int, "bits of a reference count"),
+    Member::new("compression-type", Reply::Word(&["zlib"]), "how clusters are compressed"),
+];

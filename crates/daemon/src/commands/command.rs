@@ -1,0 +1,88 @@
+//! A command with arguments of its own.
+
+use control::Object;
+use control::qmp::{QmpCommand, QmpError, Returns};
+use options::OptionError;
+use options::shape::Shape;
+use options::table::{self, Context, Field};
+use options::value::Dialect;
+use serde_json::Value as Json;
+
+use super::{Accepted, Answer, Call, DaemonCommand, Running};
+use crate::Daemon;
+
+/// A command, with arguments that are read into an `A`.
+///
+/// `R` says when the command is answered. `Json`: when `run` has ended. [`Answer`]: as `run` decides.
+pub(crate) struct Command<A: 'static, R: 'static = Json> {
+    /// Its name.
+    pub(super) name: &'static str,
+    /// What it does, in one sentence.
+    pub(super) help: &'static str,
+    /// Arguments it can have, as JSON; empty when it needs none.
+    pub(super) example: &'static str,
+    /// Its arguments.
+    pub(super) arguments: &'static [Field<A>],
+    /// What comes back.
+    pub(super) returns: Returns,
+    /// Whether it may change the configuration in the state file.
+    pub(super) records: bool,
+    /// Carries it out.
+    pub(super) run: for<'a> fn(&'a mut Daemon, A) -> Running<'a, R>,
+}
+
+impl<A: Default, R> Command<A, R> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them.
+    pub(super) fn parse(&self, mut arguments: Object) -> Result<A, OptionError> {
+        let (at, mut read) = (Context::new(Dialect::Json), A::default());
+        table::read(self.arguments, &mut read, &mut arguments, &at)?;
+        table::refuse_rest(&arguments, &at, self.name, table::names(self.arguments))?;
+        Ok(read)
+    }
+}
+
+impl<A: Default, R> QmpCommand for Command<A, R> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn help(&self) -> &'static str {
+        self.help
+    }
+
+    fn example(&self) -> &'static str {
+        self.example
+    }
+
+    fn arguments(&self) -> Shape {
+        Shape::Object(table::members(self.arguments))
+    }
+
+    fn option(&self) -> &'static str {
+        ""
+    }
+
+    fn returns(&self) -> &Returns {
+        &self.returns
+    }
+
+    fn check(&self, arguments: Object) -> Result<(), OptionError> {
+        self.parse(arguments).map(drop)
+    }
+}
+
+impl<A: Default, R: Into<Answer>> DaemonCommand for Command<A, R> {
+    fn read(&self, arguments: Object) -> Result<Accepted, QmpError> {
+        let (arguments, run) = (self.parse(arguments)?, self.run);
+        Ok(Accepted::Call(Call {
+            records: self.records,
+            run: Box::new(move |daemon| {
+                Box::pin(async move { Ok(run(daemon, arguments).await?.into()) })
+            }),
+        }))
+    }
+}

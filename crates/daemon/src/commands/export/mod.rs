@@ -1,0 +1,45 @@
+//! Exports.
+
+mod block_export_add;
+mod block_export_del;
+mod query_block_exports;
+mod x_block_export_resume;
+
+use event_loop::oneshot;
+
+use super::{Answer, DaemonCommand};
+use crate::Daemon;
+use crate::signal::until;
+
+pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[
+    &block_export_add::COMMAND,
+    &block_export_del::COMMAND,
+    &x_block_export_resume::COMMAND,
+    &query_block_exports::COMMAND,
+];
+
+/// `mode` of commands that end exports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum DeleteMode {
+    /// Fail when a client uses the export.
+    #[default]
+    Safe,
+    /// Disconnect the clients.
+    Hard,
+}
+
+/// How long a command waits for the end of exports before it is answered all the same, nanoseconds.
+const EXPORT_END_NS: u64 = 1_000_000_000;
+
+/// The answer to a command that ends exports: when what the exports used is free again, as in QSD.
+pub(super) fn when_ended(daemon: &Daemon, ends: Vec<oneshot::Receiver<()>>) -> Answer {
+    let enough = daemon.control.sleep_until(daemon.control.now_ns() + EXPORT_END_NS);
+    Answer::Later(Box::pin(async move {
+        let all = async {
+            for end in ends {
+                let _ = end.await;
+            }
+        };
+        let _ = until(all, enough).await;
+    }))
+}

@@ -1,0 +1,23 @@
+//! `block-job-finalize`.
+
+use control::qmp::Returns;
+use serde_json::json;
+
+use super::super::Command;
+use super::arguments::JobName;
+use crate::jobs::JobVerb;
+
+pub(super) static COMMAND: Command<JobName> = Command {
+    name: "block-job-finalize",
+    help: "as job-finalize",
+    example: r#"{"id": "j0"}"#,
+    arguments: JobName::ID,
+    returns: Returns::Nothing,
+    records: true,
+    run: |daemon, JobName(id)| {
+        Box::pin(async move {
+            daemon.tell_block_job(&id, JobVerb::Finalize).await?;
+            Ok(json!({}))
+        })
+    },
+};

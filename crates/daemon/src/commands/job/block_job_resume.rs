@@ -1,0 +1,23 @@
+//! `block-job-resume`.
+
+use control::qmp::Returns;
+use serde_json::json;
+
+use super::super::Command;
+use super::arguments::JobName;
+use crate::jobs::JobVerb;
+
+pub(super) static COMMAND: Command<JobName> = Command {
+    name: "block-job-resume",
+    help: "as job-resume",
+    example: r#"{"device": "j0"}"#,
+    arguments: JobName::DEVICE,
+    returns: Returns::Nothing,
+    records: true,
+    run: |daemon, JobName(id)| {
+        Box::pin(async move {
+            daemon.tell_block_job(&id, JobVerb::Resume).await?;
+            Ok(json!({}))
+        })
+    },
+};

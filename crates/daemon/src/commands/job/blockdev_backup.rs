@@ -1,0 +1,139 @@
+//! `blockdev-backup`.
+
+use block::job::OnCbwError;
+use control::qmp::Returns;
+use options::OptionError;
+use options::table::{Choice, Field, Kind, Need, put};
+use serde_json::json;
+
+use super::super::Command;
+use super::arguments::{Copies, Rows};
+use crate::jobs::{BackupOptions, BitmapMode, CopyOptions, Sync};
+
+pub(in super::super) static COMMAND: Command<BackupOptions> = Command {
+    name: "blockdev-backup",
+    help: "copy a node, as it is at this moment, to another node",
+    example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Nothing,
+    records: true,
+    run: |daemon, options| {
+        Box::pin(async move {
+            check(&options)?;
+            daemon.start_backup(options).await?;
+            Ok(json!({}))
+        })
+    },
+};
+
+impl Copies for BackupOptions {
+    fn copy(&mut self) -> &mut CopyOptions {
+        &mut self.copy
+    }
+}
+
+/// Checks that a bitmap and what becomes of it go together. In QEMU's words.
+pub(in super::super) fn check(options: &BackupOptions) -> Result<(), OptionError> {
+    let (sync, bitmap, mode) = (options.copy.sync, options.bitmap.is_some(), options.bitmap_mode);
+    let name = if sync == Sync::Incremental { "incremental" } else { "bitmap" };
+    let wrong = match (sync, bitmap, mode) {
+        (Sync::Incremental | Sync::Bitmap, false, _) => {
+            format!("must provide a valid bitmap name for '{name}' sync mode")
+        }
+        (Sync::Incremental, true, Some(BitmapMode::Never | BitmapMode::Always)) => {
+            "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'".to_owned()
+        }
+        (Sync::Bitmap | Sync::Full | Sync::Top | Sync::None, true, None) => {
+            "Bitmap sync mode must be given when providing a bitmap".to_owned()
+        }
+        (Sync::None, true, _) => {
+            "sync mode 'none' does not produce meaningful bitmap outputs".to_owned()
+        }
+        (Sync::Full | Sync::Top, true, Some(BitmapMode::Never)) => {
+            let name = if sync == Sync::Full { "full" } else { "top" };
+            format!(
+                "Bitmap sync mode 'never' has no meaningful effect when combined with sync mode '{name}'"
+            )
+        }
+        (_, false, Some(_)) => "Cannot specify bitmap sync mode without a bitmap".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(OptionError::new(wrong))
+}
+
+static ARGUMENTS: &[Field<BackupOptions>] = &[
+    Rows::JOB_ID,
+    Rows::SOURCE,
+    Field {
+        name: "sync",
+        kind: Kind::Choice(&[
+            Rows::FULL,
+            Rows::NONE,
+            Rows::TOP,
+            Choice {
+                name: "incremental",
+                help: "what a bitmap has set, which is cleared of it if the job succeeds",
+                set: |to| put(&mut to.copy.sync, Sync::Incremental),
+            },
+            Choice {
+                name: "bitmap",
+                help: "what a bitmap has set; bitmap-mode says what becomes of it",
+                set: |to| put(&mut to.copy.sync, Sync::Bitmap),
+            },
+        ]),
+        need: Need::Required,
+        help: "what is copied",
+    },
+    Field {
+        name: "bitmap",
+        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.bitmap, Some(name)) },
+        need: Need::Optional("none"),
+        help: "a dirty bitmap of the source",
+    },
+    Field {
+        name: "bitmap-mode",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "on-success",
+                help: "cleared if the job succeeds",
+                set: |to| put(&mut to.bitmap_mode, Some(BitmapMode::OnSuccess)),
+            },
+            Choice {
+                name: "never",
+                help: "they stay",
+                set: |to| put(&mut to.bitmap_mode, Some(BitmapMode::Never)),
+            },
+            Choice {
+                name: "always",
+                help: "cleared of what was copied, also if the job fails",
+                set: |to| put(&mut to.bitmap_mode, Some(BitmapMode::Always)),
+            },
+        ]),
+        need: Need::Optional("on-success for sync=incremental; else an error with a bitmap"),
+        help: "what becomes of the bitmap's bits",
+    },
+    Rows::SPEED,
+    Rows::ON_SOURCE_ERROR,
+    Rows::ON_TARGET_ERROR,
+    Field {
+        name: "on-cbw-error",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "break-guest-write",
+                help: "the write fails",
+                set: |to| put(&mut to.on_cbw_error, OnCbwError::BreakGuestWrite),
+            },
+            Choice {
+                name: "break-snapshot",
+                help: "the write goes on, and the job fails",
+                set: |to| put(&mut to.on_cbw_error, OnCbwError::BreakSnapshot),
+            },
+        ]),
+        need: Need::Default("break-guest-write"),
+        help: "when what a client overwrites cannot be copied first",
+    },
+    Rows::AUTO_FINALIZE,
+    Rows::AUTO_DISMISS,
+    Rows::FILTER_OF_SOURCE,
+    Rows::TARGET,
+];

@@ -1,0 +1,23 @@
+//! `job-cancel`.
+
+use control::qmp::Returns;
+use serde_json::json;
+
+use super::super::Command;
+use super::arguments::JobName;
+use crate::jobs::JobVerb;
+
+pub(super) static COMMAND: Command<JobName> = Command {
+    name: "job-cancel",
+    help: "cancel a job",
+    example: r#"{"id": "j0"}"#,
+    arguments: JobName::ID,
+    returns: Returns::Nothing,
+    records: true,
+    run: |daemon, JobName(id)| {
+        Box::pin(async move {
+            daemon.tell_job(&id, JobVerb::Cancel { force: true }).await?;
+            Ok(json!({}))
+        })
+    },
+};

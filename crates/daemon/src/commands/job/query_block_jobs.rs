@@ -1,0 +1,33 @@
+//! `query-block-jobs`.
+
+use control::qmp::events::{JOB_STATUS, JOB_TYPE};
+use control::qmp::{Member, Reply, Returns};
+
+use super::super::Command;
+
+pub(super) static COMMAND: Command<()> = Command {
+    name: "query-block-jobs",
+    help: "list the jobs that copy block nodes",
+    example: "",
+    arguments: &[],
+    returns: Returns::Data("one for each job", Reply::List(&Reply::Object(BLOCK_JOB_INFO))),
+    records: false,
+    run: |daemon, ()| Box::pin(async { Ok(daemon.jobs.block_info()) }),
+};
+
+static BLOCK_JOB_INFO: &[Member] = &[
+    Member::new("device", Reply::Text, "the job's name"),
+    Member::new("type", JOB_TYPE, "what it does"),
+    Member::new("status", JOB_STATUS, "what it is at"),
+    Member::new("len", Reply::Int, "how much work there is, in bytes"),
+    Member::new("offset", Reply::Int, "how much of it is done, in bytes"),
+    Member::new("speed", Reply::Int, "bytes a second at most; 0: no limit"),
+    Member::new("busy", Reply::Bool, "always false"),
+    Member::new("paused", Reply::Bool, "it was paused, by a command or by an error"),
+    Member::new("ready", Reply::Bool, "a mirror may complete"),
+    Member::new("io-status", Reply::Word(&["ok", "failed", "nospace"]), "why it was paused"),
+    Member::new("auto-finalize", Reply::Bool, "it does not wait for job-finalize"),
+    Member::new("auto-dismiss", Reply::Bool, "it does not wait for job-dismiss"),
+    Member::optional("actively-synced", Reply::Bool, "of a mirror; always false"),
+    Member::optional("error", Reply::Text, "why it failed"),
+];

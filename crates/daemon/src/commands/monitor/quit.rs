@@ -1,0 +1,15 @@
+//! `quit`.
+
+use control::qmp::Returns;
+
+use super::super::{Answer, Command, Leave};
+
+pub(super) static COMMAND: Command<(), Answer> = Command {
+    name: "quit",
+    help: "end the daemon; requests in flight are finished and flushed",
+    example: "",
+    arguments: &[],
+    returns: Returns::Nothing,
+    records: false,
+    run: |_, ()| Box::pin(async { Ok(Answer::AfterServing(Leave::Quit)) }),
+};

@@ -1,0 +1,15 @@
+//! The NBD server, and exports on it by one name.
+
+mod nbd_server_add;
+mod nbd_server_remove;
+mod nbd_server_start;
+mod nbd_server_stop;
+
+use super::DaemonCommand;
+
+pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[
+    &nbd_server_start::COMMAND,
+    &nbd_server_stop::COMMAND,
+    &nbd_server_add::COMMAND,
+    &nbd_server_remove::COMMAND,
+];

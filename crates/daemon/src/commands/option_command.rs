@@ -1,0 +1,81 @@
+//! A command with the arguments of an option of the command line.
+
+use control::qmp::{QmpCommand, QmpError, Returns};
+use control::{Action, Object, Step, Value};
+use options::OptionError;
+use options::shape::Shape;
+use options::table::Context;
+use options::value::Dialect;
+use serde_json::{Value as Json, json};
+
+use super::{Accepted, Call, DaemonCommand};
+
+/// A command that makes what an option of the command line makes.
+pub(super) struct OptionCommand {
+    /// Its name.
+    pub(super) name: &'static str,
+    /// What it does, in one sentence.
+    pub(super) help: &'static str,
+    /// Arguments it can have, as JSON.
+    pub(super) example: &'static str,
+    /// The option, with its dashes.
+    pub(super) option: &'static str,
+    /// What the option takes.
+    pub(super) arguments: fn() -> Shape,
+    /// Reads what the option takes.
+    pub(super) read: fn(Object, &Context) -> Result<Action, OptionError>,
+}
+
+impl OptionCommand {
+    fn parse(&self, arguments: Object) -> Result<Step, OptionError> {
+        // The definitions of the present configuration have the text of the option.
+        let origin = format!("{} {}", self.option, Json::from(Value::Object(arguments.clone())));
+        let action = (self.read)(arguments, &Context::new(Dialect::Json))?;
+        Ok(Step { origin, action })
+    }
+}
+
+impl QmpCommand for OptionCommand {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn help(&self) -> &'static str {
+        self.help
+    }
+
+    fn example(&self) -> &'static str {
+        self.example
+    }
+
+    fn arguments(&self) -> Shape {
+        (self.arguments)()
+    }
+
+    fn option(&self) -> &'static str {
+        self.option
+    }
+
+    fn returns(&self) -> &Returns {
+        &Returns::Nothing
+    }
+
+    fn check(&self, arguments: Object) -> Result<(), OptionError> {
+        self.parse(arguments).map(drop)
+    }
+}
+
+impl DaemonCommand for OptionCommand {
+    fn read(&self, arguments: Object) -> Result<Accepted, QmpError> {
+        let step = self.parse(arguments)?;
+        Ok(Accepted::Call(Call {
+            records: true,
+            run: Box::new(move |daemon| {
+                Box::pin(async move {
+                    daemon.add(&step).await?;
+                    Ok(json!({}).into())
+                })
+            }),
+        }))
+    }
+}

@@ -1,0 +1,150 @@
+//! `block-latency-histogram-set`.
+
+use control::qmp::{QmpError, Returns};
+use options::OptionError;
+use options::shape::Shape;
+use options::table::{self, Context, Field, Kind, Need, put};
+use options::value::Value;
+use serde_json::json;
+use stats::Kind as Operation;
+
+use super::super::Command;
+
+pub(super) static COMMAND: Command<Arguments> = Command {
+    name: "block-latency-histogram-set",
+    help: "count an export's latencies between boundaries, for query-blockstats; without boundaries, stop counting",
+    example: r#"{"id": "export0", "boundaries": [100000, 1000000, 10000000]}"#,
+    arguments: ARGUMENTS,
+    returns: Returns::Nothing,
+    records: false,
+    run: |daemon, arguments| {
+        Box::pin(async move {
+            let id = arguments.id.clone();
+            let queues = daemon.exports.queues_of(&id);
+            let queues = queues.ok_or_else(|| QmpError::device_not_found(&id))?;
+            for (operation, boundaries) in arguments.boundaries()? {
+                for queue in queues {
+                    queue.count_in_bins(operation, boundaries.clone());
+                }
+            }
+            Ok(json!({}))
+        })
+    },
+};
+
+/// Boundaries are in nanoseconds.
+#[derive(Default)]
+pub(super) struct Arguments {
+    id: String,
+    /// Of operations that have none of their own.
+    all: Option<Vec<u64>>,
+    read: Option<Vec<u64>>,
+    write: Option<Vec<u64>>,
+    flush: Option<Vec<u64>>,
+    zone_append: bool,
+}
+
+/// Boundaries that latencies are counted by, nanoseconds and rising; `None`: they are not counted.
+type Boundaries = Option<Vec<u64>>;
+
+impl Arguments {
+    /// Returns the new boundaries of each operation that changes.
+    ///
+    /// # Errors
+    ///
+    /// QEMU's words: boundaries rise, the first is above 0, and there is one.
+    fn boundaries(self) -> Result<Vec<(Operation, Boundaries)>, QmpError> {
+        let Arguments { id, all, read, write, flush, zone_append } = self;
+        let operations = [Operation::Read, Operation::Write, Operation::Flush];
+        let given = [read, write, flush];
+        if all.is_none() && !zone_append && given.iter().all(Option::is_none) {
+            return Ok(operations.map(|operation| (operation, None)).to_vec());
+        }
+        let mut set = Vec::new();
+        for (operation, own) in operations.into_iter().zip(given) {
+            let Some(list) = own.or_else(|| all.clone()) else { continue };
+            let rises = list.windows(2).all(|pair| pair.first() < pair.last());
+            if !rises || list.first().is_none_or(|first| *first == 0) {
+                let name = operation.name();
+                return Err(QmpError::generic(format!("Device '{id}' set {name} boundaries fail")));
+            }
+            set.push((operation, Some(list)));
+        }
+        Ok(set)
+    }
+}
+
+static ARGUMENTS: &[Field<Arguments>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.id, id) },
+        need: Need::Required,
+        help: "the export's name",
+    },
+    Field {
+        name: "boundaries",
+        kind: Kind::Nested {
+            shape: list,
+            read: |to, value, at| put(&mut to.all, Some(numbers(value, at)?)),
+        },
+        need: Need::Optional("none"),
+        help: "boundaries of kinds that have none of their own, in nanoseconds, rising",
+    },
+    Field {
+        name: "boundaries-read",
+        kind: Kind::Nested {
+            shape: list,
+            read: |to, value, at| put(&mut to.read, Some(numbers(value, at)?)),
+        },
+        need: Need::Optional("none"),
+        help: "boundaries of reads",
+    },
+    Field {
+        name: "boundaries-write",
+        kind: Kind::Nested {
+            shape: list,
+            read: |to, value, at| put(&mut to.write, Some(numbers(value, at)?)),
+        },
+        need: Need::Optional("none"),
+        help: "boundaries of writes",
+    },
+    Field {
+        name: "boundaries-zap",
+        kind: Kind::Nested {
+            shape: list,
+            read: |to, value, at| {
+                numbers(value, at)?;
+                put(&mut to.zone_append, true)
+            },
+        },
+        need: Need::Optional("none"),
+        help: "boundaries of zone appends, which there are none of",
+    },
+    Field {
+        name: "boundaries-flush",
+        kind: Kind::Nested {
+            shape: list,
+            read: |to, value, at| put(&mut to.flush, Some(numbers(value, at)?)),
+        },
+        need: Need::Optional("none"),
+        help: "boundaries of flushes",
+    },
+];
+
+fn list() -> Shape {
+    Shape::List(Box::new(Shape::Int(0..=i64::MAX)), "")
+}
+
+fn numbers(value: Value, at: &Context) -> Result<Vec<u64>, OptionError> {
+    let Value::List(list) = value else {
+        return Err(table::wrong_type(at.whole(), "array"));
+    };
+    let number = |(place, value)| match value {
+        Value::Integer(number) => Ok(number.cast_unsigned()),
+        _ => {
+            let name = at.whole();
+            Err(OptionError::new(format!("Parameter '{name}[{place}]' expects uint64")))
+        }
+    };
+    list.into_iter().enumerate().map(number).collect()
+}

@@ -1,0 +1,105 @@
+//! Objects that exist. A type of object is a file here; [`Daemon::make_object`] lists the types.
+
+mod authz;
+mod iothread;
+mod throttle_group;
+mod tls_creds;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use control::{NbdServerOptions, ObjectOptions, Property, Value};
+use tls::{Acceptor, Authorization};
+
+use super::{Daemon, DaemonError};
+
+/// An object.
+pub(super) struct Object {
+    /// Its name, which no two objects have in common.
+    pub(super) id: String,
+    /// `qom-type`.
+    pub(super) type_name: &'static str,
+    pub(super) made: Box<dyn Made>,
+}
+
+/// What an object has become. No method has a default: what an object leaves behind would be found by the next one of its
+/// name.
+pub(super) trait Made {
+    /// What can be seen of the object, as it is now.
+    fn properties(&self, daemon: &Daemon) -> Vec<Property>;
+
+    /// Changes one of the [`properties`](Self::properties).
+    ///
+    /// # Errors
+    ///
+    /// The property cannot change, or does not take that value.
+    fn set(&self, daemon: &mut Daemon, name: &str, value: Value) -> Result<(), DaemonError>;
+
+    /// Which TLS clients the object lets in. `None`: the object is no authorization.
+    fn authorization(&self) -> Option<Arc<Authorization>>;
+
+    /// Removes what nodes, exports and servers find by the object's name.
+    fn remove(&self, daemon: &mut Daemon);
+}
+
+/// The objects, by id.
+#[derive(Default)]
+pub(super) struct Objects(BTreeMap<String, Rc<Object>>);
+
+impl Objects {
+    /// Returns the object of that name.
+    pub(super) fn get(&self, id: &str) -> Option<Rc<Object>> {
+        self.0.get(id).cloned()
+    }
+}
+
+/// The error of [`Made::set`] for an object without properties.
+fn no_property(name: &str) -> DaemonError {
+    DaemonError::new(format!("Property '{name}' not found"))
+}
+
+impl Daemon {
+    /// Makes an object.
+    pub(super) fn make_object(&mut self, options: &ObjectOptions) -> Result<(), DaemonError> {
+        let made: Box<dyn Made> = match options {
+            ObjectOptions::Iothread(own) => Box::new(iothread::make(self, own)?),
+            ObjectOptions::ThrottleGroup(own) => Box::new(throttle_group::make(self, own)?),
+            ObjectOptions::TlsCreds(own) => Box::new(tls_creds::make(self, own)?),
+            ObjectOptions::Authz(own) => Box::new(authz::make(own)),
+        };
+        let id = options.id().to_owned();
+        let object = Object { id: id.clone(), type_name: options.type_name(), made };
+        self.objects.0.insert(id, Rc::new(object));
+        Ok(())
+    }
+
+    /// `object-del`.
+    pub(super) fn delete_object(&mut self, id: &str) -> Result<(), DaemonError> {
+        let graph = self.graph.without_object(id)?;
+        if let Some(object) = self.objects.0.remove(id) {
+            object.made.remove(self);
+        }
+        self.definitions.remove_object(id);
+        self.graph = graph;
+        Ok(())
+    }
+
+    /// Returns what an NBD server takes its clients by TLS with. `None`: clients without TLS.
+    pub(super) fn acceptor(
+        &mut self,
+        server: &NbdServerOptions,
+    ) -> Result<Option<Acceptor>, DaemonError> {
+        let Some(creds) = &server.tls_creds else { return Ok(None) };
+        let credentials = self.nodes.credentials().get(creds)?;
+        let authorization = match &server.tls_authz {
+            None => None,
+            Some(id) => {
+                let found = self.objects.get(id).and_then(|object| object.made.authorization());
+                let none = || DaemonError::new(format!("No authorization object with id '{id}'"));
+                Some(found.ok_or_else(none)?)
+            }
+        };
+        Acceptor::new(credentials, authorization).map(Some).map_err(DaemonError::new)
+    }
+}
