@@ -1,4 +1,4 @@
-//! What becomes of requests whose loop ends under them, as that of an I/O thread does whose ring fails.
+//! Requests whose loop ends, as an I/O thread's loop does after a failure of its ring.
 
 mod rig;
 
@@ -16,7 +16,7 @@ use rig::{IOERR, OUT, Rig, STATUS_AT, null_options};
 
 const ENTRIES: u16 = 64;
 
-/// A disk that does one request in a second: those behind the first wait for a timer.
+/// A disk limited to one request per second: those behind the first wait for a timer.
 fn slow_node() -> Arc<dyn BlockNode> {
     let iops_total = Limit { average: 1, ..Limit::default() };
     let limits = ThrottleLimits { iops_total, ..ThrottleLimits::default() };
