@@ -195,7 +195,7 @@ fn a_durable_write_to_what_a_killed_process_has_not_flushed_is_there() {
         let unflushed = killed.sim.storage().unflushed(&killed.fd).unwrap();
         let left = std::fs::read(path_of(&killed.fd)).unwrap();
         let mut next = Life::begin(&SMALL, &left, direct);
-        next.sim.storage().go_on(&next.fd, &unflushed).unwrap();
+        next.sim.storage().replace(&next.fd, &unflushed).unwrap();
         write(&mut next, true, 2);
         for seed in 0..100 {
             let cut = next.sim.cut(&next.fd, seed).unwrap();

@@ -51,7 +51,7 @@ impl Reopened {
         let sim = Sim::new(random.next(), Faults::default());
         let (storage, fd) = (sim.storage(), sim.file(&left.image).unwrap());
         if let Some((unflushed, _)) = &left.unflushed {
-            storage.go_on(&fd, unflushed).unwrap();
+            storage.replace(&fd, unflushed).unwrap();
         }
         let [file, disk] = kind.options(start, &fd, random);
         let journals = left.journals.clone();
