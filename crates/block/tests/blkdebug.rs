@@ -399,7 +399,7 @@ fn small_requests_become_whole_blocks() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_rules_are_refused() {
     let image = TempFile::new(&tmpfs(), "blkdebug-refused", SIZE + 512);
     let open = |change: fn(&mut BlkdebugOptions)| {
         let mut options = options(&image);

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_were_defined() {
+    fn defined_names_are_completed() {
         let before = "ringmill storage-daemon --object iothread,id=io0 --object iothread,id=io1 \
                       --blockdev null-co,node-name=disk0 --chardev stdio,id=c";
         let after = |rest: &str| words(&format!("{before} {rest}"));

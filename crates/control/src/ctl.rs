@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn text_becomes_what_the_command_takes() {
+    fn text_is_converted_to_the_arguments_type() {
         let raw =
             ["blockdev-add", "raw", "node-name=1", "read-only=on", "size=0x100000,offset=512"];
         let file = ["file.driver=file", "file.filename=a,,b", "file.cache.direct=yes"];
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_where_to_look() {
+    fn errors_say_where_to_look() {
         let Json::String(text) = arguments(&["blockdev-del", "disk0"]) else { panic!("no text") };
         assert_eq!(
             text,

@@ -119,7 +119,7 @@ proptest! {
 
 /// Each was compared with qemu-storage-daemon 11.1.
 #[test]
-fn what_does_not_parse_is_told_as_qsd_tells_it() {
+fn parse_errors_are_those_of_qsd() {
     for (text, expected) in [
         ("{\"a\":1,\"a\":2}", "1:12: JSON parse error, duplicate key"),
         ("{\"execute\" \"x\"}", "1:12: JSON parse error, expecting ':'"),
@@ -225,7 +225,7 @@ fn negotiation_comes_first_and_once() {
 
 /// Each was compared with qemu-storage-daemon 11.1.
 #[test]
-fn requests_that_are_none() {
+fn malformed_requests() {
     let mut session = negotiated();
     for (line, desc) in [
         ("[]", "QMP input must be a JSON object"),

@@ -44,7 +44,7 @@ impl Machine {
 }
 
 #[test]
-fn what_is_flushed_is_there() {
+fn flushed_data_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         assert!(!machine.write(1), "{format:?}: a cache that keeps nothing back tests nothing");
@@ -63,7 +63,7 @@ fn what_is_flushed_is_there() {
 }
 
 #[test]
-fn a_flush_is_good_for_all_that_was_answered_before_it() {
+fn a_flush_covers_all_requests_answered_before() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         for sector in 0..8 {
@@ -84,7 +84,7 @@ fn a_flush_is_good_for_all_that_was_answered_before_it() {
 }
 
 #[test]
-fn with_the_cache_off_each_write_is_there() {
+fn with_the_cache_off_each_write_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         machine.rig.device.write_config(WRITEBACK, &[0]).unwrap();
@@ -112,7 +112,7 @@ fn a_device_without_a_write_cache() {
 }
 
 #[test]
-fn a_driver_that_does_not_know_to_flush_need_not() {
+fn a_driver_without_flush_gets_write_through() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         machine.without(F_FLUSH | F_CONFIG_WCE);
@@ -125,7 +125,7 @@ fn a_driver_that_does_not_know_to_flush_need_not() {
 /// A daemon is killed, and the next one receives the record. The driver negotiates again without setting the
 /// write cache mode.
 #[test]
-fn with_the_cache_off_each_write_is_there_after_a_restart() {
+fn with_the_cache_off_each_write_survives_after_a_restart() {
     let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
     let memory = Arc::new(region.map().unwrap());
     let record = || CacheRecord::new(memory.clone(), 0);

@@ -40,7 +40,7 @@ fn new_loop() -> EventLoop {
 }
 
 #[test]
-fn what_is_held_back_is_left_in_the_record() {
+fn unstarted_requests_are_left_in_the_record() {
     let memory = memory_of_record();
     let mut rig = Rig::on_with(new_loop(), &slow_node(), ENTRIES, |_| {}, Some(record(&memory)));
     rig.add(OUT, 0, &[1; 512], 0);
@@ -53,7 +53,7 @@ fn what_is_held_back_is_left_in_the_record() {
 }
 
 #[test]
-fn what_is_held_back_fails_without_a_record() {
+fn unstarted_requests_fail_without_a_record() {
     let mut rig = Rig::on(new_loop(), &slow_node(), ENTRIES, |_| {});
     rig.add(OUT, 0, &[1; 512], 0);
     let (held, slot) = rig.add(OUT, 8, &[2; 512], 0);

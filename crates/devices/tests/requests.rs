@@ -91,7 +91,7 @@ fn a_read_only_disk_takes_no_writes() {
 }
 
 #[test]
-fn what_the_device_does_not_know_is_unsupported() {
+fn unknown_requests_are_unsupported() {
     let mut rig = null(8);
     for unknown in [2, 3, 5, 9, 10, 12, 14, 15, 0x8000_0000, u32::MAX] {
         assert_eq!(rig.request(unknown, 0, &[], 512), UNSUPP, "type {unknown}");

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_shares_memory_and_is_cut_to_what_there_is() {
+    fn a_part_shares_memory_and_is_cut_to_the_list() {
         let (memory, bufs) = two_segments();
         let mut part = IoBufs::new();
         assert_eq!(part.set_part(&bufs, 6, 100, 10), 10);

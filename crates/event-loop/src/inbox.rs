@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_is_awake_is_not_woken_and_one_that_sleeps_is_woken_once() {
+    fn an_awake_loop_is_not_woken_and_a_sleeping_one_once() {
         let inbox = Inbox::new();
         assert_eq!(inbox.push(1), Ok(Pushed::Done));
         assert!(!inbox.begin_sleep(), "it has a message");
@@ -236,7 +236,7 @@ mod model {
 
     /// The loop is awake all the time: no thread makes a system call.
     #[test]
-    fn loom_a_loop_that_is_awake_is_not_woken() {
+    fn loom_an_awake_loop_is_not_woken() {
         check(|| {
             let shared = Arc::new((Inbox::new(), Wake::default()));
             let sender = {

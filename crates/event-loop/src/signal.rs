@@ -159,7 +159,7 @@ mod tests {
 
     /// A plain write would block here, as the counter is never read.
     #[test]
-    fn a_full_counter_holds_nobody_up() {
+    fn a_full_counter_blocks_no_signal() {
         for flags in [EfdFlags::empty(), EfdFlags::EFD_NONBLOCK] {
             for way in [None, Some(Way::without_a_ring as fn() -> Way), Some(|| Way::Look)] {
                 let (reader, fd) = eventfd(flags);

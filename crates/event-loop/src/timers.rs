@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn they_come_by_deadline_then_by_age() {
+    fn timers_come_by_deadline_then_by_age() {
         let mut timers = Timers::default();
         for (deadline, token) in [(20, 0), (10, 1), (10, 2), (30, 3)] {
             timers.add(deadline, Rc::new(Nobody), token);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_that_is_due_can_still_be_cancelled_and_an_id_is_never_used_again() {
+    fn a_due_timer_can_be_cancelled_and_ids_are_unique() {
         let mut timers = Timers::default();
         let ids = [0, 1].map(|token| timers.add(5, Rc::new(Nobody), token));
         timers.list_due(5);

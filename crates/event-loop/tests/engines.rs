@@ -227,7 +227,7 @@ fn e7_a_refused_native_operation_fails_alone() {
 
 /// /dev/zero cannot be synced by any engine. A regular file still can.
 #[test]
-fn a_sync_that_linux_aio_refuses_is_the_thread_pools() {
+fn the_thread_pool_does_syncs_that_linux_aio_refuses() {
     for (name, event_loop) in loops() {
         let zero = std::fs::File::open("/dev/zero").unwrap();
         let zero = event_loop.register_file(Arc::new(zero.into()));
@@ -246,7 +246,7 @@ fn a_sync_that_linux_aio_refuses_is_the_thread_pools() {
 }
 
 #[test]
-fn e8_native_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
+fn e8_native_memory_outlives_the_loop_while_in_flight() {
     for (name, ring) in rings() {
         for submitted in [false, true] {
             let event_loop = EventLoop::new(config(ring)).unwrap();
@@ -275,7 +275,7 @@ fn e8_native_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
 
 /// A callback's panic ends the I/O thread even if undispatched completions are left.
 #[test]
-fn a_panic_among_completions_is_what_the_thread_ends_with() {
+fn a_panic_among_completions_ends_the_thread() {
     struct Panic;
     impl IoTarget for Panic {
         fn complete(&self, _token: u32, _result: i32, _bufs: IoBufs) {
@@ -354,7 +354,7 @@ fn jobs_of_an_iteration_take_one_lock() {
 
 /// Linux AIO missing or exhausted: an error that names the call.
 #[test]
-fn linux_aio_that_is_not_to_be_had_is_an_error() {
+fn missing_linux_aio_is_an_error() {
     for errno in [libc::ENOSYS, libc::EAGAIN] {
         denied(&[libc::SYS_io_setup], errno, || {
             let event_loop = EventLoop::new(config(RingChoice::default())).unwrap();

@@ -177,7 +177,7 @@ fn others_get_on(event_loop: &EventLoop, what: &str) {
 }
 
 #[test]
-fn e11_a_flood_from_any_side_starves_nobody() {
+fn e11_no_flood_starves_other_sources() {
     for (name, event_loop) in loops() {
         // A handler that always has more work.
         let busy = Count::new();
@@ -310,7 +310,7 @@ fn e11_a_polled_source_is_asked_however_busy_the_loop_is() {
 // ---- E13 ---------------------------------------------------------------------------------------
 
 #[test]
-fn e13_configurations_that_make_no_sense() {
+fn e13_nonsensical_configurations() {
     for entries in [0, 1, 5, u32::MAX] {
         for (_, ring) in rings() {
             let thread_pool = ThreadPoolConfig { min: usize::MAX, max: 0 };
@@ -356,7 +356,7 @@ fn e13_configurations_that_make_no_sense() {
 }
 
 #[test]
-fn e13_operations_that_make_no_sense() {
+fn e13_nonsensical_operations() {
     for (name, event_loop) in loops() {
         let fd = tempfile(b"content");
         let file = event_loop.register_file(fd.clone());
@@ -421,7 +421,7 @@ fn e13_a_file_registered_elsewhere_is_still_the_same_file() {
 }
 
 #[test]
-fn e13_timers_and_handlers_that_make_no_sense() {
+fn e13_nonsensical_timers_and_handlers() {
     for (name, event_loop) in loops() {
         let fired = Rc::new(Cell::new(0));
         let count = || {

@@ -58,7 +58,7 @@ fn e2_file_reads_are_seen_though_they_complete_during_prepare() {
 
 /// Only `check` can find what arrives after `prepare` and before the descriptor is polled.
 #[test]
-fn e2_check_sees_what_came_after_prepare_though_no_descriptor_was_looked_at() {
+fn e2_check_sees_events_after_prepare_without_the_descriptor() {
     for (name, event_loop) in loops() {
         let (fd, count) = (eventfd(), Count::new());
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
@@ -118,7 +118,7 @@ fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
 }
 
 #[test]
-fn e2_a_loop_that_no_descriptor_shows_says_so() {
+fn e2_a_loop_without_a_descriptor_has_none() {
     let shown = |flags| {
         let event_loop = EventLoop::new(config(RingChoice::Exactly(flags))).unwrap();
         event_loop.pollable_fd().is_some()

@@ -35,7 +35,7 @@ fn born(name: &str, ring: RingChoice, cpus: Vec<usize>) -> Result<IoThread, Spaw
 }
 
 #[test]
-fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
+fn e4_a_failed_loop_is_an_error_and_leaves_no_thread() {
     let _alone = lock(&ALONE);
     let best = RingChoice::Exactly(RingFlags::BEST);
     for errno in [libc::ENOMEM, libc::EPERM] {
@@ -109,7 +109,7 @@ fn e4_scheduling_comes_from_the_options() {
 }
 
 #[test]
-fn e4_scheduling_that_is_not_to_be_had_is_an_error_and_leaves_no_thread() {
+fn e4_failed_scheduling_is_an_error_and_leaves_no_thread() {
     let _alone = lock(&ALONE);
     for (scheduling, name, number) in [
         (Scheduling::Fifo { priority: 0 }, "sched_setscheduler", libc::SYS_sched_setscheduler),
@@ -261,7 +261,7 @@ fn end_of(thread: &mut IoThread) -> ThreadEnd {
 
 /// Other threads learn of the failure at once, not when the thread is stopped.
 #[test]
-fn e13_the_end_of_an_io_thread_is_told() {
+fn e13_the_end_of_an_io_thread_is_reported() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = || IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };

@@ -42,7 +42,7 @@ fn e8_memory_outlives_a_dropped_future_and_a_dropped_file() {
 }
 
 #[test]
-fn e8_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
+fn e8_memory_outlives_the_loop_while_in_flight() {
     for seed in 0..20 {
         let faults = Faults { late_cancel: 50, entries: 2, ..Faults::default() };
         let (sim, event_loop) = simulated(seed, faults);
@@ -96,7 +96,7 @@ fn e8_memory_with_a_pool_thread_outlives_a_dropped_future() {
 
 /// A slot is reused: a second completion for the old operation is ignored.
 #[test]
-fn e8_slots_are_told_apart_when_they_are_used_again() {
+fn e8_reused_slots_ignore_old_completions() {
     let (sim, event_loop) = simulated(3, Faults::default());
     let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
     for n in 0..1000 {

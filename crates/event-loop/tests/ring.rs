@@ -93,7 +93,7 @@ fn e6_an_iteration_makes_at_most_one_call() {
 }
 
 #[test]
-fn e6_what_an_iteration_queues_goes_out_with_the_call_that_waits() {
+fn e6_the_waiting_call_submits_all_queued_operations() {
     for (name, event_loop) in loops().filter(|(name, _)| *name != "epoll") {
         let file = event_loop.register_file(tempfile(&[3; 65536]));
         let (results, target) = Results::new();

@@ -172,7 +172,7 @@ fn a_flush_covers_what_had_completed_when_it_was_submitted() {
 }
 
 #[test]
-fn what_a_failed_flush_has_lost_no_later_one_brings_back() {
+fn later_flushes_do_not_cover_a_failed_one() {
     let (sim, event_loop) = simulated(1, Faults::default());
     let fd = sim.file(&[1; 512]).unwrap();
     let write = |byte| {

@@ -160,7 +160,7 @@ fn an_operation_waits_until_the_socket_is_ready() {
 }
 
 #[test]
-fn e12_what_waits_for_a_socket_ends_with_the_loop() {
+fn e12_socket_waits_end_with_the_loop() {
     let _watchdog = Watchdog::new("the end");
     each(|name, event_loop, engine| {
         let (_theirs, ours) = pair(false);
@@ -178,7 +178,7 @@ fn e12_what_waits_for_a_socket_ends_with_the_loop() {
 }
 
 #[test]
-fn what_waits_for_a_socket_can_be_called_back_and_nothing_is_lost() {
+fn socket_waits_can_be_cancelled_without_loss() {
     let _watchdog = Watchdog::new("what was called back");
     each(|name, event_loop, engine| {
         let (mut theirs, ours) = pair(false);
@@ -205,7 +205,7 @@ fn what_waits_for_a_socket_can_be_called_back_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_is_sent_now_is_taken_now_or_refused() {
+fn send_now_takes_data_at_once_or_refuses() {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let (mut theirs, ours) = pair(false);
     let ours = event_loop.register_file(ours);
@@ -230,7 +230,7 @@ fn what_is_sent_now_is_taken_now_or_refused() {
 
 /// The embedding program may not ignore SIGPIPE, as Rust programs do.
 #[test]
-fn a_send_to_nobody_is_an_error_and_no_signal() {
+fn a_send_without_a_reader_is_an_error_and_no_signal() {
     static RAISED: AtomicBool = AtomicBool::new(false);
     extern "C" fn raised(_: i32) {
         RAISED.store(true, Ordering::Relaxed);

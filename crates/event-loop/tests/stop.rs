@@ -113,7 +113,7 @@ fn e12_two_hundred_stops_leave_nothing_behind() {
 }
 
 #[test]
-fn e12_what_waits_for_a_stopped_loop_is_told() {
+fn e12_waits_for_a_stopped_loop_end() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
@@ -154,7 +154,7 @@ fn e12_a_dropped_loop_takes_its_messages_along() {
 }
 
 #[test]
-fn e12_targets_that_go_on_and_on_do_not_keep_a_loop_from_stopping() {
+fn e12_endless_targets_do_not_prevent_a_stop() {
     let _alone = lock(&ALONE);
     struct Again {
         event_loop: EventLoop,

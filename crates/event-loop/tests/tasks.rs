@@ -55,7 +55,7 @@ fn a_task_runs_on_without_its_handle_and_its_result_is_dropped_at_once() {
 }
 
 #[test]
-fn who_waits_for_a_task_of_a_loop_that_stops_is_told() {
+fn awaiting_a_task_of_a_stopped_loop_fails() {
     let event_loop = new_loop();
     let handle = event_loop.spawn(std::future::pending::<()>());
     event_loop.run_once(false).unwrap();
@@ -74,7 +74,7 @@ fn park(kept: &Rc<RefCell<Option<Waker>>>) -> impl Future<Output = ()> + use<> {
 }
 
 #[test]
-fn a_waker_kept_from_an_earlier_task_of_a_slot_wakes_nobody_else() {
+fn an_old_waker_wakes_no_later_task() {
     let event_loop = new_loop();
     let kept = Rc::new(RefCell::new(None));
     let handle = event_loop.spawn(park(&kept));

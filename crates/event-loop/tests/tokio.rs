@@ -138,7 +138,7 @@ fn e2_events_that_no_event_announces_are_seen() {
 
 /// Tokio's tasks use the loop while its task waits.
 #[test]
-fn e2_what_other_tasks_ask_of_a_loop_that_waits_takes_effect() {
+fn e2_other_tasks_can_use_a_waiting_loop() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let on_loop = event_loop.clone();
@@ -341,7 +341,7 @@ fn e12_stopping_ends_the_task_and_nothing_stays_behind() {
 }
 
 #[test]
-fn a_task_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
+fn a_dropped_task_leaves_its_loop_usable() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let (fd, count) = (eventfd(), Count::new());
@@ -367,7 +367,7 @@ fn a_task_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
 }
 
 #[test]
-fn a_loop_that_no_descriptor_shows_says_why() {
+fn a_loop_without_a_descriptor_is_an_error() {
     let _alone = alone();
     let deferring = EventLoop::new(config(RingChoice::Exactly(RingFlags::DEFERRING))).unwrap();
     let error = runtime().block_on(foreign::tokio::run(&deferring)).unwrap_err();

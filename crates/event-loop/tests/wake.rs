@@ -179,7 +179,7 @@ fn e1_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
 
 /// Without the wake-up, a message waits for the loop's next event.
 #[test]
-fn e1_left_out_a_sleeping_loop_finds_messages_when_something_else_wakes_it() {
+fn e1_without_the_wake_up_messages_wait_for_another_event() {
     for (name, ring) in rings() {
         let ablation = Ablation { no_wake: true, ..Ablation::default() };
         let config = LoopConfig { ablation, ..config(ring) };

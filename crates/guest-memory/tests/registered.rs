@@ -148,7 +148,7 @@ fn bytes_at(view: &MemoryView, addr: u64, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn operations_name_the_memory_by_its_place_where_it_has_one() {
+fn operations_use_the_registered_index() {
     let _alone = alone();
     let data = pattern(4 * PAGE);
     let fd = file(&data);
@@ -215,7 +215,7 @@ fn operations_name_the_memory_by_its_place_where_it_has_one() {
 /// What the option that pins memory warns of, and the proof that the kernel uses what was registered: a
 /// hole is punched, which gives the mapping another page and leaves operations with the old one.
 #[test]
-fn what_is_discarded_is_lost_to_operations() {
+fn discarded_pages_are_lost_to_operations() {
     let _alone = alone();
     for event_loop in loops() {
         let description = memfd_region(0, 2 * PAGE).unwrap();
@@ -273,7 +273,7 @@ fn a_place_is_not_used_again_before_the_last_operation_that_names_it() {
 }
 
 #[test]
-fn memory_is_unpinned_whichever_way_it_goes() {
+fn memory_is_unpinned_in_every_case() {
     let _alone = alone();
     let before = pinned_kib();
     let region = region(2 * PIECE + PAGE);
@@ -368,7 +368,7 @@ fn drop_ipc_lock() {
 }
 
 #[test]
-fn what_the_limit_forbids_is_not_registered_and_leaves_nothing_behind() {
+fn registration_beyond_the_limit_leaves_nothing_behind() {
     let _alone = alone();
     let before = pinned_kib();
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap();

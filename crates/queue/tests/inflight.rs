@@ -276,7 +276,7 @@ fn a_new_record_knows_of_no_entry() {
 
 /// One that began behind entries that nobody pops any more, and is stopped and started where it was.
 #[test]
-fn a_queue_that_was_stopped_goes_on_where_it_was() {
+fn a_stopped_queue_resumes_at_its_position() {
     let mut guest = Guest::new(7);
     guest.offer();
     guest.offer();
@@ -315,7 +315,7 @@ fn a_record_of_other_rings_has_nothing_in_flight() {
 }
 
 #[test]
-fn a_record_that_makes_no_sense_harms_only_its_queue() {
+fn a_corrupt_record_harms_only_its_queue() {
     for byte in [0x01, 0x7f, 0xff] {
         let mut guest = Guest::new(0);
         guest.offer();

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn bins_count_from_when_they_are_asked_for_until_they_are_not() {
+    fn bins_count_while_enabled() {
         let (stats, batch) = (QueueStats::default(), Batch::default());
         let done = |latency| {
             batch.done(&stats, Kind::Read, 0, 0, latency);

@@ -55,7 +55,7 @@ mod tests {
     use super::{may_be_left_out, tell};
 
     #[test]
-    fn what_is_left_out_is_kept_in_the_file_line_by_line() {
+    fn untested_parts_are_recorded_line_by_line() {
         let path = std::env::temp_dir().join(format!("untested-{}", std::process::id()));
         for line in ["one\n", "two\n"] {
             tell(line, Some(path.as_os_str()));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_named_is_a_failure_once_there_is_a_list() {
+    fn unlisted_untested_parts_are_failures() {
         for (allowed, expected) in
             [(None, true), (Some(""), false), (Some("loop,kvm"), true), (Some("kvm2,loop"), false)]
         {

@@ -77,7 +77,7 @@ fn without_the_wake_up_requests_wait_for_the_timer() {
 }
 
 #[test]
-fn other_traffic_hides_that_nobody_wakes_the_loop() {
+fn other_traffic_hides_the_missing_wake_up() {
     let result = run("f1-busy", 4, Variant::AhciWithoutWakeBusy, VcpuKind::Thread);
     assert!(median(&result) < STALL, "{:?}", median(&result));
 }

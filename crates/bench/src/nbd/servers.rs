@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_told_to_serve_the_same() {
+    fn all_servers_serve_the_same() {
         let unix = Serving {
             file: "/d/disk.dat".into(),
             direct: true,

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_of_what_was_served_without_an_attack() {
+    fn losses_are_relative_to_service_without_an_attack() {
         let row = Row {
             name: "x".into(),
             blows: 1.0,

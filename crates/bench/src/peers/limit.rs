@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_t_io_uring_prints_is_read() {
+    fn output_of_t_io_uring_is_parsed() {
         let text = "submitter=0, tid=1, file=f\nIOPS=65120, BW=254MiB/s, IOS/call=32/31\n\
                     IOPS=64.88K, BW=253MiB/s, IOS/call=32/32\nExiting on timeout\n\
                     Maximum IOPS=65120\n";
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_to_do_what_the_servers_do() {
+    fn t_io_uring_has_the_load_of_the_servers() {
         let load = Load { depth: 64, ..super::super::rows::load() };
         assert_eq!(
             bare_options(&load, 4).join(" "),

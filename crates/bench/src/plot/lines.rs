@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_lies_at_the_edge() {
+    fn values_outside_are_drawn_at_the_edge() {
         let mut lines = Lines {
             title: String::new(),
             unit: String::new(),

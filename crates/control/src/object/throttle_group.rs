@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_not_named_stay() {
+    fn unnamed_limits_are_kept() {
         let group = ThrottleGroupOptions::default();
         let group = group
             .with_property("limits", object(serde_json::json!({"iops-total": 10})))
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_refuses_is_refused_in_its_words() {
+    fn refusals_have_qemus_words() {
         let group = ThrottleGroupOptions::default();
         let refused = |name: &str, value: serde_json::Value| {
             group.with_property(name, object(value)).unwrap_err().to_string()

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_typed_is_found() {
+    fn literal_text_is_found() {
         let typed = |text: &str| -> Vec<String> {
             pieces(text).into_iter().filter(|piece| piece.0).map(|piece| piece.1).collect()
         };

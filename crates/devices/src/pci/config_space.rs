@@ -219,7 +219,7 @@ mod tests {
 
     /// PCI 3.0, 6.2.5.1: software writes ones and reads the size back.
     #[test]
-    fn bars_tell_their_sizes() {
+    fn bar_sizes_are_readable() {
         let mut space = ConfigSpace::new(&function());
         for at in (0x10..0x28).step_by(4) {
             space.write(at, &[0xff; 4]);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_space_there_is_nothing() {
+    fn accesses_beyond_the_space_are_ignored() {
         let mut space = ConfigSpace::new(&function());
         space.write(254, &[0; 8]);
         space.write(u64::MAX, &[0; 8]);

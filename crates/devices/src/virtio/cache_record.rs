@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_process_was_told_the_next_one_knows() {
+    fn the_next_process_finds_the_modes() {
         let memory = region(128);
         let mut begins = [true; 256];
         begins[7] = false;
@@ -212,7 +212,7 @@ mod tests {
 
     /// During an upgrade, the new process must not relax a mode, as the old one may have to resume.
     #[test]
-    fn who_only_looks_switches_no_cache_on() {
+    fn a_waiting_process_switches_no_cache_on() {
         let memory = region(128);
         let (kept, caches, _) = process(&memory, [true]);
         let (successor, _, _) = process(&memory, [true]);

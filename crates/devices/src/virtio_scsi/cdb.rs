@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn force_unit_access_is_taken_of_the_commands_that_have_it() {
+    fn force_unit_access_is_parsed() {
         let fua = |bytes: &[u8]| match parse(&cdb(bytes)) {
             Ok(Command::Write { fua, .. }) => fua,
             other => panic!("{other:?}"),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_names_the_byte() {
+    fn refusals_name_the_byte() {
         for (bytes, sense) in [
             (&[0x12, 0, 0x80][..], Sense::invalid_field(2)),
             (&[0x12, 2], Sense::invalid_field(1)),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_what_is_understood_and_nothing_else() {
+    fn the_table_has_exactly_the_supported_commands() {
         for code in 0..=u8::MAX {
             let listed: Vec<_> = COMMANDS.iter().filter(|usage| usage[0] == code).collect();
             for service_action in 0..32u8 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_that_do_not_count_change_nothing() {
+    fn insignificant_bits_change_nothing() {
         for usage in COMMANDS {
             let plain = parse(&with(usage, 0, 0));
             for n in 1..usage.len() - 1 {

@@ -72,7 +72,7 @@ fn tasks_end_before_the_function_that_ends_them() {
 }
 
 #[test]
-fn what_the_device_has_not_looked_at_yet_is_ended_too() {
+fn tasks_not_yet_taken_are_ended_too() {
     let mut rig = Rig::new();
     let slot = rig.add(2, lun(0), 5, &READ, &[], 512, u32::MAX);
     let _ = rig.drivers[2].publish();
@@ -84,7 +84,7 @@ fn what_the_device_has_not_looked_at_yet_is_ended_too() {
 
 /// Writes of 124 KiB: a turn takes no more than 1 MiB of them.
 #[test]
-fn what_a_turn_leaves_in_the_ring_is_ended_too() {
+fn tasks_beyond_one_turn_are_ended_too() {
     const LONG: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 248, 0];
     let mut rig = Rig::new();
     let add = |rig: &mut Rig, number, id| {
@@ -133,7 +133,7 @@ fn a_function_ends_when_its_tasks_are_not_taken_any_more() {
 }
 
 #[test]
-fn resets_are_told() {
+fn resets_are_reported() {
     let mut rig = Rig::new();
     assert_eq!(rig.control(&function(5, lun(0), 0), 1), [0]);
     assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 3));
@@ -171,7 +171,7 @@ fn other_functions_and_addresses() {
 }
 
 #[test]
-fn a_change_of_capacity_is_told_by_an_event() {
+fn a_change_of_capacity_is_reported_by_an_event() {
     let mut rig = Rig::new();
     let add = |rig: &mut Rig| {
         let slot = rig.slot();
@@ -242,7 +242,7 @@ fn stopping() -> (Rig, Arc<ErrorPolicy>) {
 /// A front end stops the queues in turn, the control queue first. The release of the task, or its failure, would
 /// come later.
 #[test]
-fn the_control_queue_stops_while_a_task_that_it_ends_is_held_on_another() {
+fn the_control_queue_stops_while_a_task_is_held() {
     for (kind, response) in [(0, 2), (5, 4)] {
         let (mut rig, policy) = stopping();
         let held = rig.add(2, lun(0), 1, &WRITE, &[1; 512], 0, u32::MAX);
@@ -260,7 +260,7 @@ fn the_control_queue_stops_while_a_task_that_it_ends_is_held_on_another() {
 }
 
 #[test]
-fn what_no_function_ends_is_still_held() {
+fn other_held_tasks_stay_held() {
     let (mut rig, policy) = stopping();
     let slots = [(2, 1), (2, 2), (3, 3)].map(|(queue, id)| {
         let slot = rig.add(queue, lun(0), id, &WRITE, &[1; 512], 0, u32::MAX);
@@ -282,7 +282,7 @@ fn what_no_function_ends_is_still_held() {
 }
 
 #[test]
-fn no_more_is_written_for_a_task_that_has_ended() {
+fn an_ended_write_same_writes_no_more() {
     // WRITE SAME (10) of all blocks, which takes many writes.
     const SAME: [u8; 10] = [0x41, 0, 0, 0, 0, 0, 0, 0x08, 0, 0];
     let mut rig = Rig::new();

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_on_the_list_is_refused_with_eacces() {
+    fn unlisted_operations_are_refused_with_eacces() {
         let (mut free, mut restricted) = (ring(false), ring(true));
         let (not_ours, close) = (Fd(-1), Fd(-1));
         for (entry, unrestricted) in [

@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_takes_no_other_sends_header() {
+    fn a_refused_send_takes_no_queued_header() {
         let mut ring = UringRing::new(RingFlags::PLAIN, 2, 0, 1).unwrap();
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         let mut letters = *b"abc";

@@ -100,7 +100,7 @@ fn a_failed_queued_command_is_named_by_the_log() {
 }
 
 #[test]
-fn the_log_tells_tag_and_place() {
+fn the_log_has_tag_and_lba() {
     let mut rig = Rig::new();
     rig.disk().fail.set(Some(Errno::EIO));
     rig.port().prepare(9, &Command::queued(9, false, 0x1234 * 512, 512), 512).unwrap();
@@ -165,7 +165,7 @@ fn structures_that_are_not_memory() {
 }
 
 #[test]
-fn a_signature_that_cannot_be_written_keeps_no_list_from_its_start() {
+fn an_unwritable_signature_does_not_prevent_the_list_start() {
     let mut rig = Rig::new();
     rig.port().stop_list().unwrap();
     let cmd = rig.port().read(reg::PX_CMD) & !reg::CMD_FRE;

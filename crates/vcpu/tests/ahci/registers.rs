@@ -27,7 +27,7 @@ fn the_generic_registers() {
 }
 
 #[test]
-fn ports_that_there_are_not() {
+fn missing_ports() {
     let rig = Rig::new();
     for port in 1..32 {
         for register in (0..0x80).step_by(4) {
