@@ -405,7 +405,7 @@ pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) static DEADLY_HERE: &[(&str, c_long)] = &[];
 
-/// Answered with ENOSYS. The C library then falls back to clone(2), whose flags a filter can check.
+/// Calls that fail with ENOSYS. The C library then falls back to clone(2), whose flags a filter can check.
 pub(crate) static MISSING: &[(&str, c_long)] = calls![SYS_clone3];
 
 #[cfg(test)]
