@@ -1,5 +1,4 @@
-//! `ctl`: a client of QMP for people. What its command line says, as QMP's commands.
-
+//! `ctl`: a QMP client for people. Parses a command line into a QMP command.
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -16,11 +15,11 @@ use crate::{help, json, keyval, scalar};
 /// Options of `ctl`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CtlOptions {
-    /// Where the monitor is.
+    /// The monitor's socket.
     pub socket: CtlSocket,
-    /// `--json`: what comes is printed as it is.
+    /// `--json`: prints answers unchanged.
     pub json: bool,
-    /// What is to be done.
+    /// What to do.
     pub request: CtlRequest,
 }
 
@@ -42,14 +41,14 @@ impl fmt::Display for CtlSocket {
     }
 }
 
-/// What `ctl` is to do.
+/// The action of `ctl`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CtlRequest {
-    /// No command: list those that the monitor has.
+    /// No command: list the monitor's commands.
     Commands,
     /// `events`: show events as they come.
     Events,
-    /// Any other: have the monitor carry it out.
+    /// A QMP command.
     Execute(CtlCommand),
 }
 
@@ -58,16 +57,17 @@ pub enum CtlRequest {
 pub struct CtlCommand {
     /// Its name.
     pub name: String,
-    /// Its arguments, as QMP has them.
+    /// Its arguments, as in QMP.
     pub arguments: Map<String, Json>,
 }
 
 impl CtlCommand {
-    /// Whether ringmill takes it: asked before it is sent to one, for another daemon may take more.
+    /// Checks the command against ringmill's commands. Call this only for ringmill's monitors, as other daemons may support
+    /// more.
     ///
     /// # Errors
     ///
-    /// What ringmill would answer, with what is known.
+    /// The error that ringmill would return, with the known commands or arguments.
     pub fn check(&self) -> Result<(), OptionError> {
         let Some(row) = commands::find(&self.name) else {
             let message = format!("The command {} has not been found", self.name);
@@ -90,7 +90,7 @@ pub fn command_list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     help::qmp_commands(names)
 }
 
-/// What the command line said.
+/// The words of the command line.
 #[derive(Default)]
 pub(crate) struct Draft {
     json: bool,
@@ -110,13 +110,13 @@ pub(crate) fn start(arguments: Vec<OsString>) -> Draft {
     Draft { json: false, arguments }
 }
 
-/// What came of the command line: options, or a text to print.
+/// The result of the command line: options, or a text to print.
 pub(crate) enum Finished {
     Options(CtlOptions),
     Help(String),
 }
 
-/// Puts what was said together.
+/// Combines the words.
 pub(crate) fn finish(draft: Draft) -> Result<Finished, OptionError> {
     let mut arguments = draft.arguments.into_iter();
     let socket = arguments.next().ok_or_else(|| {
@@ -144,7 +144,7 @@ pub(crate) fn finish(draft: Draft) -> Result<Finished, OptionError> {
     Ok(Finished::Options(CtlOptions { socket, json: draft.json, request }))
 }
 
-/// A path, or `HOST:PORT`.
+/// Parses a path or `HOST:PORT`.
 pub(crate) fn socket(word: OsString) -> CtlSocket {
     let inet = word.to_str().filter(|text| {
         let port = text.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
@@ -200,7 +200,7 @@ fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
 
 // ---- text with types ---------------------------------------------------------------------------
 
-/// The members of an object, each as the type that it is to have.
+/// The members of an object, converted to their types.
 fn members(shape: &Shape, object: Object) -> Map<String, Json> {
     match shape {
         Shape::Object(known) => typed_members(&known.iter().collect::<Vec<_>>(), object),
@@ -217,7 +217,7 @@ fn members(shape: &Shape, object: Object) -> Map<String, Json> {
     }
 }
 
-/// The members that an object of a union may have.
+/// The possible members of an object of a union.
 fn known_of(union: &Union, object: &Object) -> Vec<Member> {
     let said = crate::table::look(object, union.tag).and_then(Value::as_text);
     let variant = union.variants.iter().find(|variant| Some(variant.name) == said);
@@ -237,8 +237,7 @@ fn typed_members(known: &[&Member], object: Object) -> Map<String, Json> {
     typed.collect()
 }
 
-/// A value as the type that it is to have. Text that is none of that type stays text, and is refused as
-/// such by whoever reads it.
+/// Converts a value to its type. Text of another type stays text, which the daemon refuses.
 fn typed(shape: &Shape, value: Value) -> Json {
     let text = match value {
         Value::Object(object) => return members(shape, object).into(),
@@ -263,7 +262,7 @@ fn typed(shape: &Shape, value: Value) -> Json {
     read.unwrap_or_else(|| text.into())
 }
 
-/// The members of an object of which nothing is known.
+/// The members of an object of an unknown command.
 fn guessed(object: Object) -> Map<String, Json> {
     let guessed = object.into_iter().map(|(name, value)| {
         let value = match value {
@@ -277,7 +276,7 @@ fn guessed(object: Object) -> Map<String, Json> {
     guessed.collect()
 }
 
-/// What the text is in JSON, if it is a number, a boolean or something in brackets; else text.
+/// Parses text as JSON if it is a number, a boolean or in brackets; else it stays text.
 fn guess(text: String) -> Json {
     match serde_json::from_str(&text) {
         Ok(Json::String(_)) | Err(_) => text.into(),
@@ -322,13 +321,13 @@ mod tests {
             ]),
             json!({"type": "vhost-user-blk", "id": "e", "iothread": ["a"], "num-queues": 2})
         );
-        // Any value: a number where it looks like one.
+        // Any value: a number if it looks like one.
         let set = ["qom-set", "path=io0", "property=poll-max-ns"];
         for (value, json) in [("value=5", json!(5)), ("value=on", json!("on"))] {
             let expected = json!({"path": "io0", "property": "poll-max-ns", "value": json});
             assert_eq!(arguments(&[&set[..], &[value]].concat()), expected);
         }
-        // What cannot be what it should stays text, for whoever reads it to refuse.
+        // A wrong value stays text, which the daemon refuses.
         let wrong = json!({"qom-type": "iothread", "id": "x", "poll-max-ns": "many"});
         assert_eq!(arguments(&["object-add", "iothread", "id=x", "poll-max-ns=many"]), wrong);
         let unknown = ["of-another-daemon", "a=1", "b.c=true", "d.0=x", r#"{"e": null}"#];

@@ -1,5 +1,5 @@
-//! What has been defined and who uses it, by name: whether something new fits, and something old may
-//! go. Both the command line, before any of it is carried out, and the daemon, at each change, ask it.
+//! All defined things by name, with their users. Decides whether an addition is consistent and whether a thing can be
+//! removed. Used for the command line, before any of it is carried out, and by the daemon for each change.
 
 mod activity;
 mod nbd;
@@ -16,19 +16,18 @@ use crate::error::OptionError;
 use crate::export::{Address, ExportOptions, SizeUse};
 use crate::storage_daemon::{Action, Step};
 
-/// Everything there is, by name.
+/// All defined things, by name.
 ///
-/// A value: each change gives a new one, so that whoever could not carry a change out after all still
-/// has what was before.
+/// A value: each change returns a new graph, so that a caller that fails to carry out the change keeps the old one.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     nodes: BTreeMap<String, Node>,
-    /// Of each its type.
+    /// Objects with their types.
     objects: BTreeMap<String, &'static str>,
     exports: BTreeMap<String, Export>,
     chardevs: BTreeMap<String, Chardev>,
     jobs: BTreeMap<String, Job>,
-    /// If there is one, the objects that it refers to.
+    /// The objects that the NBD server refers to, if there is one.
     nbd_server: Option<Vec<String>>,
     /// Serial number of the next node, export or job.
     next_serial: u64,
@@ -40,20 +39,20 @@ struct Node {
     serial: u64,
     read_only: bool,
     children: Vec<Child>,
-    /// Objects that it refers to.
+    /// Objects that the node refers to.
     objects: Vec<String>,
-    /// Defined inside another one.
+    /// Defined inside another node.
     nested: bool,
     inactive: bool,
 }
 
-/// A node below another one.
+/// A child of a node.
 #[derive(Debug, Clone)]
 struct Child {
     role: &'static str,
     used_as: ChildUse,
     name: String,
-    /// The child is defined inside the node above, not referred to by name.
+    /// The child is defined inside its parent, not referred to by name.
     owned: bool,
 }
 
@@ -68,25 +67,25 @@ struct Export {
     serial: u64,
     nodes: Vec<String>,
     writable: bool,
-    /// What the export has to do with the node's size.
+    /// How the export handles the node's size.
     size_use: SizeUse,
-    /// Those it refers to.
+    /// Objects that the export refers to.
     objects: Vec<String>,
     address: Address,
     allow_inactive: bool,
 }
 
-/// A job that copies.
+/// A copying job.
 #[derive(Debug, Clone)]
 struct Job {
     serial: u64,
     kind: &'static str,
     source: String,
-    /// The node it writes to, if that is another one.
+    /// The node that the job writes to, if not the source.
     target: Option<String>,
-    /// Nodes that are to stay as they are meanwhile.
+    /// Nodes that must not change meanwhile.
     chain: Vec<String>,
-    /// A filter lies above the source.
+    /// The job has a filter above the source.
     filters: bool,
 }
 
@@ -101,18 +100,18 @@ impl Job {
 #[derive(Debug, Clone)]
 struct Chardev {
     stdio: bool,
-    /// Where the client is, for people.
+    /// The client's address, for people.
     filename: String,
-    /// A monitor is on it.
+    /// A monitor uses the device.
     used: bool,
 }
 
 impl Graph {
-    /// Checks that names are defined once and before they are used, and that what is writable can be.
+    /// Checks that names are unique and defined before they are used, and that writers are permitted.
     ///
     /// # Errors
     ///
-    /// The first step that does not fit, in the order of the command line, with its option in front.
+    /// The first inconsistent step in the order of the command line, with its option.
     pub fn check(steps: &[Step]) -> Result<(), OptionError> {
         let mut graph = Graph::default();
         steps
@@ -120,34 +119,34 @@ impl Graph {
             .try_for_each(|step| graph.add(&step.action).map_err(|error| error.of(&step.origin)))
     }
 
-    /// With something more.
+    /// Returns the graph with an addition.
     ///
     /// # Errors
     ///
-    /// Why it does not fit in, in QSD's words where QSD has the case.
+    /// Why the addition is inconsistent, in QSD's words if QSD has the case.
     pub fn with(&self, action: &Action) -> Result<Graph, OptionError> {
         let mut graph = self.clone();
         graph.add(action)?;
         Ok(graph)
     }
 
-    /// All objects: their names, and of which type they are.
+    /// Returns all objects: names and types.
     pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
         self.objects.iter().map(|(id, kind)| (id.as_str(), *kind))
     }
 
-    /// All character devices: their names, where their clients are, for people, and whether a monitor is on them.
+    /// Returns all character devices: names, their clients' addresses, for people, and whether a monitor uses them.
     pub fn chardevs(&self) -> impl Iterator<Item = (&str, &str, bool)> {
         self.chardevs
             .iter()
             .map(|(id, device)| (id.as_str(), device.filename.as_str(), device.used))
     }
 
-    /// Without an object.
+    /// Returns the graph without an object.
     ///
     /// # Errors
     ///
-    /// There is none of that name, or something uses it.
+    /// The object does not exist or is in use.
     pub fn without_object(&self, id: &str) -> Result<Graph, OptionError> {
         let mut graph = self.clone();
         if graph.objects.remove(id).is_none() {
@@ -165,12 +164,11 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Without a node, and those that were defined inside it.
+    /// Returns the graph without a node, and without the nodes defined inside it.
     ///
     /// # Errors
     ///
-    /// There is none of that name, it was defined inside another one, or somebody uses it or one that
-    /// would go with it.
+    /// The node does not exist, was defined inside another one, or is in use, or a node inside it is.
     pub fn without_node(&self, name: &str) -> Result<Graph, OptionError> {
         let Some(node) = self.nodes.get(name) else {
             let message = format!("Failed to find node with node-name='{name}'");
@@ -197,7 +195,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Without an export, if there is one of that name.
+    /// Returns the graph without an export, if it exists.
     #[must_use]
     pub fn without_export(&self, id: &str) -> Graph {
         let mut graph = self.clone();
@@ -205,11 +203,11 @@ impl Graph {
         graph
     }
 
-    /// With a job of that kind that copies `source` to `target`.
+    /// Returns the graph with a job of that kind that copies `source` to `target`.
     ///
     /// # Errors
     ///
-    /// The name is no name or another job has it, there is no such node, or a job has it already.
+    /// The id is malformed or taken, a node does not exist, or another job uses it.
     pub fn with_job(
         &self,
         id: &str,
@@ -243,12 +241,12 @@ impl Graph {
         Ok(graph)
     }
 
-    /// With a job of that kind that works on a chain of images. `chain` are the nodes that are to stay as they are, the
-    /// source among them. `filters`: a filter lies above the source.
+    /// Returns the graph with a job of that kind on a chain of images. `chain`: the nodes that must not change, including the
+    /// source. `filters`: the job has a filter above the source.
     ///
     /// # Errors
     ///
-    /// A node is inactive, or a job has it already.
+    /// A node is inactive, or another job uses it.
     pub fn with_chain_job(
         &self,
         id: &str,
@@ -269,8 +267,8 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Returns the graph with another image behind `overlay`, or none. Of the images between, `dropped`, those that were
-    /// defined inside a node above them are gone.
+    /// Returns the graph with another backing node of `overlay`, or none. `dropped` are the nodes in between: those defined
+    /// inside a parent are removed.
     #[must_use]
     pub fn with_backing(&self, overlay: &str, dropped: &[String], base: Option<&str>) -> Graph {
         let mut graph = self.clone();
@@ -284,7 +282,7 @@ impl Graph {
                 (None, _) => return graph,
             }
         }
-        // What the overlay owned goes, with all that it owned, until a node that was defined by itself.
+        // Remove what the overlay owned, recursively, up to a node defined on its own.
         let mut going: Vec<String> = dropped.iter().take_while(|_| owns).cloned().collect();
         while let Some(name) = going.pop() {
             if Some(name.as_str()) != base && graph.nodes.get(&name).is_some_and(|node| node.nested)
@@ -302,7 +300,7 @@ impl Graph {
         graph
     }
 
-    /// With a node that can be written to.
+    /// Returns the graph with a writable node.
     #[must_use]
     pub fn with_writable(&self, name: &str) -> Graph {
         let mut graph = self.clone();
@@ -312,14 +310,14 @@ impl Graph {
         graph
     }
 
-    /// Whether what is written to `above` may come to `below`, or what is read from it from there.
+    /// Whether data may pass between `above` and `below`: `below` is a descendant of `above`.
     fn lies_on(&self, above: &str, below: &str) -> bool {
         let Some(node) = self.nodes.get(above) else { return false };
         let mut children = node.children.iter().map(|child| &child.name);
         children.any(|child| child == below || self.lies_on(child, below))
     }
 
-    /// Checks that a node is no backing image.
+    /// Checks that a node is not a backing image.
     ///
     /// # Errors
     ///
@@ -336,7 +334,7 @@ impl Graph {
         }
     }
 
-    /// Without a job, if there is one of that name.
+    /// Returns the graph without a job, if it exists.
     #[must_use]
     pub fn without_job(&self, id: &str) -> Graph {
         let mut graph = self.clone();
@@ -348,7 +346,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// One does.
+    /// A job uses the node.
     pub fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
         match self.jobs.values().find(|job| job.uses(node)) {
             Some(job) => Err(OptionError::new(format!(
@@ -359,10 +357,9 @@ impl Graph {
         }
     }
 
-    /// Returns the graph with an image put above a node.
+    /// Returns the graph with an overlay above a node.
     ///
-    /// All users of `node` use `overlay` instead. `overlay` reads from `node`, which is read-only from then
-    /// on.
+    /// All users of `node` use `overlay` instead. `overlay` reads from `node`, which is read-only from then on.
     ///
     /// # Errors
     ///
@@ -376,7 +373,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Returns the graph without an image above a node. What used the image uses `node`, which can be written to again.
+    /// Returns the graph without an overlay. Users of the overlay use `node`, which is writable again.
     ///
     /// # Errors
     ///
@@ -396,14 +393,14 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Whether a node is defined inside another one that is there.
+    /// Whether a node is defined inside an existing node.
     fn is_owned(&self, name: &str) -> bool {
         let mut children = self.nodes.values().flat_map(|node| &node.children);
         children.any(|child| child.owned && child.name == name)
     }
 
-    /// With all that used node `old` using `new` instead, but for `new` itself. A node that was defined
-    /// inside another one is gone then, if `new` does not lie on it.
+    /// Returns the graph in which all users of node `old`, except `new`, use `new`. If `old` was defined inside another node
+    /// and `new` does not lie on it, it is removed.
     #[must_use]
     pub fn with_replaced(&self, old: &str, new: &str) -> Graph {
         let mut graph = self.clone();
@@ -419,7 +416,7 @@ impl Graph {
             }
         }
         if graph.nodes.get(old).is_some_and(|node| node.nested) {
-            // It goes with the new one, if that lies on it, else now.
+            // If `new` lies on the node, `new` owns it from now on, else it is removed.
             let above = graph.nodes.get_mut(new).into_iter().flat_map(|node| &mut node.children);
             match above.filter(|child| child.name == old).last() {
                 Some(child) => child.owned = true,
@@ -429,12 +426,12 @@ impl Graph {
         graph
     }
 
-    /// With a node's other options.
+    /// Returns the graph with other options of a node.
     ///
     /// # Errors
     ///
-    /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
-    /// two users of a node exclude each other.
+    /// The node does not exist, a job uses it, it becomes read-only while a user writes to it, or two users of a node exclude
+    /// each other.
     pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
         let name = options.node_name.as_deref().unwrap_or_default();
         self.free_of_jobs(name)?;
@@ -466,7 +463,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Whether an export may write to a node, or to one that writes to it.
+    /// Whether an export may write to a node, directly or through other nodes.
     fn is_written(&self, name: &str) -> bool {
         self.exports.values().any(|e| e.writable && e.nodes.iter().any(|node| node == name))
             || self.nodes.iter().any(|(above, node)| {
@@ -528,13 +525,13 @@ impl Graph {
                 }
                 Ok(())
             }
-            // They are asked for by nobody here.
+            // Not part of the graph.
             Action::Metrics(_) => Ok(()),
             Action::NbdServer(server) => self.nbd_server(server),
         }
     }
 
-    /// Whether something refers to that object.
+    /// Whether an object is in use.
     fn uses_object(&self, id: &str) -> bool {
         let by_exports = self.exports.values().flat_map(|export| &export.objects);
         let by_nodes = self.nodes.values().flat_map(|node| &node.objects);
@@ -542,7 +539,7 @@ impl Graph {
         by_exports.chain(by_nodes).chain(by_server).any(|object| object == id)
     }
 
-    /// Adds a node, after those that are defined inside it. Returns its name.
+    /// Adds a node after the nodes defined inside it. Returns its name.
     fn node(&mut self, options: &BlockdevOptions) -> Result<String, OptionError> {
         let mut objects = Vec::new();
         for (kind, id) in options.driver.objects() {
@@ -577,7 +574,7 @@ impl Graph {
         Ok(name)
     }
 
-    /// The id of an object that a node needs, which is there.
+    /// Checks that an object exists. Returns its id.
     fn object(&self, kind: &str, id: &str) -> Result<String, OptionError> {
         if kind == "throttle-group" {
             return self.throttle_group(id);
@@ -605,7 +602,7 @@ impl Graph {
             .hint(known("Throttle groups", groups)))
     }
 
-    /// A node by name. QSD's sentence also names a device, which there is none of in exports.
+    /// Looks a node up by name. QSD's message also names a device, which exports here never have.
     fn find(&self, name: &str, device: &str) -> Result<&Node, OptionError> {
         self.nodes.get(name).filter(|_| !name.starts_with('#')).ok_or_else(|| {
             let named = self.nodes.keys().filter(|name| !name.starts_with('#'));
@@ -657,13 +654,12 @@ impl Graph {
         let is_fixed = export.kind.size_use() == SizeUse::Fixed;
         let export = Export { serial, nodes, writable, size_use, objects, address, allow_inactive };
         if !allow_inactive {
-            // As QSD does it.
+            // As in QSD.
             export.nodes.iter().for_each(|node| self.activate(node, &mut Vec::new()));
         }
         self.exports.insert(id.clone(), export);
         self.check_permissions()?;
-        // As in QSD: an NBD export claims a fixed size only after all its other permissions were
-        // granted.
+        // As in QSD: an NBD export requires a fixed size only after all its other permissions were granted.
         if let Some(export) = self.exports.get_mut(id).filter(|_| is_fixed) {
             export.size_use = SizeUse::Fixed;
             self.check_permissions()?;
@@ -672,7 +668,7 @@ impl Graph {
     }
 }
 
-/// Whether writes to a node may become writes to this child.
+/// Whether writes to a node may cause writes to this child.
 fn writes_to(child: &Child) -> bool {
     child.used_as != ChildUse::Backing
 }

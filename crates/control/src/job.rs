@@ -1,17 +1,17 @@
-//! What jobs are started with.
+//! Options of jobs.
 
 use std::path::PathBuf;
 
 pub use block::job::{OnCbwError, OnError};
 
-/// What all jobs have.
+/// Options common to all jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobOptions {
     /// `job-id`.
     pub id: String,
-    /// `auto-finalize`: whether it makes its changes as soon as it can.
+    /// `auto-finalize`: whether the job makes its changes as soon as it can.
     pub auto_finalize: bool,
-    /// `auto-dismiss`: whether it goes when it has ended.
+    /// `auto-dismiss`: whether the job is removed when it has ended.
     pub auto_dismiss: bool,
 }
 
@@ -21,71 +21,71 @@ impl Default for JobOptions {
     }
 }
 
-/// What jobs that copy a node have.
+/// Options common to jobs that copy a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CopyOptions {
-    /// The job's own.
+    /// Options common to all jobs.
     pub job: JobOptions,
-    /// `device`: the source's name.
+    /// `device`: the source node.
     pub device: String,
-    /// `target`: its name.
+    /// `target`: the target node.
     pub target: String,
     /// `sync`.
     pub sync: Sync,
-    /// `speed`, bytes a second; 0: as fast as it goes.
+    /// `speed`, bytes per second; 0: no limit.
     pub speed: i64,
     /// `on-source-error`.
     pub on_source_error: OnError,
     /// `on-target-error`.
     pub on_target_error: OnError,
-    /// `filter-node-name`: of the node that is put above the source.
+    /// `filter-node-name`: the name of the filter above the source.
     pub filter_node_name: Option<String>,
 }
 
 /// `sync`: what is copied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Sync {
-    /// All.
+    /// Everything.
     #[default]
     Full,
-    /// What is in the source's topmost image.
+    /// Data in the source's topmost image.
     Top,
-    /// What is written from now on; a backup: what is overwritten from now on.
+    /// Data written from now on. For a backup: data overwritten from now on.
     None,
-    /// What a bitmap has set, which is cleared if the job succeeds.
+    /// Data marked in a bitmap, which is cleared if the job succeeds.
     Incremental,
-    /// What a bitmap has set.
+    /// Data marked in a bitmap.
     Bitmap,
 }
 
-/// `bitmap-mode`: what becomes of the bits of what is copied.
+/// `bitmap-mode`: how the bitmap's bits for copied data change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BitmapMode {
     /// Cleared if the job succeeds.
     OnSuccess,
-    /// They stay.
+    /// Unchanged.
     Never,
-    /// Cleared of what was copied, also if the job fails.
+    /// Cleared for copied data, also if the job fails.
     Always,
 }
 
 /// `blockdev-mirror`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MirrorOptions {
-    /// As of each copy.
+    /// Options of copying jobs.
     pub copy: CopyOptions,
-    /// `replaces`: the node whose place the target takes; `None`: the source.
+    /// `replaces`: the node that the target replaces; `None`: the source.
     pub replaces: Option<String>,
-    /// `granularity`, bytes: what is copied again when a byte of it is written.
+    /// `granularity`, bytes: the unit that is copied again after a write to a part of it.
     pub granularity: u64,
-    /// `buf-size`, bytes of memory for what is being copied.
+    /// `buf-size`, bytes of memory for data being copied.
     pub buf_size: u64,
 }
 
 /// `blockdev-backup`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BackupOptions {
-    /// As of each copy.
+    /// Options of copying jobs.
     pub copy: CopyOptions,
     /// `on-cbw-error`.
     pub on_cbw_error: OnCbwError,
@@ -95,7 +95,7 @@ pub struct BackupOptions {
     pub bitmap_mode: Option<BitmapMode>,
 }
 
-/// `blockdev-create`: an image to be made.
+/// `blockdev-create`: the image to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CreateOptions {
     /// `file`.
@@ -112,21 +112,21 @@ pub enum CreateOptions {
 /// `preallocation` of a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Preallocation {
-    /// It is sparse.
+    /// Sparse.
     #[default]
     Off,
-    /// Its space is reserved.
+    /// Allocated.
     Falloc,
-    /// It is written.
+    /// Written with zeroes.
     Full,
 }
 
-/// What a job can be told.
+/// A request to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobVerb {
     /// `cancel`.
     Cancel {
-        /// Give up at once, and do not end as a mirror that is ready may: with a copy that is whole.
+        /// End at once. Without this, a ready mirror ends with a consistent copy.
         force: bool,
     },
     /// `pause`.

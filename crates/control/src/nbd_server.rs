@@ -1,4 +1,4 @@
-//! `--nbd-server`: where NBD clients connect.
+//! `--nbd-server`: the address of the NBD server.
 
 use std::path::PathBuf;
 
@@ -21,9 +21,9 @@ pub struct NbdServerOptions {
     pub max_connections: u32,
     /// `handshake-max-seconds`: time for the negotiation; 0: any time.
     pub handshake_max_seconds: u32,
-    /// `tls-creds`: clients are served with TLS only, by these credentials.
+    /// `tls-creds`: clients must use TLS, with these credentials.
     pub tls_creds: Option<String>,
-    /// `tls-authz`: of those with a good certificate, this object lets in.
+    /// `tls-authz`: the object that decides which clients with a valid certificate are admitted.
     pub tls_authz: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub enum NbdAddr {
     },
     /// `addr.type=inet`: TCP.
     Inet {
-        /// `host`: a name or an address; empty: all of this machine.
+        /// `host`: a name or an address; empty: all addresses of this machine.
         host: String,
         /// `port`.
         port: u16,
@@ -48,7 +48,7 @@ pub enum NbdAddr {
         /// `ipv6`: whether IPv6 addresses are used.
         ipv6: bool,
     },
-    /// `addr.type=fd`: a listening socket that was inherited.
+    /// `addr.type=fd`: an inherited listening socket.
     Fd {
         /// Its descriptor.
         fd: FdName,
@@ -68,7 +68,7 @@ impl Default for NbdServerOptions {
     }
 }
 
-/// For `nbd-server-start`, whose arguments are not those of the option.
+/// For `nbd-server-start`, whose arguments differ from the option's.
 impl From<NbdServerOptions> for Step {
     fn from(options: NbdServerOptions) -> Self {
         let addr = match &options.addr {
@@ -106,7 +106,7 @@ static FIELDS: &[Field<NbdServerOptions>] = &[
     TLS_AUTHZ,
 ];
 
-/// The arguments of `nbd-server-start`, whose address is a structure of another shape.
+/// The arguments of `nbd-server-start`, whose address has another structure.
 pub(crate) static LEGACY: &[Field<NbdServerOptions>] = &[
     Field {
         name: "addr",
@@ -215,7 +215,7 @@ fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set
     Ok(())
 }
 
-/// With what depends on the type in a member `data`.
+/// The address type with its members in a member `data`.
 fn legacy_addr_shape() -> Shape {
     let Shape::Union(mut union) = addr_shape() else { return Shape::Any };
     for variant in &mut union.variants {
@@ -247,7 +247,7 @@ fn legacy_addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> tab
     addr(server, Value::Object(data), &at.below("data"))
 }
 
-/// What the option may have.
+/// The members of the option.
 pub(crate) fn members() -> Vec<Member> {
     table::members(FIELDS)
 }

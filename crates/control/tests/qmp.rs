@@ -1,4 +1,4 @@
-//! QMP's stream and a client's conversation, without a socket.
+//! QMP's stream and a client's conversation without a socket.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 type Parsed = Vec<Result<Json, String>>;
 
-/// What comes of `input` when it arrives in pieces that end at `cuts`.
+/// Parses `input` in pieces that end at `cuts`.
 fn parse_in_pieces(input: &[u8], cuts: &[usize]) -> Parsed {
     let mut parser = Parser::new();
     let mut out = Vec::new();
@@ -51,7 +51,7 @@ fn any_json() -> impl Strategy<Value = Json> {
     })
 }
 
-/// Text of the kind that parsers stumble over, in any order.
+/// Difficult text for parsers, in any order.
 fn fragments() -> impl Strategy<Value = Vec<u8>> {
     let fragment = prop::sample::select(vec![
         &b"{"[..],
@@ -108,7 +108,7 @@ proptest! {
         }
     }
 
-    /// What went wrong before, a line end and a byte that is in no text begin anew.
+    /// After an error, a line end or a byte outside of UTF-8 resets the stream.
     #[test]
     fn a_client_can_begin_anew(text in fragments()) {
         let mut stream = text;
@@ -117,7 +117,7 @@ proptest! {
     }
 }
 
-/// Each was compared with qemu-storage-daemon 11.1.
+/// Compared with qemu-storage-daemon 11.1.
 #[test]
 fn parse_errors_are_those_of_qsd() {
     for (text, expected) in [
@@ -177,12 +177,12 @@ fn length_and_depth_are_bounded() {
     assert_eq!(parse(&(text(10 * MAX_VALUE) + "{}")), expected);
     let list = format!("[{}0]\n{{}}", "0,".repeat(MAX_VALUE));
     assert_eq!(parse(&list), expected);
-    // Not what is between values.
+    // White space between values does not count.
     let spaces = " ".repeat(2 * MAX_VALUE) + "{}" + &"\n".repeat(2 * MAX_VALUE) + "{}";
     assert_eq!(parse(&spaces), [Ok(json!({})), Ok(json!({}))]);
 }
 
-/// Sends a line; gives what it is answered, or the command that it is.
+/// Sends a line. Returns the answer, or the parsed command.
 fn send(session: &mut Session, line: &str) -> Result<Command, Json> {
     let mut input = line.as_bytes();
     match session.next(&mut input).expect("a whole line") {
@@ -191,7 +191,7 @@ fn send(session: &mut Session, line: &str) -> Result<Command, Json> {
             Err(serde_json::from_str(&reply).expect("JSON"))
         }
         Step::Run(_, command) => Ok(command),
-        // This program has added none.
+        // This test adds no commands.
         Step::Call(_, command, _) => panic!("{}", command.name()),
     }
 }
@@ -206,7 +206,7 @@ fn error(class: &str, desc: &str) -> Json {
     json!({"error": {"class": class, "desc": desc}})
 }
 
-/// Each was compared with qemu-storage-daemon 11.1.
+/// Compared with qemu-storage-daemon 11.1.
 #[test]
 fn negotiation_comes_first_and_once() {
     let mut session = Session::new(false);
@@ -223,7 +223,7 @@ fn negotiation_comes_first_and_once() {
     assert_eq!(send(&mut session, enable).expect_err("no command")["error"]["desc"], again);
 }
 
-/// Each was compared with qemu-storage-daemon 11.1.
+/// Compared with qemu-storage-daemon 11.1.
 #[test]
 fn malformed_requests() {
     let mut session = negotiated();
@@ -316,7 +316,7 @@ fn answers_and_events() {
     assert_eq!(reply, "{\r\n    \"return\": {\r\n    }\r\n}\r\n");
 }
 
-/// What a command without arguments answers by itself.
+/// The answer of a command without arguments that the session handles itself.
 fn ask(session: &mut Session, command: &str) -> Json {
     let answer = send(session, &format!("{{'execute':'{command}'}}"));
     answer.expect_err("an answer")["return"].take()
@@ -339,7 +339,7 @@ fn the_schema_is_whole() {
     defined.dedup();
     assert_eq!(defined.len(), types, "defined twice");
 
-    // Whatever refers to a type does so by members of these names.
+    // References to types are members of these names.
     let mut referred = Vec::new();
     let mut left: Vec<&Json> = entries.iter().collect();
     while let Some(value) = left.pop() {

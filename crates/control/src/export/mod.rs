@@ -35,32 +35,30 @@ pub struct ExportOptions {
     pub writable: bool,
     /// `writethrough`: flush after every write, before it is answered.
     pub writethrough: bool,
-    /// `iothread`: the threads that serve it, in turn. Empty: the daemon chooses.
+    /// `iothread`: the threads that serve the export, in turn. Empty: the daemon chooses.
     pub iothreads: Vec<String>,
-    /// `fixed-iothread`: the node must run in that thread. Always true in effect, since queues
-    /// never move here.
+    /// `fixed-iothread`: the node must run in that thread. Always true in effect, since queues never move.
     pub fixed_iothread: bool,
     /// `allow-inactive`: its node may be, or become, inactive.
     pub allow_inactive: bool,
-    /// `stall-timeout-ms`: requests that take longer are told of in the log; 0: none are.
+    /// `stall-timeout-ms`: requests that take longer are logged; 0: none.
     pub stall_timeout_ms: u64,
-    /// `type`, and what exports of that type have.
+    /// `type`, and the options of that type.
     pub kind: ExportKind,
 }
 
 /// The protocol of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExportKind {
-    /// `vhost-user-blk`: a virtio-blk device of another process.
+    /// `vhost-user-blk`: a virtio-blk device for another process.
     VhostUserBlk(VhostUserOptions),
-    /// `vhost-user-scsi`: logical units of a virtio-scsi device of another process. `node-name` is
-    /// LUN 0's.
+    /// `vhost-user-scsi`: logical units of a virtio-scsi device for another process. `node-name` is LUN 0's.
     VhostUserScsi(ScsiOptions),
     /// `nbd`: a network block device.
     Nbd(NbdOptions),
     /// `fuse`: a file.
     Fuse(FuseOptions),
-    /// `vfio-user-ahci`: an AHCI controller of another process.
+    /// `vfio-user-ahci`: an AHCI controller for another process.
     VfioUserAhci(AhciOptions),
 }
 
@@ -79,13 +77,13 @@ impl Deref for ExportKind {
 }
 
 impl ExportOptions {
-    /// The nodes that it offers.
+    /// Returns the nodes of the export.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.node_name).chain(self.kind.more_luns().unwrap_or_default())
     }
 }
 
-/// One `--export` while it is read.
+/// An `--export` being parsed.
 #[derive(Default)]
 pub(crate) struct Draft {
     id: String,
@@ -104,23 +102,22 @@ pub(crate) struct Draft {
     serial: Option<String>,
 }
 
-/// `stall-timeout-ms` that was not given.
+/// The default of `stall-timeout-ms`.
 pub(crate) const STALL_TIMEOUT_MS: u64 = 0;
 
 /// An export type.
 struct Type {
     name: &'static str,
     help: &'static str,
-    /// A whole value of the option, with the nodes `disk0` and `disk1` and the threads `io0` and `io1`
-    /// there to refer to.
+    /// A complete value of the option, in which nodes `disk0` and `disk1` and threads `io0` and `io1` may be used.
     example: &'static str,
-    /// What it has beside [`COMMON`].
+    /// Its options in addition to [`COMMON`].
     fields: &'static [Field<Draft>],
-    /// The rest of what was read.
+    /// Makes the type's options of what was parsed.
     kind: fn(&mut Draft) -> Result<ExportKind, OptionError>,
 }
 
-/// The export types there are.
+/// All export types.
 static TYPES: &[Type] = &[
     Type {
         name: "vhost-user-blk",
@@ -162,7 +159,7 @@ static TYPES: &[Type] = &[
     },
 ];
 
-/// What all exports have.
+/// Options common to all exports.
 static COMMON: &[Field<Draft>] = &[
     Field {
         name: "id",
@@ -268,7 +265,7 @@ fn iothreads(export: &mut Draft, value: Value, at: &Context) -> table::Set {
     Ok(())
 }
 
-/// A list of names, not empty. `expected`: what else could be there, for errors.
+/// A list of names, not empty. `expected`: the alternative in error messages.
 fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, OptionError> {
     let name = at.whole();
     match value {
@@ -288,7 +285,7 @@ fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, Opti
     }
 }
 
-/// What an export may have.
+/// The options of an export.
 pub(crate) fn options() -> Union {
     let variant = |kind: &Type| Variant {
         name: kind.name,
@@ -344,7 +341,7 @@ pub(crate) fn read(mut object: Object, at: &Context) -> Result<ExportOptions, Op
     })
 }
 
-/// What `nbd-server-add` makes: an export whose id is its name.
+/// The export of `nbd-server-add`, whose id is its name.
 pub(crate) fn nbd_export(
     node: &str,
     name: &str,

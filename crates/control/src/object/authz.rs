@@ -1,4 +1,4 @@
-//! `authz-simple` and `authz-list`: who is let in.
+//! `authz-simple` and `authz-list`: the authorization of clients.
 
 use tls::{Authorization, Format, Policy, Rule};
 
@@ -6,7 +6,7 @@ use super::{ObjectOptions, TypeRow, check_id};
 use crate::shape::Shape;
 use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 
-/// `authz-simple`, `authz-list`: who is let in.
+/// `authz-simple`, `authz-list`: the authorization of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthzOptions {
     /// `id`: its name.

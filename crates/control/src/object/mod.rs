@@ -1,7 +1,6 @@
-//! `--object`: things that are neither nodes nor exports, which those refer to.
+//! `--object`: things that nodes and exports refer to.
 //!
-//! A type of object is a [`TypeRow`] in a file of its own, a line in [`TYPES`] and a variant of
-//! [`ObjectOptions`].
+//! An object type is a file with a [`TypeRow`], a line in [`TYPES`] and a variant of [`ObjectOptions`].
 
 mod authz;
 mod iothread;
@@ -21,7 +20,7 @@ use crate::shape::{Union, Variant};
 use crate::table::{self, Context, Reads};
 use crate::value::{Object, Value};
 
-/// The types there are.
+/// All types.
 pub(crate) static TYPES: &[&TypeRow] = &[
     &authz::AUTHZ_LIST,
     &authz::AUTHZ_SIMPLE,
@@ -30,7 +29,7 @@ pub(crate) static TYPES: &[&TypeRow] = &[
     &tls_creds::TLS_CREDS_X509,
 ];
 
-/// Types that QSD has and ringmill never will, with what to do instead.
+/// Types of QSD that ringmill will never have, with the replacement.
 static ABSENT: [(&str, &str); 2] = [
     (
         "tls-creds-anon",
@@ -58,7 +57,7 @@ pub enum ObjectOptions {
 }
 
 impl ObjectOptions {
-    /// `id`: its name, which no two objects have in common.
+    /// Returns `id`: its name, unique among objects.
     pub fn id(&self) -> &str {
         match self {
             ObjectOptions::Iothread(iothread) => &iothread.id,
@@ -82,14 +81,14 @@ impl ObjectOptions {
     }
 }
 
-/// A property of an object, as QOM shows it.
+/// A property of an object in QOM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Property {
     /// Its name: that of the option.
     pub name: &'static str,
-    /// What it is, in QOM's words.
+    /// Its type in QOM.
     pub kind: &'static str,
-    /// What it is set to.
+    /// Its value.
     pub value: Value,
 }
 
@@ -97,9 +96,9 @@ pub struct Property {
 pub(crate) struct TypeRow {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub(crate) help: &'static str,
-    /// A whole value of the option.
+    /// A complete value of the option.
     pub(crate) example: &'static str,
     /// Its options.
     pub(crate) table: &'static dyn Reads<ObjectOptions>,
@@ -110,7 +109,7 @@ pub fn object_types() -> impl Iterator<Item = &'static str> {
     TYPES.iter().map(|row| row.name)
 }
 
-/// What an object may have.
+/// The options of an object.
 pub(crate) fn options() -> Union {
     let variant = |row: &&TypeRow| Variant {
         name: row.name,

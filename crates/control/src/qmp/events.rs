@@ -1,4 +1,4 @@
-//! The events there are: one row each, from which they are told and described.
+//! All events, with a row for each.
 
 use super::reply::{Member, Reply};
 use crate::shape::Shape;
@@ -8,11 +8,11 @@ use crate::shape::Shape;
 pub struct EventRow {
     /// Its name.
     pub name: &'static str,
-    /// When it is told, in one sentence.
+    /// When it is sent, in one sentence.
     pub(crate) help: &'static str,
-    /// What it says.
+    /// Its data.
     pub(crate) data: &'static [Member],
-    /// What it can say, as JSON.
+    /// Example data, as JSON.
     pub(crate) example: &'static str,
 }
 
@@ -30,7 +30,7 @@ pub(crate) static EVENTS: &[&EventRow] = &[
     &BLOCK_JOB_CANCELLED,
 ];
 
-/// An export has ended, whatever ended it.
+/// An export has ended, for any reason.
 pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
     name: "BLOCK_EXPORT_DELETED",
     help: "an export has ended, and what it used may go",
@@ -57,7 +57,7 @@ pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
     example: r#"{"device": "", "node-name": "disk0", "msg": "Unaligned L2 table", "fatal": true}"#,
 };
 
-/// A request of an export with a policy has failed.
+/// A request of an export with an error policy has failed.
 pub static BLOCK_IO_ERROR: EventRow = EventRow {
     name: "BLOCK_IO_ERROR",
     help: "a request of an export has failed; at most one event a second for errors that do not stop the export",
@@ -78,7 +78,7 @@ pub static BLOCK_IO_ERROR: EventRow = EventRow {
         "action": "stop", "nospace": true, "reason": "No space left on device"}"#,
 };
 
-/// A write has gone beyond a node's threshold.
+/// A write went beyond a node's threshold.
 pub static BLOCK_WRITE_THRESHOLD: EventRow = EventRow {
     name: "BLOCK_WRITE_THRESHOLD",
     help: "a write to a node ends beyond the byte that block-set-write-threshold has set; the threshold is gone then",
@@ -90,7 +90,7 @@ pub static BLOCK_WRITE_THRESHOLD: EventRow = EventRow {
     example: r#"{"node-name": "disk0", "amount-exceeded": 65536, "write-threshold": 17179869184}"#,
 };
 
-/// What a job is at.
+/// A job's status.
 pub(super) const JOB_STATUS: Reply = Reply::Word(&[
     "undefined",
     "created",
@@ -105,7 +105,7 @@ pub(super) const JOB_STATUS: Reply = Reply::Word(&[
     "null",
 ]);
 
-/// What kinds of jobs there are.
+/// The kinds of jobs.
 pub(super) const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror", "stream", "commit"]);
 
 const JOB_DEVICE: Member = Member::new("device", Reply::Text, "the job's name");
@@ -157,7 +157,7 @@ pub static BLOCK_JOB_ERROR: EventRow = EventRow {
     example: r#"{"device": "j0", "operation": "write", "action": "stop"}"#,
 };
 
-/// A job that copies has ended, well or not.
+/// A copying job has ended, with or without success.
 pub static BLOCK_JOB_COMPLETED: EventRow = EventRow {
     name: "BLOCK_JOB_COMPLETED",
     help: "a job that copies has ended: well, or with an error",
@@ -172,7 +172,7 @@ pub static BLOCK_JOB_COMPLETED: EventRow = EventRow {
     example: r#"{"device": "j0", "type": "mirror", "len": 1048576, "offset": 1048576, "speed": 0}"#,
 };
 
-/// A job that copies was cancelled.
+/// A copying job was cancelled.
 pub static BLOCK_JOB_CANCELLED: EventRow = EventRow {
     name: "BLOCK_JOB_CANCELLED",
     help: "a job that copies has ended because it was cancelled",
@@ -181,7 +181,7 @@ pub static BLOCK_JOB_CANCELLED: EventRow = EventRow {
 };
 
 impl EventRow {
-    /// What it says, as a type.
+    /// Its data, as a type.
     pub(crate) fn shape(&self) -> Shape {
         Shape::Object(self.data.iter().map(Member::shape).collect())
     }

@@ -1,22 +1,22 @@
-//! What commands return, described as their arguments are.
+//! Types of results, described like arguments.
 
 use crate::shape::{self, Shape, Word};
 use crate::table::Need;
 
-/// What comes back when a command succeeds.
+/// The result of a successful command.
 pub enum Returns {
     /// An empty object.
     Nothing,
-    /// This, told in words and as a type.
+    /// This data, described in words and by a type.
     Data(&'static str, Reply),
 }
 
-/// A type of what is returned.
+/// A type of result.
 #[derive(Debug)]
 pub enum Reply {
     /// `true` or `false`.
     Bool,
-    /// An integer; of what, and in which unit, its member's sentence says.
+    /// An integer. The member's description has the meaning and the unit.
     Int,
     /// Text.
     Text,
@@ -24,7 +24,7 @@ pub enum Reply {
     Any,
     /// One of some words.
     Word(&'static [&'static str]),
-    /// What an argument may be.
+    /// The same type as an argument.
     As(fn() -> Shape),
     /// Any number of these, in an array.
     List(&'static Reply),
@@ -32,33 +32,33 @@ pub enum Reply {
     Object(&'static [Member]),
 }
 
-/// A member of an object that is returned.
+/// A member of a returned object.
 #[derive(Debug)]
 pub struct Member {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// Its type.
     pub is: Reply,
-    /// Whether it is there in each reply.
+    /// Whether every reply has it.
     pub always: bool,
-    /// What it says, in one sentence, with its unit.
+    /// Its meaning, in one sentence, with the unit.
     pub help: &'static str,
 }
 
 impl Member {
-    /// A member that is always there.
+    /// A member of every reply.
     pub const fn new(name: &'static str, is: Reply, help: &'static str) -> Self {
         Member { name, is, always: true, help }
     }
 
-    /// A member that is there when there is something to say.
+    /// A member of some replies.
     pub const fn optional(name: &'static str, is: Reply, help: &'static str) -> Self {
         Member { name, is, always: false, help }
     }
 }
 
 impl Returns {
-    /// What it is, as a type.
+    /// Its type as a shape.
     pub(crate) fn shape(&self) -> Shape {
         match self {
             Returns::Nothing => Shape::Object(Vec::new()),
@@ -68,7 +68,7 @@ impl Returns {
 }
 
 impl Reply {
-    /// The type.
+    /// The type as a shape.
     pub(crate) fn shape(&self) -> Shape {
         match self {
             Reply::Bool => Shape::Bool,
@@ -86,7 +86,7 @@ impl Reply {
 }
 
 impl Member {
-    /// As a member of a shape.
+    /// The member as a member of a shape.
     pub(crate) fn shape(&self) -> shape::Member {
         let need = if self.always { Need::Required } else { Need::Optional("") };
         shape::Member { name: self.name, shape: self.is.shape(), need, help: self.help }

@@ -1,4 +1,4 @@
-//! One client's conversation: what it sends becomes commands, what comes of them lines for it.
+//! One client's conversation: its input becomes commands, and their results become lines.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,58 +12,58 @@ use super::print;
 use super::request::{self, Id};
 use crate::value::Object;
 
-/// A conversation from its greeting on. Pure: text in, commands and text out.
+/// A conversation, from the greeting on. Pure: text in, commands and text out.
 pub struct Session {
     parser: Parser,
     pretty: bool,
     capabilities: Option<Capabilities>,
 }
 
-/// What the client has enabled.
+/// The capabilities that the client has enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// `oob`: commands with `exec-oob`.
     pub out_of_band: bool,
 }
 
-/// What becomes of something a client has sent.
+/// The handling of a request.
 pub enum Step {
-    /// It is answered by this.
+    /// Answer with this.
     Reply(String),
-    /// It is to be carried out; [`Session::answer`] makes a line of the outcome.
+    /// Carry out this command; [`Session::answer`] makes a line of its result.
     Run(Ticket, Command),
-    /// The same, of a command that the program has [added](super::add). Its arguments are to be read.
+    /// Carry out this command, which the program has [added](super::add). Its arguments are not parsed yet.
     Call(Ticket, &'static dyn QmpCommand, Object),
 }
 
-/// What a request comes to.
+/// A parsed request.
 enum Asked {
     Job(Job),
     Call(&'static dyn QmpCommand, Object),
 }
 
-/// Belongs to a command under way.
+/// Belongs to a command in progress.
 #[must_use = "a command is answered"]
 pub struct Ticket(Id);
 
-/// Something that clients are told without having asked.
+/// An event for clients.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// Which one.
     pub row: &'static EventRow,
-    /// What it was about; an object.
+    /// Its data, an object.
     pub data: Value,
-    /// When.
+    /// When it happened.
     pub at: SystemTime,
 }
 
 impl Session {
-    /// A new client. `pretty`: what it is sent is indented.
+    /// Starts a conversation. `pretty`: output is indented.
     pub fn new(pretty: bool) -> Self {
         Session { parser: Parser::new(), pretty, capabilities: None }
     }
 
-    /// What it is sent first.
+    /// Returns the first line for the client.
     pub fn greeting(&self) -> String {
         self.line(json!({"QMP": {"version": commands::version(), "capabilities": ["oob"]}}))
     }
@@ -73,12 +73,12 @@ impl Session {
         self.answer(Ticket(None), Err(error))
     }
 
-    /// Whether the client has completed capabilities negotiation.
+    /// Returns whether the client has completed the negotiation.
     pub fn has_negotiated(&self) -> bool {
         self.capabilities.is_some()
     }
 
-    /// What comes of the next thing that it has sent; cuts that off `input`. `None`: all was read.
+    /// Handles the next request in `input`, and removes it there. Returns `None` if `input` has no complete request.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<Step> {
         let parsed = self.parser.next(input)?;
         let takes_oob = self.capabilities.is_some_and(|enabled| enabled.out_of_band);
@@ -124,7 +124,7 @@ impl Session {
             QmpError::command_not_found(format!("The command {name} has not been found"))
         })?;
         if request.out_of_band {
-            // None is both urgent and quick enough.
+            // No command is both urgent and fast enough.
             let desc = format!("The command {name} does not support OOB");
             return Err(QmpError::generic(desc));
         }
@@ -135,7 +135,7 @@ impl Session {
         }
     }
 
-    /// The answer to a command.
+    /// Returns the answer to a command.
     pub fn answer(&self, ticket: Ticket, result: Result<Value, QmpError>) -> String {
         let mut answer = Map::new();
         match result {
@@ -151,7 +151,7 @@ impl Session {
         self.line(Value::Object(answer))
     }
 
-    /// What tells of an event; nothing before the client has negotiated.
+    /// Returns the line for an event. `None` before the negotiation.
     pub fn event(&self, event: &Event) -> Option<String> {
         self.capabilities?;
         let since = event.at.duration_since(UNIX_EPOCH).unwrap_or_default();

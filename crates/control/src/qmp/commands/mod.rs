@@ -1,8 +1,8 @@
-//! The commands there are: one row each, from which they are found, read, listed and described.
+//! All commands. A row describes each one for look-up, parsing, lists and help.
 //!
-//! A command is a [`QmpCommand`]. The daemon has most of them, each with the function that carries it out, and
-//! [adds](add) them. Those below are still carried out by a match in the daemon: each family has a file, with a table of
-//! [`CommandRow`]s, and a line in [`FAMILIES`].
+//! A command is a [`QmpCommand`]. Most are implemented in the daemon, which [adds](add) them. The older ones below are
+//! carried out by a match in the daemon. Each of their families has a file with a table of [`CommandRow`]s, and a line in
+//! [`FAMILIES`].
 
 mod block;
 mod export;
@@ -42,7 +42,7 @@ static FAMILIES: &[&[CommandRow]] = &[
     stats::COMMANDS,
 ];
 
-/// A command, as help texts, the schema and the reference describe it.
+/// A command, for help texts, the schema and the reference.
 pub trait QmpCommand: Sync {
     /// Its name.
     fn name(&self) -> &'static str;
@@ -50,34 +50,34 @@ pub trait QmpCommand: Sync {
     /// What it does, in one sentence.
     fn help(&self) -> &'static str;
 
-    /// Arguments it can have, as JSON; empty when it needs none.
+    /// Example arguments, as JSON; empty if none are required.
     fn example(&self) -> &'static str;
 
-    /// Returns what the arguments may be.
+    /// Returns the type of the arguments.
     fn arguments(&self) -> Shape;
 
     /// Returns the option of the command line that has the same arguments; empty when there is none.
     fn option(&self) -> &'static str;
 
-    /// Returns what comes back.
+    /// Returns the type of the result.
     fn returns(&self) -> &Returns;
 
     /// Reads the arguments.
     ///
     /// # Errors
     ///
-    /// What is wrong with them.
+    /// The error in the arguments.
     fn check(&self, arguments: Object) -> Result<(), OptionError>;
 }
 
 /// The daemon's commands.
 static ADDED: OnceLock<Vec<&'static dyn QmpCommand>> = OnceLock::new();
 
-/// Adds the commands that the program carries out by itself. Called at most once, before anything reads a command.
+/// Adds the commands that the program implements. Call this at most once, before any command is read.
 ///
 /// # Errors
 ///
-/// Commands were added before, or the name is taken.
+/// Commands were added before, or a name is taken.
 pub fn add(commands: Vec<&'static dyn QmpCommand>) -> Result<(), AddError> {
     let taken = |command: &&&'static dyn QmpCommand| find(command.name()).is_some();
     if let Some(command) = commands.iter().find(taken) {
@@ -89,7 +89,7 @@ pub fn add(commands: Vec<&'static dyn QmpCommand>) -> Result<(), AddError> {
 /// Why commands were not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddError {
-    /// There is a command of that name.
+    /// A command of that name exists.
     Taken(&'static str),
     /// Commands were added before.
     Twice,
@@ -104,34 +104,34 @@ pub(crate) struct CommandRow {
     returns: Returns,
 }
 
-/// How arguments are read.
+/// How arguments are parsed.
 enum Arguments {
-    /// There are none.
+    /// None.
     None(fn() -> Job),
-    /// By this table, which makes the job of them.
+    /// By this table, which makes the job from them.
     Table(&'static dyn Reads<Job>),
     /// As an option of the command line.
     Option {
         /// The option.
         option: &'static str,
-        /// Reads it.
+        /// Parses it.
         read: fn(Object, &Context) -> Result<Action, OptionError>,
-        /// What it may be.
+        /// Its type.
         shape: fn() -> Shape,
     },
 }
 
-/// What is to be done with a command.
+/// How a command is carried out.
 pub(crate) enum Job {
-    /// Leave the negotiation behind.
+    /// End the negotiation.
     Negotiate(Capabilities),
-    /// Answer by this.
+    /// Answer with this.
     Answer(fn() -> Json),
-    /// Have the daemon carry it out.
+    /// Let the daemon carry it out.
     Run(Command),
 }
 
-/// What a client may ask of the daemon. The rest is between it and its session.
+/// A command for the daemon. The session handles the others itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// `object-add`, `blockdev-add`, `block-export-add`: as the option of the command line.
@@ -148,25 +148,25 @@ pub enum Command {
     },
     /// `blockdev-set-active`.
     BlockdevSetActive {
-        /// The node's name; `None`: all.
+        /// The node's name; `None`: all nodes.
         node_name: Option<String>,
-        /// Whether it is to be active.
+        /// Whether the node becomes active.
         active: bool,
     },
     /// `block_resize`.
     BlockResize {
-        /// `device`, which no node here has.
+        /// `device`, which matches no node here.
         device: Option<String>,
         /// The node's name.
         node_name: Option<String>,
-        /// Bytes, as given.
+        /// The new size in bytes, unchecked.
         size: i64,
     },
     /// `block-export-del`.
     BlockExportDel {
         /// The export's name.
         id: String,
-        /// Whether to disturb its client.
+        /// Whether to disconnect its client.
         mode: DeleteMode,
     },
     /// `x-block-export-resume`.
@@ -182,16 +182,16 @@ pub enum Command {
         device: String,
         /// The export's name, and its id.
         name: String,
-        /// For people.
+        /// Description for people.
         description: String,
-        /// Whether clients may write, if the node can be written to.
+        /// Whether clients may write, if the node is writable.
         writable: bool,
     },
     /// `nbd-server-remove`.
     NbdServerRemove {
         /// The export's id.
         name: String,
-        /// Whether to disturb its clients.
+        /// Whether to disconnect its clients.
         mode: DeleteMode,
     },
     /// `qom-list`.
@@ -201,39 +201,39 @@ pub enum Command {
     },
     /// `qom-get`.
     QomGet {
-        /// Of the object.
+        /// Path of the object.
         path: String,
         /// The property's name.
         property: String,
     },
     /// `qom-set`.
     QomSet {
-        /// Of the object.
+        /// Path of the object.
         path: String,
         /// The property's name.
         property: String,
-        /// What it is set to.
+        /// The new value.
         value: Value,
     },
     /// `query-iothreads`.
     QueryIothreads,
     /// `query-named-block-nodes`.
     QueryNamedBlockNodes {
-        /// Without what lies below each node's image.
+        /// Omit the nodes below each node's image.
         flat: bool,
     },
     /// `query-block-exports`.
     QueryBlockExports,
     /// `query-blockstats`.
     QueryBlockstats {
-        /// Of nodes, not of exports.
+        /// For nodes, not for exports.
         nodes: bool,
     },
     /// `block-latency-histogram-set`.
     BlockLatencyHistogramSet {
         /// The export's name.
         id: String,
-        /// What it is to be counted by; `None`: not at all any more.
+        /// The boundaries; `None` removes the histograms.
         boundaries: Option<LatencyBoundaries>,
     },
     /// `x-query-export-stats`.
@@ -251,12 +251,12 @@ pub enum Command {
     BlockdevSnapshotSync(Box<SnapshotSync>),
     /// `blockdev-snapshot`.
     BlockdevSnapshot {
-        /// The node that stays as it is.
+        /// The backing node, which no longer changes.
         node: String,
-        /// The image that comes above it.
+        /// The overlay.
         overlay: String,
     },
-    /// Those about jobs.
+    /// Commands about jobs.
     Job(Box<JobCommand>),
     /// `x-upgrade`.
     Upgrade,
@@ -267,15 +267,15 @@ pub enum Command {
 /// `mode` of `block-export-del`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeleteMode {
-    /// Fail when a client uses it.
+    /// Fail if a client uses it.
     #[default]
     Safe,
-    /// Send the client away.
+    /// Disconnect the client.
     Hard,
 }
 
 impl CommandRow {
-    /// Reads the arguments.
+    /// Parses the arguments.
     pub(crate) fn read(&self, given: Object) -> Result<Job, OptionError> {
         let at = Context::new(Dialect::Json);
         match &self.arguments {
@@ -285,7 +285,7 @@ impl CommandRow {
             }
             Arguments::Table(table) => table.read(given, &at, &[], self.name),
             Arguments::Option { option, read, .. } => {
-                // As the command line would have it.
+                // The equivalent option of the command line.
                 let origin = format!("{option} {}", Json::from(Value::Object(given.clone())));
                 let step = Step { origin, action: read(given, &at)? };
                 Ok(Job::Run(Command::Add(Box::new(step))))
@@ -335,7 +335,7 @@ impl QmpCommand for CommandRow {
 ///
 /// # Errors
 ///
-/// What is wrong with them, or the command is another one.
+/// The error in the arguments, or the command is not a [`Command`].
 pub fn read_command(name: &str, arguments: Object) -> Result<Command, OptionError> {
     let row = find_row(name).map(|row| row.read(arguments)).transpose()?;
     match row {
@@ -344,22 +344,22 @@ pub fn read_command(name: &str, arguments: Object) -> Result<Command, OptionErro
     }
 }
 
-/// Returns what the arguments of a command may be.
+/// Returns the type of a command's arguments.
 pub fn arguments_of(name: &str) -> Shape {
     find(name).map_or(Shape::Object(Vec::new()), |command| command.arguments())
 }
 
-/// Arguments as the tables read them.
+/// Arguments in the form of the tables.
 pub(crate) fn given(arguments: Map<String, Json>) -> Object {
     arguments.into_iter().map(|(name, value)| (name, value.into())).collect()
 }
 
-/// The command of that name.
+/// Looks a command up by name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn QmpCommand> {
     all().find(|command| command.name() == name)
 }
 
-/// The command of that name, if it is a [`Command`].
+/// Looks a [`Command`] up by name.
 pub(crate) fn find_row(name: &str) -> Option<&'static CommandRow> {
     rows().find(|row| row.name == name)
 }
@@ -368,7 +368,7 @@ fn rows() -> impl Iterator<Item = &'static CommandRow> {
     FAMILIES.iter().copied().flatten()
 }
 
-/// All of them.
+/// All commands.
 pub(crate) fn all() -> impl Iterator<Item = &'static dyn QmpCommand> {
     let added = ADDED.get().into_iter().flatten().copied();
     rows().map(|row| row as &dyn QmpCommand).chain(added)

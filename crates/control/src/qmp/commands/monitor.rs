@@ -1,4 +1,4 @@
-//! The conversation itself, and what the daemon is.
+//! Negotiation, and information about the daemon.
 
 use serde_json::{Value as Json, json};
 
@@ -88,7 +88,7 @@ static SANDBOX: &[Member] = &[
     Member::optional(
         "seccomp",
         Reply::Object(CALLS),
-        "how many system calls each kind of thread may make; none: there is no filter",
+        "how many system calls each kind of thread may make; none: no filter",
     ),
     Member::optional("landlock", Reply::Object(LANDLOCK), "what can be opened; none: no Landlock"),
     Member::new(
@@ -96,7 +96,11 @@ static SANDBOX: &[Member] = &[
         Reply::Bool,
         "rings can do what they are used for and no more",
     ),
-    Member::new("not-in-force", Reply::List(&Reply::Text), "what there is not, and why"),
+    Member::new(
+        "not-in-force",
+        Reply::List(&Reply::Text),
+        "mechanisms that are not in force, with the reasons",
+    ),
 ];
 
 static CALLS: &[Member] = &[
@@ -125,7 +129,7 @@ static UPGRADED: &[Member] = &[
     Member::new("pause-us", Reply::Int, "time without service, in microseconds"),
 ];
 
-/// The one command before all others.
+/// The only command before the negotiation.
 pub(in crate::qmp) const NEGOTIATION: &str = "qmp_capabilities";
 
 static NEGOTIATE: &[Field<Capabilities>] = &[Field {
@@ -155,8 +159,8 @@ fn enable(capabilities: &mut Capabilities, value: Value, at: &Context) -> table:
     Ok(())
 }
 
-/// What `query-version` answers: the release of QEMU whose interface this is, and in `package` what
-/// carries it out.
+/// The answer to `query-version`: the QEMU release whose interface is implemented, and in `package` the name and version
+/// of the program.
 pub(in crate::qmp) fn version() -> Json {
     let [major, minor, micro] = QSD_RELEASE;
     json!({
