@@ -148,7 +148,7 @@ static SOCKET: &[Field<Draft>] = &[
         name: "wait",
         kind: Kind::Bool(|draft, on| put(&mut draft.wait, Some(on))),
         need: Need::Optional("on, with server=on"),
-        help: "go on only once a client has connected",
+        help: "wait until a client has connected",
     },
     Field {
         name: "nodelay",
@@ -297,7 +297,7 @@ static MONITOR: &[Field<MonitorOptions>] = &[
             },
         ]),
         need: Need::Default("control"),
-        help: "what is spoken; only control",
+        help: "the protocol; only control",
     },
     Field {
         name: "pretty",

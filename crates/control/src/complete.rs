@@ -60,7 +60,7 @@ fn first_word(word: &str) -> Completion {
         done.add(word, command.name, command.help);
     }
     if word.starts_with('-') {
-        done.add(word, "--generate", "print a text made from the tables of options");
+        done.add(word, "--generate", "print a generated text");
         common(&mut done, word);
     }
     done

@@ -105,7 +105,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
             read: |draft, given, at| read(draft.sandbox(), given, at),
         },
         need: Need::Optional("on, as far as the kernel allows it"),
-        help: "what the daemon's threads may ask the kernel for, should a stranger take one over",
+        help: "limit what the daemon's threads can do, against attackers that take over a thread",
     };
 
     const USER: Field<Self> = Field {

@@ -17,7 +17,7 @@ pub struct AuthzOptions {
 
 pub(super) static AUTHZ_SIMPLE: TypeRow = TypeRow {
     name: "authz-simple",
-    help: "lets in one client, by the name in its certificate",
+    help: "admits one client by the name in its certificate",
     example: "authz-simple,id=auth0,identity=CN=host1",
     table: &Table {
         fields: SIMPLE,
@@ -30,7 +30,7 @@ pub(super) static AUTHZ_SIMPLE: TypeRow = TypeRow {
 
 pub(super) static AUTHZ_LIST: TypeRow = TypeRow {
     name: "authz-list",
-    help: "lets in clients, by the names in their certificates",
+    help: "admits clients by the names in their certificates",
     example: "authz-list,id=auth1,rules.0.match=CN=host*,rules.0.format=glob,rules.0.policy=allow",
     table: &Table {
         fields: LIST,
@@ -81,12 +81,12 @@ static LIST: &[Field<List>] = &[
         kind: Kind::Choice(&[
             Choice {
                 name: "deny",
-                help: "they are not let in",
+                help: "they are refused",
                 set: |authz| put(&mut authz.policy, Policy::Deny),
             },
             Choice {
                 name: "allow",
-                help: "they are let in",
+                help: "they are admitted",
                 set: |authz| put(&mut authz.policy, Policy::Allow),
             },
         ]),
@@ -123,12 +123,12 @@ static RULE: &[Field<Rule>] = &[
         kind: Kind::Choice(&[
             Choice {
                 name: "deny",
-                help: "clients of that name are not let in",
+                help: "clients of that name are refused",
                 set: |rule| put(&mut rule.policy, Policy::Deny),
             },
             Choice {
                 name: "allow",
-                help: "clients of that name are let in",
+                help: "clients of that name are admitted",
                 set: |rule| put(&mut rule.policy, Policy::Allow),
             },
         ]),

@@ -126,7 +126,7 @@ const ANY: std::ops::RangeInclusive<i64> = 0..=i64::MAX;
 
 pub(super) static IOTHREAD: TypeRow = TypeRow {
     name: "iothread",
-    help: "a thread that runs an event loop, for exports to be served by",
+    help: "a thread with an event loop, which serves exports",
     example: "iothread,id=o,poll-max-ns=0,cpu-affinity=0-3",
     table: &Table {
         fields: FIELDS,

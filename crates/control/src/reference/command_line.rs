@@ -15,7 +15,7 @@ pub(super) fn ringmill() -> Document {
     page.terms([
         ("-h, --help".to_owned(), "print help and exit; of a command, after it".to_owned()),
         ("-V, --version".to_owned(), "print the version and exit".to_owned()),
-        ("--generate <what>".to_owned(), "print a text made from the tables of options".to_owned()),
+        ("--generate <what>".to_owned(), "print a generated text".to_owned()),
     ]);
     page.text("What `--generate` prints:");
     let generated = super::GENERATED.iter();

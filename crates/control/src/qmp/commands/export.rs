@@ -30,7 +30,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "x-block-export-resume",
-        help: "resume an export that an error has stopped; its held requests are done again, in order",
+        help: "resume an export that an error has stopped; its held requests are repeated in order",
         example: r#"{"id": "e0"}"#,
         arguments: Arguments::Table(&Table {
             fields: RESUME,
@@ -70,12 +70,12 @@ static DEL: &[Field<Del>] = &[
             },
             Choice {
                 name: "hard",
-                help: "send its client away",
+                help: "disconnect its client",
                 set: |del| put(&mut del.mode, DeleteMode::Hard),
             },
         ]),
         need: Need::Default("safe"),
-        help: "whether its client may be sent away",
+        help: "whether its client may be disconnected",
     },
 ];
 
@@ -107,6 +107,6 @@ static EXPORT_INFO: &[Member] = &[
     Member::optional(
         "io-status",
         IO_STATUS,
-        "of one whose rerror or werror is not report: whether it is stopped, and by which error",
+        "if rerror or werror is not report: whether an error has stopped the export, and which",
     ),
 ];

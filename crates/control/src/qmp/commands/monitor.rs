@@ -12,7 +12,7 @@ use crate::value::Value;
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: NEGOTIATION,
-        help: "leave the negotiation, with some capabilities enabled",
+        help: "end the negotiation, with some capabilities enabled",
         example: r#"{"enable": ["oob"]}"#,
         arguments: Arguments::Table(&Table {
             fields: NEGOTIATE,
@@ -29,7 +29,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "query-commands",
-        help: "list the commands there are",
+        help: "list all commands",
         example: "",
         arguments: Arguments::None(|| Job::Answer(query_commands)),
         returns: Returns::Data("one for each command", Reply::List(&Reply::Object(COMMAND_INFO))),
@@ -46,21 +46,21 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "x-query-sandbox",
-        help: "return what the daemon has given up: capabilities, system calls, paths",
+        help: "return the sandbox's limits: capabilities, system calls, paths",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::XQuerySandbox)),
         returns: Returns::Data("what is in force", Reply::Object(SANDBOX)),
     },
     CommandRow {
         name: "x-upgrade",
-        help: "replace the daemon by the program that is at its path now; all connections are handed over",
+        help: "replace the daemon by the program now at its path, and hand all connections over",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Upgrade)),
         returns: Returns::Data("the process that serves now", Reply::Object(UPGRADED)),
     },
     CommandRow {
         name: "quit",
-        help: "end the daemon; requests in flight are finished and flushed",
+        help: "end the daemon, after completing requests in flight and flushing",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Quit)),
         returns: Returns::Nothing,

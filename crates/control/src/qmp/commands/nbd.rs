@@ -67,7 +67,7 @@ static ADD: &[Field<Add>] = &[
         name: "name",
         kind: Kind::Text { meta: "<name>", set: |add, name| put(&mut add.name, Some(name)) },
         need: Need::Optional("the node's name"),
-        help: "what clients call the export, and its id",
+        help: "the export's name for clients, and its id",
     },
     Field {
         name: "description",
@@ -111,11 +111,11 @@ static REMOVE: &[Field<Remove>] = &[
             },
             Choice {
                 name: "hard",
-                help: "send its clients away",
+                help: "disconnect its clients",
                 set: |remove| put(&mut remove.mode, DeleteMode::Hard),
             },
         ]),
         need: Need::Default("safe"),
-        help: "whether its clients may be sent away",
+        help: "whether its clients may be disconnected",
     },
 ];

@@ -8,7 +8,7 @@ use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
         name: "blockdev-snapshot-sync",
-        help: "create an image above a node; writes go to that image from now on",
+        help: "create an overlay of a node; later writes go to the overlay",
         example: r#"{"node-name": "disk0", "snapshot-file": "/srv/top.qcow2", "snapshot-node-name": "top"}"#,
         arguments: Arguments::Table(&Table {
             fields: SYNC,
@@ -20,7 +20,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "blockdev-snapshot",
-        help: "put an image that is opened without a backing file above a node, as blockdev-snapshot-sync does",
+        help: "make a node the backing file of an image that was opened without one, as blockdev-snapshot-sync does",
         example: r#"{"node": "disk0", "overlay": "top"}"#,
         arguments: Arguments::Table(&Table {
             fields: SNAPSHOT,

@@ -14,7 +14,7 @@ use control::qmp::QmpError;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "transaction",
-    help: "carry out all of some actions at one moment of all disks, or none",
+    help: "carry out several actions at the same moment of all disks, or none of them",
     example: r#"{"actions": [{"type": "block-dirty-bitmap-clear", "data": {"node": "disk0", "name": "b0"}},
         {"type": "blockdev-backup", "data": {"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}}]}"#,
     arguments: ARGUMENTS,

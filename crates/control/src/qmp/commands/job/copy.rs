@@ -156,7 +156,7 @@ const fn sync(last: [Choice<Copy>; 2]) -> [Choice<Copy>; 5] {
         Choice { name: "full", help: "all", set: |copy| put(&mut copy.options.sync, Sync::Full) },
         Choice {
             name: "none",
-            help: "only what is written from now on",
+            help: "only data written from now on",
             set: |copy| put(&mut copy.options.sync, Sync::None),
         },
         // The same as full for a single image. Refused where an image has a backing image.
@@ -175,7 +175,7 @@ static MIRROR_SYNC: [Choice<Copy>; 5] =
 static BACKUP_SYNC: [Choice<Copy>; 5] = sync([
     Choice {
         name: "incremental",
-        help: "what a bitmap has set, which is cleared of it if the job succeeds",
+        help: "data marked in a bitmap, which is cleared if the job succeeds",
         set: |copy| put(&mut copy.options.sync, Sync::Incremental),
     },
     Choice {
@@ -220,7 +220,7 @@ static BACKUP: &[Field<Copy>] = &[
             },
         ]),
         need: Need::Optional("on-success for sync=incremental; else an error with a bitmap"),
-        help: "what becomes of the bitmap's bits",
+        help: "what happens to the bitmap's bits",
     },
     SPEED,
     ON_SOURCE_ERROR,
@@ -235,7 +235,7 @@ static BACKUP: &[Field<Copy>] = &[
             },
             Choice {
                 name: "break-snapshot",
-                help: "the write goes on, and the job fails",
+                help: "the write is carried out, and the job fails",
                 set: |copy| put(&mut copy.on_cbw_error, OnCbwError::BreakSnapshot),
             },
         ]),
@@ -259,7 +259,7 @@ static MIRROR: &[Field<Copy>] = &[
             set: |copy, name| put(&mut copy.replaces, Some(name)),
         },
         need: Need::Optional("the source"),
-        help: "the node whose place the target takes in the end",
+        help: "the node that the target replaces at the end",
     },
     Field {
         name: "sync",

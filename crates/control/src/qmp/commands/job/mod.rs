@@ -23,14 +23,14 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "blockdev-backup",
-        help: "copy a node, as it is at this moment, to another node",
+        help: "copy the present contents of a node to another node",
         example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
         arguments: Arguments::Table(copy::BLOCKDEV_BACKUP),
         returns: Returns::Nothing,
     },
     CommandRow {
         name: "blockdev-mirror",
-        help: "copy a node to another and keep both equal, until the copy takes its place",
+        help: "copy a node to another and keep both equal, until the copy replaces the node",
         example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
         arguments: Arguments::Table(copy::BLOCKDEV_MIRROR),
         returns: Returns::Nothing,
@@ -44,7 +44,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "query-block-jobs",
-        help: "list the jobs that copy block nodes",
+        help: "list copying jobs",
         example: "",
         arguments: Arguments::None(|| Job::Run(Command::Job(Box::new(JobCommand::QueryBlock)))),
         returns: Returns::Data("one for each job", Reply::List(&Reply::Object(BLOCK_JOB_INFO))),
@@ -81,7 +81,7 @@ pub(super) static COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         name: "job-complete",
-        help: "end a mirror that is ready; its target takes the source's place",
+        help: "end a mirror that is ready; its target replaces the source",
         example: r#"{"id": "j0"}"#,
         arguments: Arguments::Table(&Table {
             fields: ID,
@@ -232,7 +232,7 @@ static SET_SPEED: &[Field<Tell>] = &[
 static JOB_INFO: &[Member] = &[
     Member::new("id", Reply::Text, "the job's name"),
     Member::new("type", JOB_TYPE, "what it does"),
-    Member::new("status", JOB_STATUS, "what it is at"),
+    Member::new("status", JOB_STATUS, "its status"),
     Member::new("current-progress", Reply::Int, "how much of its work is done; bytes, of a copy"),
     Member::new("total-progress", Reply::Int, "how much work there is, as far as is known"),
     Member::optional("error", Reply::Text, "why it failed"),
@@ -241,7 +241,7 @@ static JOB_INFO: &[Member] = &[
 static BLOCK_JOB_INFO: &[Member] = &[
     Member::new("device", Reply::Text, "the job's name"),
     Member::new("type", JOB_TYPE, "what it does"),
-    Member::new("status", JOB_STATUS, "what it is at"),
+    Member::new("status", JOB_STATUS, "its status"),
     Member::new("len", Reply::Int, "how much work there is, in bytes"),
     Member::new("offset", Reply::Int, "how much of it is done, in bytes"),
     Member::new("speed", Reply::Int, "bytes a second at most; 0: no limit"),
