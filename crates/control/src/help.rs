@@ -36,10 +36,7 @@ pub(crate) fn ringmill() -> String {
     text.heading("Options:");
     text.common();
     let generated: Vec<&str> = GENERATED.iter().map(|known| known.name).collect();
-    text.entry(
-        "--generate <what>",
-        &format!("print a generated text: {}", generated.join(", ")),
-    );
+    text.entry("--generate <what>", &format!("print a generated text: {}", generated.join(", ")));
     text.line("");
     text.line("'ringmill <command> --help' describes a command. Called by the name");
     text.line("qemu-storage-daemon, the program is 'ringmill storage-daemon'.");

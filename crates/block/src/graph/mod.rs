@@ -9,9 +9,9 @@
 //!            Port                Port                  each loop: one port per channel
 //! ```
 //!
-/// A loop's channel through an edge is a [`Port`](port::Port). It passes requests on. On an order of the
-/// control plane it holds them, so that the target of the edge can change on all loops at once
-/// ([`drain`], [`Drained::point_to`]).
+//! A loop's channel through an edge is a [`Port`](port::Port). It passes requests on. On an order of the
+//! control plane it holds them, so that the target of the edge can change on all loops at once
+//! ([`drain`], [`Drained::point_to`]).
 
 mod behind;
 mod edge;

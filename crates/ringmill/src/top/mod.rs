@@ -52,7 +52,9 @@ fn refused(error: ClientError) -> DaemonError {
     let lacks_command = matches!(error, ClientError::Refused(_));
     let error = failed(error);
     match lacks_command {
-        true => error.with_hint("'top' is for ringmill's daemons. 'ringmill ctl' also controls qemu-storage-daemon."),
+        true => error.with_hint(
+            "'top' is for ringmill's daemons. 'ringmill ctl' also controls qemu-storage-daemon.",
+        ),
         false => error,
     }
 }
