@@ -1,9 +1,9 @@
-//! The tables options are described in, and the reader that follows them.
+//! Tables that describe options, and the reader that uses them.
 //!
-//! A [`Field`] is one row: everything there is to know of one option, once. The reader takes values
-//! out of an object row by row, converts each as its [`Kind`] says and hands it to the row's
-//! setter, whose argument type the kind fixes; what is left over afterwards is unknown. A
-//! [`Member`] is the same row with its types erased.
+//! A [`Field`] is one row: everything about one option, stated once. The reader takes values
+//! out of an object row by row, converts each according to its [`Kind`], and gives it to the row's
+//! setter, whose argument type depends on the kind. Values that are left over are unknown options. A
+//! [`Member`] is the same row without Rust types.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -15,41 +15,41 @@ use crate::value::{Dialect, Object, Value};
 
 /// One option of a `T`: a row of its table.
 pub struct Field<T: 'static> {
-    /// The name, as it is written.
+    /// The name as written.
     pub name: &'static str,
-    /// What it takes, and where that goes.
+    /// Its type and setter.
     pub kind: Kind<T>,
-    /// Whether it must be there, and what counts when it is not.
+    /// Whether it is required, and the default.
     pub need: Need,
-    /// What it is for, in one sentence.
+    /// Its meaning in one sentence.
     pub help: &'static str,
 }
 
 /// Whether an option must be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// It must.
+    /// Required.
     Required,
-    /// It counts as this value when it is left out.
+    /// Optional, with this default.
     Default(&'static str),
-    /// It may be left out, with the effect told here.
+    /// Optional; the text is the effect of leaving it out.
     Optional(&'static str),
 }
 
-/// What a setter may say: fine, or why not.
+/// The result of a setter.
 pub type Set = Result<(), OptionError>;
 
-/// What an option takes, with the setter that receives it.
+/// The type of an option, with the setter that receives its value.
 pub enum Kind<T: 'static> {
-    /// Nothing: naming the option is all. For command lines only.
+    /// No value: only the name is given. For command lines only.
     Flag(fn(&mut T)),
     /// `on` or `off`.
     Bool(fn(&mut T, bool) -> Set),
     /// An integer in `range`.
     Int {
-        /// What is allowed.
+        /// The allowed range.
         range: RangeInclusive<i64>,
-        /// Receives it.
+        /// The setter.
         set: fn(&mut T, i64) -> Set,
     },
     /// A number of bytes, with or without a suffix (`4k`): QAPI's type `size`. Many sizes of QSD are of
@@ -57,9 +57,9 @@ pub enum Kind<T: 'static> {
     Bytes(fn(&mut T, u64) -> Set),
     /// Text.
     Text {
-        /// How help texts write it: `<id>`.
+        /// The placeholder in help texts: `<id>`.
         meta: &'static str,
-        /// Receives it.
+        /// The setter.
         set: fn(&mut T, String) -> Set,
     },
     /// A path, passed on as it is.
@@ -70,30 +70,30 @@ pub enum Kind<T: 'static> {
     Group(&'static [Field<T>]),
     /// An object written as text: `file,node-name=n,…`. For command lines only.
     Structure {
-        /// How help texts write it.
+        /// The placeholder in help texts.
         meta: &'static str,
-        /// How it is written.
+        /// Its syntax.
         syntax: Syntax,
         /// The key of a first pair without one.
         implied: Option<&'static str>,
-        /// What it may be.
+        /// Its possible values.
         shape: fn() -> Shape,
-        /// Reads it.
+        /// The setter, which parses the object.
         read: fn(&mut T, Object, &Context) -> Set,
     },
-    /// Something with a structure of its own, or of several shapes.
+    /// A value with its own structure, or of several shapes.
     Nested {
-        /// What it may be.
+        /// Its possible values.
         shape: fn() -> Shape,
-        /// Reads it.
+        /// The setter, which parses the value.
         read: fn(&mut T, Value, &Context) -> Set,
     },
-    /// An option of QSD that ringmill does not support, or not with every value. It is read, to give a
-    /// clear error or to accept a value without effect. No schema, help text or list has it.
+    /// An option of QSD that ringmill does not support, or not with every value. It is parsed for a
+    /// clear error, or because a value has no effect. It is in no schema, help text or list.
     Unoffered(fn(&mut T, Value, &str, &Context) -> Set),
 }
 
-/// How the text of an object is written.
+/// The syntax of an object as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syntax {
     /// `key=value,…`, or JSON.
@@ -107,15 +107,15 @@ pub enum Syntax {
 pub struct Choice<T: 'static> {
     /// The word.
     pub name: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
-    /// Carries it out; may refuse.
+    /// The setter; it may refuse.
     pub set: fn(&mut T) -> Set,
 }
 
 impl<T> Choice<T> {
-    /// Makes a word that QSD accepts, and ringmill refuses at least in some cases. No schema, help text or
-    /// list has the word, as with [`Kind::Unoffered`].
+    /// Creates a word that QSD accepts, and ringmill refuses at least in some cases. It is in no schema, help
+    /// text or list, as with [`Kind::Unoffered`].
     pub const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
         Choice { name, help: UNOFFERED, set }
     }
@@ -128,14 +128,14 @@ impl<T> Choice<T> {
 /// Help text that marks a word as not offered.
 const UNOFFERED: &str = "";
 
-/// Where the reader is.
+/// The reader's position.
 #[derive(Debug, Clone)]
 pub struct Context {
     /// How the value was written.
     pub dialect: Dialect,
-    /// The names above, each with its dot: `cache.`.
+    /// The names of the surrounding objects, each with its dot: `cache.`.
     pub prefix: String,
-    /// How many names are above.
+    /// The number of surrounding objects.
     pub depth: usize,
 }
 
@@ -162,7 +162,7 @@ impl Context {
     }
 }
 
-/// Reads the options of `fields` out of `object`, and leaves what it does not know.
+/// Takes the options of `fields` out of `object`, and leaves all others.
 pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Context) -> Set {
     for field in fields {
         match take(object, field.name) {
@@ -173,7 +173,7 @@ pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Cont
     Ok(())
 }
 
-/// A table whose `T` is erased: what an object may have, and what comes of it.
+/// A table with `T` erased: the possible members of an object, and the value built from them.
 pub trait Reads<Out>: Sync {
     /// Reads an object. `beside` are the members that were taken out of it before; `whom` is the object
     /// in errors.
