@@ -93,7 +93,7 @@ fn tell(id: &str, error: &IoError, clients: &Clients, ignored: &mut Ignored, now
                     0 => String::new(),
                     n => format!(" ({n} ignored errors since the last such line)"),
                 };
-                log::warn!("{what}; it is ignored, and the guest is told of success{before}");
+                log::warn!("{what}; it is ignored, and the guest sees a success{before}");
             }
             "ignore"
         }

@@ -70,7 +70,7 @@ impl Stalls {
         let tell = waited >= self.limit_ns && !self.told_of_silence.replace(true);
         tell.then(|| {
             let waited = Seconds(waited);
-            format!("an I/O thread does nothing else than what it has been at for {waited}")
+            format!("an I/O thread has not answered for {waited}: it is busy or blocked")
         })
     }
 
