@@ -175,7 +175,7 @@ pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Cont
 
 /// A table with `T` erased: the possible members of an object, and the value built from them.
 pub trait Reads<Out>: Sync {
-    /// Reads an object. `beside` are the members that were taken out of it before; `whom` is the object
+    /// Reads an object. `beside` are the members that were taken out of it before; `whom` names the object
     /// in errors.
     fn read(
         &self,
@@ -185,15 +185,15 @@ pub trait Reads<Out>: Sync {
         whom: &str,
     ) -> Result<Out, OptionError>;
 
-    /// What the object may have.
+    /// The possible members of the object.
     fn members(&self) -> Vec<Member>;
 }
 
-/// A table, and what is made of what was read by it.
+/// A table, and the function that builds a value from its options.
 pub struct Table<T: 'static, Out> {
     /// The options.
     pub fields: &'static [Field<T>],
-    /// Makes something of them, or says why they do not go together.
+    /// Builds the value, or refuses options that contradict each other.
     pub build: fn(T) -> Result<Out, OptionError>,
 }
 
@@ -217,18 +217,18 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
     }
 }
 
-/// Takes a member out of an object.
+/// Removes a member from an object.
 pub fn take(object: &mut Object, name: &str) -> Option<Value> {
     let place = object.iter().position(|(member, _)| member == name)?;
     Some(object.remove(place).1)
 }
 
-/// A member of an object, left where it is.
+/// A member of an object, which stays in it.
 pub fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
     object.iter().find(|(member, _)| member == name).map(|(_, value)| value)
 }
 
-/// Refuses what [`read`] left over. `known` are the names that would have been right, for `whom`.
+/// Refuses the members that [`read`] left over. `known` are the possible names of `whom`.
 pub fn refuse_rest<'a>(
     object: &Object,
     at: &Context,
@@ -244,8 +244,8 @@ pub fn refuse_rest<'a>(
     Err(OptionError::new(format!("Parameter '{}' is unexpected", at.full(name))).hint(hint))
 }
 
-/// Takes apart a value whose member `type`, one of `types`, says what else it has. Whether it is one of
-/// them is for the caller to find out.
+/// Takes the member `type` out of a value whose other members depend on it. The caller checks whether the
+/// type is one of `types`.
 pub fn take_type(
     value: Value,
     at: &Context,
@@ -263,7 +263,7 @@ pub fn take_type(
     }
 }
 
-/// Reads the rest of such a value of type `kind`, which has these members and no others.
+/// Reads the other members of such a value of type `kind`, and refuses further ones.
 pub fn read_typed<T: Default>(
     fields: &[Field<T>],
     mut object: Object,
@@ -277,7 +277,7 @@ pub fn read_typed<T: Default>(
     Ok(draft)
 }
 
-/// Reads a list of objects of such members, each of which begins as `start` makes it.
+/// Reads a list of objects with such members. `start` creates each item.
 pub fn read_list<T>(
     fields: &[Field<T>],
     value: Value,
@@ -308,13 +308,13 @@ pub fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
         .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
 }
 
-/// A parameter that must be there and is not.
+/// The error for a missing required parameter.
 pub fn missing(full_name: &str) -> OptionError {
     OptionError::new(format!("Parameter '{full_name}' is missing"))
 }
 
-/// A word that is none of those known. QSD names the parameter without what it lies in; the hint
-/// names it in full.
+/// The error for an unknown word. QSD names the parameter without the surrounding objects; the hint
+/// has its full name.
 pub fn not_accepted<'a>(
     name: &str,
     at: &Context,
@@ -329,7 +329,7 @@ pub fn not_accepted<'a>(
     ))
 }
 
-/// What a table says with its types erased.
+/// The members of a table without Rust types.
 pub fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
     offered(fields).map(Field::member).collect()
 }
@@ -343,7 +343,7 @@ fn offered<T>(fields: &[Field<T>]) -> impl Iterator<Item = &Field<T>> {
     fields.iter().filter(|field| !matches!(field.kind, Kind::Unoffered(_)))
 }
 
-/// Puts a value where it belongs: for setters that have nothing to check.
+/// Stores a value, for setters without checks.
 pub fn put<V>(into: &mut V, value: V) -> Set {
     *into = value;
     Ok(())
@@ -372,12 +372,12 @@ pub fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionErr
     }
 }
 
-/// A value of the wrong shape.
+/// The error for a value of the wrong type.
 pub fn wrong_type(full_name: &str, expected: &str) -> OptionError {
     OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))
 }
 
-/// The text of a scalar. `expected` is what JSON should have had instead of a list or an object.
+/// The text of a scalar. `expected` names the right type in the error for a list or an object.
 pub fn text(value: Value, full_name: &str, at: &Context) -> Result<String, OptionError> {
     match (value, at.dialect) {
         (Value::Text(text), _) => Ok(text),
@@ -400,7 +400,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// Converts `value` and hands it over.
+    /// Converts `value` and calls the setter.
     pub fn set(&self, into: &mut T, value: Value, at: &Context) -> Set {
         let name = at.full(self.name);
         match &self.kind {
@@ -470,14 +470,14 @@ impl<T> Field<T> {
                 let known = names(fields);
                 refuse_rest(&object, &below, &format!("'{name}'"), known)
             }
-            // The command line takes its text apart.
+            // Only command lines have text to parse.
             Kind::Structure { .. } => Err(wrong_type(&name, "text")),
             Kind::Nested { read, .. } => read(into, value, &at.below(self.name)),
             Kind::Unoffered(read) => read(into, value, &name, at),
         }
     }
 
-    /// Makes an option that is read but not offered.
+    /// Creates an option that is read but not offered.
     pub const fn unoffered(
         name: &'static str,
         read: fn(&mut T, Value, &str, &Context) -> Set,
@@ -485,13 +485,13 @@ impl<T> Field<T> {
         Field { name, kind: Kind::Unoffered(read), need: Need::Optional(""), help: "" }
     }
 
-    /// This row with its types erased.
+    /// This row without Rust types.
     pub fn member(&self) -> Member {
         Member { name: self.name, shape: self.kind.shape(), need: self.need, help: self.help }
     }
 }
 
-/// A size: suffixed, or any integer as QSD writes them elsewhere.
+/// A size with a suffix, or an integer in any of QSD's other notations.
 fn bytes(text: &str) -> Option<i64> {
     scalar::integer(text).or_else(|| scalar::size(text).and_then(|size| i64::try_from(size).ok()))
 }
@@ -505,13 +505,13 @@ fn mismatch(value: Value, full_name: &str, expected: &str, at: &Context) -> Opti
     }
 }
 
-/// A number that is not in its range.
+/// The error for a number out of range.
 pub fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionError {
     OptionError::new(format!("{name} value must be in range [{}, {}]", range.start(), range.end()))
 }
 
 impl<T> Kind<T> {
-    /// What the option takes.
+    /// The possible values of the option.
     pub fn shape(&self) -> Shape {
         match self {
             Self::Flag(_) => Shape::Flag,
