@@ -33,7 +33,7 @@ const MONITOR: [&str; 2] =
 const EXPORT: &str = "--export vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path=/e";
 
 #[test]
-fn a_first_start_makes_what_the_command_line_says_in_its_order() {
+fn a_first_start_carries_out_the_command_line_in_order() {
     let given = steps(&[DISK, MONITOR[0], IO, MONITOR[1], EXPORT]);
     let merged = State::default().merge(&given).expect("nothing to merge");
     assert_eq!((merged.given, merged.kept), (given, vec![]));
@@ -122,7 +122,7 @@ fn inconsistent_results_are_refused() {
 }
 
 #[test]
-fn definitions_follow_what_they_refer_to() {
+fn definitions_come_after_their_references() {
     let below = "--blockdev null-co,node-name=below";
     let above = "--blockdev raw,node-name=disk,file=below";
     // A node that commands added lies on `disk`, which the command line splits in two.

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_environment_announces() {
+    fn the_environment_announces_descriptors() {
         let (pid, fds) = (("LISTEN_PID", "7"), ("LISTEN_FDS", "3"));
         let some = |name: &str| Some(name.to_owned());
         assert_eq!(announced_by(&[]), Ok(vec![]));

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_told_of_once_and_when_it_is_answered() {
+    fn a_slow_request_is_reported_once_and_again_at_its_answer() {
         let stalls = Stalls::new(10 * SECOND, "vhost-user-blk");
         let look = |list: &[_], now: u64| stalls.look(list, now * SECOND);
         let (first, second) = (request(1, 100), request(2, 104));

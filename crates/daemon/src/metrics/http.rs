@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_get_what_the_standard_says() {
+    fn requests_are_answered_by_the_standard() {
         let whole = |line: &str| parse(format!("{line}\r\nHost: h\r\n\r\n").as_bytes());
         assert_eq!(whole("GET /metrics HTTP/1.1"), METRICS);
         assert_eq!(whole("GET /metrics?name=x HTTP/1.0"), METRICS);

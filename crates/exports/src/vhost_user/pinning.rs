@@ -202,7 +202,7 @@ mod tests {
 
     /// One thread populates all changes of memory, up to the last one.
     #[test]
-    fn one_thread_populates_and_the_last_memory_is_heard_of() {
+    fn one_thread_populates_and_reports_the_last_memory() {
         let pinning = Pinning::new("e".into());
         let threads = || {
             let tasks = fs::read_dir("/proc/self/task").unwrap();

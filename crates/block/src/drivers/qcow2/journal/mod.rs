@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn one_with_more_commits_than_can_be_counted_is_refused() {
+    fn a_journal_with_too_many_commits_is_refused() {
         let folder = Folder::new("journal-commits");
         let journals = folder.journals();
         let mut journal = journals.create(None).unwrap();
