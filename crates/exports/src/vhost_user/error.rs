@@ -27,7 +27,7 @@ pub enum SessionError {
         /// Number of queues.
         num_queues: usize,
     },
-    /// The queue is larger than [`MAX_QUEUE_SIZE`](super::session::MAX_QUEUE_SIZE).
+    /// The queue is larger than [`MAX_QUEUE_SIZE`].
     QueueSize(u16),
     /// Not allowed while a ring runs.
     Running {
